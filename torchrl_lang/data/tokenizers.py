@@ -1,0 +1,126 @@
+"""Text to token ids and back: one protocol, for alphabets of a few symbols and for Hugging Face tokenizers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torchrl_lang.schema import ControlTokens
+
+__all__ = ["CharTokenizer", "Tokenizer"]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What environments and data sets need of a tokenizer.
+
+    ``encode`` takes plain text: a control token's name in it is never read as a control token. ``decode`` of what
+    ``encode`` gave is the text again.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, control tokens included."""
+
+    @property
+    def control(self) -> ControlTokens:
+        """Ids of the control tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; control tokens are written by name."""
+
+    def config(self) -> dict[str, Any]:
+        """All that is needed to build the tokenizer again, as JSON."""
+
+
+class CharTokenizer:
+    """Tokenizer over a fixed alphabet of symbols, each one or more characters long.
+
+    Text is read from left to right, the longest symbol first.
+
+    Args:
+        symbols: all symbols in the order of their ids, control tokens included.
+        control: names of the six control tokens by field of :class:`~torchrl_lang.schema.ControlTokens`; each must be
+            among ``symbols``.
+
+    Raises:
+        ValueError: symbols repeat or a control token is missing; on :meth:`encode`, a character is no symbol.
+
+    Examples:
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> tokenizer.encode("cab")
+        [2, 0, 1]
+        >>> tokenizer.decode([2, 0, 1, tokenizer.control.end_of_action])
+        'cab</a>'
+        >>> tokenizer.encode("a dog")
+        Traceback (most recent call last):
+            ...
+        ValueError: ' ' at position 1 of 'a dog' is not in this tokenizer's alphabet 'abc'.
+    """
+
+    DEFAULT_CONTROL = {
+        "pad": "<|pad|>",
+        "end_of_action": "</a>",
+        "end_of_state": "</s>",
+        "begin_state": "<s>",
+        "begin_action": "<a>",
+        "end_of_dialogue": "</eod>",
+    }
+
+    def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None) -> None:
+        self.symbols = tuple(symbols)
+        self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
+        if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
+            raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
+        missing = [name for name in self._control_names.values() if name not in self.symbols]
+        if missing:
+            raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
+        self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self._control = ControlTokens(**{field: self._id[name] for field, name in self._control_names.items()})
+        plain = [symbol for symbol in self.symbols if self._id[symbol] not in self._control.ids()]
+        self._alphabet = "".join(plain)
+        self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
+
+    @classmethod
+    def from_alphabet(cls, alphabet: Sequence[str]) -> CharTokenizer:
+        """A tokenizer over ``alphabet``, with the usual control tokens behind it."""
+        return cls([*alphabet, *cls.DEFAULT_CONTROL.values()])
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def control(self) -> ControlTokens:
+        return self._control
+
+    def encode(self, text: str) -> list[int]:
+        ids, position = [], 0
+        while position < len(text):
+            match = self._pattern.match(text, position)
+            if match is None:
+                raise ValueError(
+                    f"{text[position]!r} at position {position} of {text!r} is not in this tokenizer's alphabet "
+                    f"{self._alphabet!r}."
+                )
+            ids.append(self._id[match.group()])
+            position = match.end()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.symbols[int(index)] for index in ids)
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names)}
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """A short hash of a tokenizer's configuration: equal ids for equal text, equal fingerprint."""
+    return hashlib.sha256(json.dumps(tokenizer.config(), sort_keys=True).encode()).hexdigest()[:16]

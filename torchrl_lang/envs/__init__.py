@@ -1,0 +1,1 @@
+"""Language tasks as TorchRL environments."""

@@ -1,0 +1,319 @@
+"""The base of every language task: a batched TorchRL environment whose observation is the transcript."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.rows import Rows, Utterance, read_utterance
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_MASK,
+    ATTENTION_MASK,
+    DONE,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+)
+
+__all__ = ["LanguageEnv", "Reply", "TaskState"]
+
+TaskState = dict[str, Tensor]
+"""What a task remembers beside the transcript: named tensors, each ``[N, ...]``."""
+
+
+class Reply(NamedTuple):
+    """What the environment answers to a batch of utterances. Plain text only: the base adds the control tokens."""
+
+    tokens: Tensor
+    """int64 ``[N, R]``, right-padded."""
+    length: Tensor
+    """int64 ``[N]``: zero where the environment stays silent."""
+    reward: Tensor
+    """float32 ``[N]``: the reward of the turn."""
+    terminated: Tensor
+    """bool ``[N]``: the task has ended."""
+
+
+class LanguageEnv(EnvBase):
+    """A batch of language tasks. Abstract: a task fills in :meth:`_open`, :meth:`_reply` and perhaps :meth:`_restore`.
+
+    An episode is a growing row of tokens (see :mod:`torchrl_lang.schema`); an action is one utterance of at most
+    ``action_length`` tokens, its end-of-action token included. An utterance without that token is closed by the
+    environment, with ``action_mask`` False on the token that the agent did not write.
+
+    A row is truncated when it has taken ``max_turns`` turns, or when the rest of the row could not hold another
+    utterance. Stepping a row that is done changes nothing: its row and flags stay, its reward is zero.
+
+    Which episodes are played depends on the seed alone: the ``k``-th row that is ever reset plays episode ``k`` of the
+    seed, whatever the batch size. Without a seed the environment takes one from the operating system; no global random
+    stream is read or moved (``rand_action`` is TorchRL's and does use the global one).
+
+    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead.
+
+    Args:
+        tokenizer: its alphabet and control tokens.
+        row_length: ``T``, the width of a row in tokens.
+        action_length: ``K``, the width of an action in tokens.
+        max_turns: truncate after so many turns; no limit by default.
+        batch_size: rows played side by side.
+        seed: seed of the episodes.
+        device: where the tensors live.
+    """
+
+    _supports_set_state = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        action_length: int,
+        max_turns: int | None = None,
+        batch_size: int | Sequence[int] = (1,),
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        batch = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
+        super().__init__(device=device, batch_size=batch)
+        if action_length < 1:
+            raise ValueError(f"action_length must be at least 1 token, got {action_length}.")
+        if row_length < action_length + 2:
+            raise ValueError(
+                f"row_length={row_length} cannot hold an opening token and an utterance of action_length={action_length} "
+                f"tokens with its end: give at least {action_length + 2}."
+            )
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1 or None, got {max_turns}.")
+        self.tokenizer = tokenizer
+        self.row_length = row_length
+        self.action_length = action_length
+        self.max_turns = max_turns
+        self._n = batch.numel()
+        self.generator = torch.Generator()
+        self._set_seed(seed)
+        self._make_specs()
+
+    # -- what a task fills in ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
+        """Begin episodes.
+
+        Args:
+            episode: int64 ``[N]``, the number of the episode each row would begin; the draw's index.
+            fresh: bool ``[N]``, the rows that do begin; what is returned for others is dropped.
+            options: the flattened (``[N]``) tensordict that ``reset`` was given, if any.
+
+        Returns:
+            The environment's opening words, int64 ``[N, R]``, their number, int64 ``[N]`` (zero: the agent speaks
+            first), and the task's state.
+        """
+
+    @abstractmethod
+    def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
+        """Answer a batch of utterances.
+
+        Rows that are not ``live`` (bool ``[N]``) have ended; what is returned for them is dropped.
+        """
+
+    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
+        """The task's state after the given transcripts. ``task`` is what :meth:`_open` made for new episodes.
+
+        The default keeps ``task``, which is right where the transcript holds all there is to know.
+        """
+        return task
+
+    def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
+        """Further observations, ``[N, ...]``; whoever adds some declares them in :meth:`_task_observation_spec`."""
+        return {}
+
+    def _task_observation_spec(self) -> dict[str, Any]:
+        """Specs of further observations, each of shape ``[*B, ...]``."""
+        return {}
+
+    # -- TorchRL ---------------------------------------------------------------------------------------------------------
+
+    def _make_specs(self) -> None:
+        batch, width, device = self.batch_size, self.row_length, self.device
+        vocabulary = self.tokenizer.vocab_size
+
+        def flags(*shape: int) -> Binary:
+            return Binary(n=shape[-1], shape=(*batch, *shape), dtype=torch.bool, device=device)
+
+        self.observation_spec = Composite(
+            {
+                TOKENS: Categorical(vocabulary, shape=(*batch, width), dtype=torch.int64, device=device),
+                ATTENTION_MASK: flags(width),
+                ACTION_MASK: flags(width),
+                TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
+                **self._task_observation_spec(),
+            },
+            shape=batch,
+            device=device,
+        )
+        self.action_spec = Categorical(vocabulary, shape=(*batch, self.action_length), dtype=torch.int64, device=device)
+        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
+        self.full_done_spec = Composite(
+            {key: flags(1) for key in (DONE, TERMINATED, TRUNCATED)}, shape=batch, device=device
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+        key = torch.randint(2**62, (), generator=self.generator)
+        self._key = key.to(self.device) if self.device is not None else key
+        self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._rows: Rows | None = None
+
+    def _reset(self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any) -> TensorDictBase:
+        options = None if tensordict is None else tensordict.reshape(self._n)
+        fresh = self._fresh(options)
+        number = self._episode + fresh.cumsum(-1) - 1
+        self._episode = self._episode + fresh.sum()
+        opening, opening_length, task = self._open(number, fresh, options)
+        if set_state:
+            rows = self._rows_from(options)
+            task = self._restore(rows, task, fresh, options)
+        else:
+            rows = self._opened(opening, opening_length)
+        none = torch.zeros_like(fresh)
+        if self._rows is None:
+            self._rows, self._task = rows, task
+            self._terminated, self._truncated, self._turns = none, none, torch.zeros_like(number)
+        else:
+            self._rows = rows.where(fresh, self._rows)
+            self._task = {key: _where(fresh, value, self._task[key]) for key, value in task.items()}
+            self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
+        turns = self._count_turns(rows) if set_state else torch.zeros_like(number)
+        self._turns = torch.where(fresh, turns, self._turns)
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self._rows is None:
+            raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
+        utterance = read_utterance(self._action(tensordict), self.tokenizer.control)
+        live = ~(self._terminated | self._truncated)
+        reply, task = self._reply(utterance, self._task, live)
+        grown, overflow = self._grow(utterance, reply)
+        turns = self._turns + 1
+        # A row ends, too, where another utterance and the end-of-action token of the environment would not fit.
+        full = overflow | (grown.length + self.action_length + 1 > self.row_length)
+        if self.max_turns is not None:
+            full = full | (turns >= self.max_turns)
+        self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
+        self._terminated = torch.where(live, reply.terminated, self._terminated)
+        self._rows = grown.where(live, self._rows)
+        self._task = {key: _where(live, value, self._task[key]) for key, value in task.items()}
+        self._turns = torch.where(live, turns, self._turns)
+        out = self._observe()
+        out.set(REWARD, torch.where(live, reply.reward, 0.0).reshape(*self.batch_size, 1))
+        return out
+
+    # -- helpers ---------------------------------------------------------------------------------------------------------
+
+    def _fresh(self, options: TensorDictBase | None) -> Tensor:
+        reset = None if options is None else options.get("_reset", None)
+        if reset is None:
+            return torch.ones(self._n, dtype=torch.bool, device=self.device)
+        return reset.reshape(self._n)
+
+    def _action(self, tensordict: TensorDictBase) -> Tensor:
+        action = tensordict.get(ACTION)
+        expected = (*self.batch_size, self.action_length)
+        if tuple(action.shape) != expected or action.dtype != torch.int64:
+            raise ValueError(
+                f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, action_length), "
+                f"got {action.dtype} of shape {tuple(action.shape)}."
+            )
+        return action.reshape(self._n, self.action_length)
+
+    def _opened(self, opening: Tensor, length: Tensor) -> Rows:
+        """Rows that begin with the environment's words, or with the agent's turn where it has none."""
+        control = self.tokenizer.control
+        needed = opening.shape[-1] + 2 + self.action_length + 1
+        if needed > self.row_length and opening.shape[-1]:
+            raise ValueError(
+                f"An opening of up to {opening.shape[-1]} tokens leaves no room for an utterance: row_length is "
+                f"{self.row_length}, give at least {needed}."
+            )
+        speaks = length > 0
+        first = torch.where(speaks, control.begin_state, control.begin_action)[:, None]
+        tokens = torch.cat([first, opening, torch.full_like(first, control.end_of_state)], -1)
+        words = torch.arange(opening.shape[-1], device=opening.device) < length[:, None]
+        keep = torch.cat([torch.ones_like(first, dtype=torch.bool), words, speaks[:, None]], -1)
+        empty = Rows.empty(self._n, self.row_length, control.pad, self.device)
+        rows, _ = empty.append(tokens, keep, torch.zeros_like(keep), torch.zeros_like(length, dtype=torch.float32))
+        return rows
+
+    def _grow(self, utterance: Utterance, reply: Reply) -> tuple[Rows, Tensor]:
+        """Append utterance, its end, the reply, its end, and the end of the dialogue."""
+        assert self._rows is not None
+        control = self.tokenizer.control
+        ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
+        end_of_action, end_of_state, end_of_dialogue = (torch.full_like(utterance.length[:, None], t) for t in ends)
+        tokens = torch.cat([utterance.tokens, end_of_action, reply.tokens, end_of_state, end_of_dialogue], -1)
+        device = tokens.device
+        said = torch.arange(utterance.tokens.shape[-1], device=device) < utterance.length[:, None]
+        replied = torch.arange(reply.tokens.shape[-1], device=device) < reply.length[:, None]
+        always = torch.ones_like(end_of_action, dtype=torch.bool)
+        keep = torch.cat([said, always, replied, (reply.length > 0)[:, None], reply.terminated[:, None]], -1)
+        agent = torch.cat([said, utterance.closed[:, None], torch.zeros_like(keep[:, said.shape[-1] + 1 :])], -1)
+        return self._rows.append(tokens, keep, agent, reply.reward)
+
+    def _count_turns(self, rows: Rows) -> Tensor:
+        return ((rows.tokens == self.tokenizer.control.end_of_action) & rows.attention_mask).sum(-1)
+
+    def _rows_from(self, options: TensorDictBase | None) -> Rows:
+        """The transcripts that ``reset(tensordict, set_state=True)`` brings."""
+        if options is None or not all(key in options.keys() for key in ROW_KEYS):
+            raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
+        check_row(options, vocab_size=self.tokenizer.vocab_size)
+        tokens, attention, action, reward = (options.get(key) for key in ROW_KEYS)
+        if tokens.shape[-1] != self.row_length:
+            raise ValueError(f"Rows of width {tokens.shape[-1]} came, this environment's row_length is {self.row_length}.")
+        ended = ((tokens == self.tokenizer.control.end_of_dialogue) & attention).any(-1)
+        full = attention.sum(-1) + self.action_length + 1 > self.row_length
+        if (ended | full).any():
+            rows = (ended | full).nonzero().flatten().tolist()
+            raise ValueError(f"Rows {rows} cannot go on: they have ended or have no room for another utterance.")
+        pad = self.tokenizer.control.pad
+        return Rows(
+            torch.where(attention, tokens.to(torch.int64), pad), action.clone(), reward.clone(), attention.sum(-1)
+        )
+
+    def _observe(self) -> TensorDict:
+        """The observation, in fresh tensors: what a caller does to it never reaches the environment."""
+        rows = self._rows
+        assert rows is not None
+        terminated, truncated = self._terminated, self._truncated
+        entries = {
+            TOKENS: rows.tokens.clone(),
+            ATTENTION_MASK: rows.attention_mask,
+            ACTION_MASK: rows.action_mask.clone(),
+            TOKEN_REWARD: rows.token_reward.clone(),
+            **{key: value.clone() for key, value in self._task_observation(self._task).items()},
+            DONE: (terminated | truncated)[:, None],
+            TERMINATED: terminated.clone()[:, None],
+            TRUNCATED: truncated.clone()[:, None],
+        }
+        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
+        return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
+
+
+def _where(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+    return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)

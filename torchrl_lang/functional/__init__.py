@@ -1,0 +1,36 @@
+"""Pure tensor math, torch only: decisions of a row, returns, value terms, filters of logits."""
+
+from torchrl_lang.functional.decisions import (
+    Decisions,
+    bootstrap_mask,
+    decision_mask,
+    find_decisions,
+    row_length,
+    shift_left,
+)
+from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
+from torchrl_lang.functional.random import random_index
+from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
+from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+
+__all__ = [
+    "Decisions",
+    "advantage_weight",
+    "bootstrap_mask",
+    "cql_term",
+    "decision_mask",
+    "expectile_loss",
+    "filter_logits",
+    "find_decisions",
+    "lambda_returns",
+    "margin_term",
+    "masked_mean",
+    "random_index",
+    "returns_to_go",
+    "reverse_linear_scan",
+    "row_length",
+    "shift_left",
+    "td_target",
+    "top_k_filter",
+    "top_p_filter",
+]

@@ -1,0 +1,97 @@
+"""Where the agent decides: states, actions and successors of a row, derived from its masks alone.
+
+Position ``p`` is a *decision* when ``action_mask[p + 1]``: the state is what the model has read up to ``p``, the action
+is ``tokens[p + 1]``. The successor of a decision is the next decision of the row, so that whatever the environment says
+in between costs one discount; the successor of the last decision is the row's last real position, its *bootstrap state*.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Decisions", "bootstrap_mask", "decision_mask", "find_decisions", "row_length", "shift_left"]
+
+
+def shift_left(values: Tensor) -> Tensor:
+    """Values of the next position, zero (False) at the end: ``out[..., p] = values[..., p + 1]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import shift_left
+        >>> shift_left(torch.tensor([1, 2, 3]))
+        tensor([2, 3, 0])
+    """
+    return torch.cat([values[..., 1:], torch.zeros_like(values[..., :1])], -1)
+
+
+def decision_mask(action_mask: Tensor) -> Tensor:
+    """True where the next token is the agent's, ``bool [*B, T]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import decision_mask
+        >>> decision_mask(torch.tensor([False, True, True, False]))
+        tensor([ True,  True, False, False])
+    """
+    return shift_left(action_mask)
+
+
+def row_length(attention_mask: Tensor) -> Tensor:
+    """Number of real tokens of each row, ``int64 [*B]``."""
+    return attention_mask.sum(-1)
+
+
+def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
+    """True on the last real position of each row that has a decision, ``bool [*B, T]``."""
+    last = attention_mask & ~shift_left(attention_mask)
+    return last & action_mask.any(-1, keepdim=True)
+
+
+class Decisions(NamedTuple):
+    """The states of a batch of rows in reading order, ``S`` in all, and which of them are decisions, ``N`` in all.
+
+    In reading order the successor of the decision at index ``i`` of the states is simply the state at ``i + 1``: the
+    row's next decision or its bootstrap state. So ``v[state]`` and ``v[state + 1]`` are a decision's value and its
+    successor's, and no index list travels with the data.
+    """
+
+    row: Tensor
+    """int64 ``[S]``: the row of each state, for a batch flattened to ``[B, T]``."""
+    position: Tensor
+    """int64 ``[S]``: the position of each state."""
+    state: Tensor
+    """int64 ``[N]``: where each decision stands among the states."""
+    last: Tensor
+    """bool ``[N]``: True where the successor is the row's bootstrap state."""
+
+
+def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
+    """Find the decisions of a batch of rows.
+
+    Args:
+        attention_mask: bool ``[B, T]``, True on real tokens, padded on the right.
+        action_mask: bool ``[B, T]``, True on tokens that the agent wrote.
+
+    Returns:
+        The :class:`Decisions` of the batch. Rows without an action contribute nothing.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import find_decisions
+        >>> real = torch.tensor([[True, True, True, True, False]])
+        >>> agent = torch.tensor([[False, True, False, True, False]])
+        >>> found = find_decisions(real, agent)
+        >>> found.position  # decisions at 0 and 2, the bootstrap state at 3
+        tensor([0, 2, 3])
+        >>> found.state, found.last
+        (tensor([0, 1]), tensor([False,  True]))
+    """
+    decision = decision_mask(action_mask)
+    bootstrap = bootstrap_mask(attention_mask, action_mask)
+    row, position = (decision | bootstrap).nonzero(as_tuple=True)
+    is_bootstrap = bootstrap[row, position]
+    state = (~is_bootstrap).nonzero(as_tuple=True)[0]
+    return Decisions(row, position, state, is_bootstrap[state + 1])

@@ -1,0 +1,73 @@
+"""Filters of next-token logits: temperature, top-k and top-p. A filtered-out token has logit ``-inf``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["filter_logits", "top_k_filter", "top_p_filter"]
+
+
+def top_k_filter(logits: Tensor, k: int) -> Tensor:
+    """Keep the ``k`` best tokens and whatever ties with the last of them.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import top_k_filter
+        >>> top_k_filter(torch.tensor([1.0, 3.0, 2.0]), 2)
+        tensor([-inf, 3., 2.])
+    """
+    if k < 1:
+        raise ValueError(f"top_k must be at least 1, got {k}. Leave it out (None) to keep all tokens.")
+    if k >= logits.shape[-1]:
+        return logits
+    threshold = logits.topk(k, -1).values[..., -1:]
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def top_p_filter(logits: Tensor, p: float) -> Tensor:
+    """Keep the most likely tokens until their probability passes ``p``; the token that passes it is kept, ties too.
+
+    Nucleus sampling (arXiv 1904.09751).
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import top_p_filter
+        >>> kept = top_p_filter(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.4)
+        >>> kept.isfinite()
+        tensor([ True, False, False, False])
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {p}.")
+    ordered = logits.sort(-1, descending=True).values
+    before = (ordered.softmax(-1).cumsum(-1) <= p).sum(-1, keepdim=True)
+    threshold = ordered.gather(-1, before.clamp_max(logits.shape[-1] - 1))
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def filter_logits(
+    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """Divide by the temperature, then apply top-k, then top-p; the input is left as it was.
+
+    Args:
+        logits: float ``[*B, V]``.
+        temperature: above zero; for the limit at zero decode greedily instead.
+        top_k: keep that many tokens.
+        top_p: keep that much probability.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import filter_logits
+        >>> filter_logits(torch.tensor([2.0, 1.0, 0.0]), temperature=0.5, top_k=2)
+        tensor([4., 2., -inf])
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}. For greedy decoding choose it by name.")
+    if temperature != 1.0:
+        logits = logits / temperature
+    if top_k is not None:
+        logits = top_k_filter(logits, top_k)
+    if top_p is not None:
+        logits = top_p_filter(logits, top_p)
+    return logits

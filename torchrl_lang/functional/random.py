@@ -1,0 +1,49 @@
+"""Random numbers that are a function of their index: the same draw whatever the batch that it is drawn in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["random_index"]
+
+# The constants of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), as int64.
+_GOLDEN = -7046029254386353131
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    # torch shifts signed integers arithmetically; the mask drops the copies of the sign bit.
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def random_index(seed: Tensor | int, counter: Tensor, n: int) -> Tensor:
+    """A uniform integer in ``[0, n)`` for each counter, from a hash of seed and counter.
+
+    A generator's stream depends on how many numbers were drawn before; this does not, so episode 17 of a seed is the same
+    in a batch of 1 and in a batch of 4,096, and drawing needs no wait for the device.
+
+    Args:
+        seed: int64 scalar or anything that broadcasts against ``counter``.
+        counter: int64, any shape: the index of the draw.
+        n: number of outcomes, at most ``2**31`` (the bias of the remainder is below ``n / 2**63``).
+
+    Returns:
+        int64 of the shape of ``counter``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import random_index
+        >>> all_four = random_index(0, torch.arange(4), 1000)
+        >>> bool((random_index(0, torch.tensor([2]), 1000) == all_four[2]).all())
+        True
+    """
+    x = _mix(_mix(torch.as_tensor(seed, dtype=torch.int64, device=counter.device) + _GOLDEN) + counter * _GOLDEN)
+    return _shift_right(x, 1) % n
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)

@@ -1,0 +1,119 @@
+"""The terms of implicit language Q-learning (ILQL, arXiv 2206.11871) as functions of tensors, one decision a row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["advantage_weight", "cql_term", "expectile_loss", "margin_term", "masked_mean"]
+
+
+def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
+    """Asymmetric squared error ``|tau - 1(u < 0)| * u**2``, elementwise (IQL, arXiv 2110.06169, eq. 4).
+
+    Args:
+        error: ``u = target - estimate``, float, any shape.
+        expectile: ``tau`` in ``(0, 1)``; 0.5 is half the squared error.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import expectile_loss
+        >>> expectile_loss(torch.tensor([2.0, -2.0]), 0.75)
+        tensor([3., 1.])
+    """
+    return torch.where(error >= 0, expectile, 1 - expectile) * error.square()
+
+
+def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """Conservative term ``logsumexp(Q / T) - Q_a / T``: cross-entropy of ``Q`` against the taken action.
+
+    The regulariser of CQL (arXiv 2006.04779, eq. 4) for one action a decision, as ILQL uses it.
+
+    Args:
+        action_value: float ``[N, n_q, V]``.
+        action: int64 ``[N]``.
+        temperature: ``T > 0``.
+
+    Returns:
+        float ``[N, n_q]``, never negative.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import cql_term
+        >>> cql_term(torch.zeros(1, 2, 4), torch.tensor([3]))  # log 4 for each head
+        tensor([[1.3863, 1.3863]])
+    """
+    n, heads, vocabulary = action_value.shape
+    logits = (action_value / temperature).reshape(n * heads, vocabulary)
+    return F.cross_entropy(logits, action.repeat_interleave(heads), reduction="none").reshape(n, heads)
+
+
+def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0.0) -> Tensor:
+    """Squared hinge ``sum_v max(0, Q_v - Q_a + margin)**2`` over the vocabulary, the taken action included.
+
+    Args:
+        action_value: float ``[N, n_q, V]``.
+        action: int64 ``[N]``.
+        margin: by how much the taken action should lead.
+
+    Returns:
+        float ``[N, n_q]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import margin_term
+        >>> margin_term(torch.tensor([[[1.0, 3.0, 0.0]]]), torch.tensor([0]))
+        tensor([[4.]])
+    """
+    index = action[:, None, None].expand(-1, action_value.shape[1], 1)
+    taken = action_value.gather(-1, index)
+    return (action_value - taken + margin).clamp_min(0).square().sum(-1)
+
+
+def advantage_weight(
+    advantage: Tensor,
+    temperature: Tensor | float,
+    weighting: Literal["exp", "sign"] = "exp",
+    clip: float | None = None,
+) -> Tensor:
+    """Weight of an action in the policy's loss, from its advantage ``A = Q - V``.
+
+    ``"exp"``: ``exp(beta * A)`` (AWAC, arXiv 2006.09359); ``"sign"``: ``beta`` where ``A > 0``, else ``1 - beta``.
+
+    Args:
+        advantage: float, any shape.
+        temperature: ``beta``. Zero with ``"exp"`` weighs every action alike, 1.
+        weighting: ``"exp"`` or ``"sign"``.
+        clip: upper bound of the weight.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import advantage_weight
+        >>> advantage_weight(torch.tensor([0.0, 2.0]), 1.0, clip=5.0)
+        tensor([1., 5.])
+        >>> advantage_weight(torch.tensor([-1.0, 2.0]), 0.75, "sign")
+        tensor([0.2500, 0.7500])
+    """
+    if weighting == "exp":
+        weight = (temperature * advantage).exp()
+    elif weighting == "sign":
+        beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
+        weight = torch.where(advantage > 0, beta, 1 - beta)
+    else:
+        raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
+    return weight if clip is None else weight.clamp_max(clip)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the positions where ``mask`` is True; 0 where there is none. Masked values may be anything, even NaN.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import masked_mean
+        >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([True, True, False]))
+        tensor(2.)
+    """
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)

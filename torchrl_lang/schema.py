@@ -1,0 +1,175 @@
+"""The row: the one shape in which an episode of text lives, and the names of its entries.
+
+An episode is one growing row of tokens, what the environment said and what the agent wrote, in order, right-padded to a
+fixed width ``T``. The same entries are an environment's observation, a training sample and an actor's input:
+
+==================  ======================  ====================================================================
+key                 dtype, shape            meaning
+==================  ======================  ====================================================================
+``tokens``          int64 ``[*B, T]``       token ids, right-padded (int32 on disk)
+``attention_mask``  bool ``[*B, T]``        True on real tokens
+``action_mask``     bool ``[*B, T]``        True on tokens the agent wrote, its end-of-action token included
+``token_reward``    float32 ``[*B, T]``     reward earned by writing that token
+``action``          int64 ``[*B, K]``       the agent's next utterance, right-padded
+==================  ======================  ====================================================================
+
+``reward``, ``done``, ``terminated`` and ``truncated`` are TorchRL's own, ``[*B, 1]``, one per turn. ``terminated`` says
+that the task ended, ``truncated`` that a limit did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+__all__ = [
+    "ACTION",
+    "ACTION_LOG_PROB",
+    "ACTION_MASK",
+    "ATTENTION_MASK",
+    "DONE",
+    "REWARD",
+    "ROW_KEYS",
+    "TERMINATED",
+    "TOKENS",
+    "TOKEN_LOG_PROB",
+    "TOKEN_REWARD",
+    "TRUNCATED",
+    "ControlTokens",
+    "check_row",
+]
+
+TOKENS = "tokens"
+ATTENTION_MASK = "attention_mask"
+ACTION_MASK = "action_mask"
+TOKEN_REWARD = "token_reward"
+ACTION = "action"
+ACTION_LOG_PROB = "action_log_prob"
+TOKEN_LOG_PROB = "token_log_prob"
+REWARD = "reward"
+DONE = "done"
+TERMINATED = "terminated"
+TRUNCATED = "truncated"
+
+ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
+"""The entries of a row, in the order in which everything here passes them."""
+
+_ROW_DTYPES = {
+    TOKENS: (torch.int64, torch.int32),
+    ATTENTION_MASK: (torch.bool,),
+    ACTION_MASK: (torch.bool,),
+    TOKEN_REWARD: (torch.float32,),
+}
+
+
+@dataclass(frozen=True)
+class ControlTokens:
+    """Ids of the tokens that structure a row and that nobody's text may contain.
+
+    A row opens with ``begin_state`` when the environment speaks first and with ``begin_action`` when the agent does.
+    ``end_of_state`` closes what the environment said, ``end_of_action`` what the agent wrote (it is itself an action),
+    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest.
+
+    Examples:
+        >>> from torchrl_lang.schema import ControlTokens
+        >>> control = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4,
+        ...                         end_of_dialogue=5)
+        >>> sorted(control.ids())
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    pad: int
+    end_of_action: int
+    end_of_state: int
+    begin_state: int
+    begin_action: int
+    end_of_dialogue: int
+
+    def __post_init__(self) -> None:
+        if len(set(self.ids())) != 6:
+            raise ValueError(f"The six control tokens need six different ids, got {self}.")
+
+    def ids(self) -> tuple[int, ...]:
+        """All six ids, in the order of the fields."""
+        return (
+            self.pad,
+            self.end_of_action,
+            self.end_of_state,
+            self.begin_state,
+            self.begin_action,
+            self.end_of_dialogue,
+        )
+
+    def forbidden_in_action(self) -> tuple[int, ...]:
+        """Ids that an utterance of the agent may not contain: all but ``end_of_action``."""
+        return tuple(token for token in self.ids() if token != self.end_of_action)
+
+
+def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> None:
+    """Raise a helpful error unless ``tensordict`` holds well-formed rows.
+
+    Looks at values, so it waits for the device: call it where data enters, not in a training step.
+
+    Args:
+        tensordict: anything with the entries of a row, each ``[*B, T]``.
+        vocab_size: where given, every real token must lie in ``[0, vocab_size)``.
+
+    Raises:
+        KeyError: an entry is missing.
+        TypeError: an entry has another dtype.
+        ValueError: shapes differ, padding is not on the right, an agent's token or a reward lies on padding or on a
+            token that the agent did not write, or a token id is out of range.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.schema import check_row
+        >>> row = TensorDict(
+        ...     tokens=torch.tensor([[7, 3, 9, 0]]),
+        ...     attention_mask=torch.tensor([[True, True, True, False]]),
+        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
+        ...     batch_size=[1],
+        ... )
+        >>> check_row(row, vocab_size=10)
+        >>> row["action_mask"][0, 3] = True
+        >>> check_row(row)
+        Traceback (most recent call last):
+            ...
+        ValueError: Row 0 has an agent's token on padding at position 3: action_mask must lie within attention_mask.
+    """
+    entries = {key: _entry(tensordict, key) for key in ROW_KEYS}
+    shape = entries[TOKENS].shape
+    for key, value in entries.items():
+        if value.shape != shape:
+            raise ValueError(
+                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: all entries of a row are [*B, T]."
+            )
+    tokens, attention, action, reward = (entries[key].reshape(-1, shape[-1]) for key in ROW_KEYS)
+    _forbid(attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", "rows are padded on the right", 1)
+    _forbid(action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask")
+    _forbid((reward != 0) & ~action, "a reward on a token that the agent did not write", "move it to an agent's token")
+    if vocab_size is not None:
+        bad = attention & ((tokens < 0) | (tokens >= vocab_size))
+        _forbid(bad, "a token id out of range", f"ids lie in [0, {vocab_size})")
+
+
+def _entry(tensordict: TensorDictBase, key: str) -> Tensor:
+    value: Any = tensordict.get(key, None)
+    if value is None:
+        present = sorted(str(name) for name in tensordict.keys())
+        raise KeyError(f"A row needs '{key}'; this tensordict holds {present}. Rename or add the entry.")
+    if value.dtype not in _ROW_DTYPES[key]:
+        expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])
+        raise TypeError(f"'{key}' must be {expected}, got {value.dtype}: convert it with .to(...).")
+    return value
+
+
+def _forbid(bad: Tensor, what: str, rule: str, shift: int = 0) -> None:
+    if bad.any():
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(f"Row {row} has {what} at position {position + shift}: {rule}.")
