@@ -1,0 +1,32 @@
+# Every target sets up what it needs: a virtual environment in .venv with the pinned, known-good versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check bench clean
+
+demo: $(STAMP)  ## Play, learn and compare: about ten minutes, pictures in runs/demo
+	$(BIN)/python -m torchrl_lang demo
+
+test: check  ## Lint, types, tests and the documentation's examples
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(STAMP)  ## Lint, import order and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## Measure speed as ratios; a table, and JSON in benchmarks/results
+	$(BIN)/python -m benchmarks
+
+# A PyTorch that is already there stays; the pinned one comes first so that nothing pulls in another build.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,89 @@
+"""Small rows and networks on which every loss is tried."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import BCLoss, ILQLLoss
+
+VOCAB, WIDTH, T = 12, 16, 14
+
+
+def make_rows(n=6, seed=0, width=T):
+    """Ragged rows: several utterances, one row without any action, terminated, truncated and unfinished ones."""
+    g = torch.Generator().manual_seed(seed)
+    length = torch.randint(5, width + 1, (n,), generator=g)
+    attention = torch.arange(width) < length[:, None]
+    agent = (torch.rand(n, width, generator=g) < 0.5) & attention
+    agent[:, 0] = False
+    agent[0] = False
+    reward = torch.where(agent, torch.randn(n, width, generator=g), 0.0)
+    tokens = torch.where(attention, torch.randint(1, VOCAB, (n, width), generator=g), 0)
+    terminated = torch.arange(n)[:, None] % 2 == 0
+    return TensorDict(
+        tokens=tokens,
+        attention_mask=attention,
+        action_mask=agent,
+        token_reward=reward,
+        terminated=terminated,
+        batch_size=[n],
+    )
+
+
+def make_actor(seed=0, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = causal_lm("gpt2", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
+        return language_actor(lm, **options)
+
+
+def make_heads(seed=1, kind="mlp"):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        q, v = QValueHead(WIDTH, VOCAB, kind=kind), ValueHead(WIDTH, kind=kind)
+        for parameter in (*q.parameters(), *v.parameters()):
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)  # away from zero: equal numbers then mean something
+        return qvalue_module(q), value_module(v)
+
+
+def make_ilql(kind="mlp", **options):
+    return ILQLLoss(make_actor(expose_pre_norm=kind == "residual"), *make_heads(kind=kind), **options)
+
+
+def make_bc(**options):
+    return BCLoss(make_actor(), **options)
+
+
+# Every loss of the library stands here and goes through the contract suite.
+LOSSES = {
+    "bc": make_bc,
+    "ilql": make_ilql,
+    "ilql-residual": lambda **options: make_ilql(kind="residual", **options),
+    "ilql-all-terms": lambda **options: make_ilql(
+        margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda", **options
+    ),
+    "ilql-own-trunks": lambda **options: make_ilql(
+        value_trunk=make_actor(seed=3)[0], target_trunk=True, cql_weight=0.0, **options
+    ),
+}
+
+
+@pytest.fixture(params=sorted(LOSSES))
+def make_loss(request):
+    return LOSSES[request.param]
+
+
+@pytest.fixture
+def rows():
+    return make_rows()
+
+
+def losses_of(out):
+    return {key: value for key, value in out.items() if key.startswith("loss_")}
+
+
+def total(out):
+    return sum(value.sum() for value in losses_of(out).values())

@@ -1,0 +1,224 @@
+"""What every loss of the library must do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict, assert_allclose_td
+
+from tests.objectives.conftest import T, losses_of, make_rows, total
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+
+def gradients(loss, rows):
+    loss.zero_grad()
+    total(loss(rows)).backward()
+    return {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
+
+
+def assert_same(left, right, **tolerance):
+    assert left.keys() == right.keys()
+    for name in left.keys():
+        torch.testing.assert_close(left[name], right[name], equal_nan=True, msg=lambda text: f"{name}: {text}", **tolerance)
+
+
+def test_input_is_left_as_it_was(make_loss, rows):
+    before = rows.clone()
+    make_loss()(rows)
+    assert set(rows.keys()) == set(before.keys())
+    assert_allclose_td(rows, before, rtol=0, atol=0)
+
+
+def test_out_keys_are_what_comes_out(make_loss, rows):
+    loss = make_loss()
+    out = loss(rows)
+    assert set(out.keys()) == set(loss.out_keys)
+    assert out.batch_size == torch.Size([])
+    assert all(not value.requires_grad for key, value in out.items() if not key.startswith("loss_"))
+
+
+def test_padding_changes_nothing(make_loss, rows):
+    """Wider rows, and anything at all on the padding."""
+    loss = make_loss()
+    wide = make_rows(width=T)
+    pad = {key: torch.zeros(6, 5, dtype=rows[key].dtype) for key in ("attention_mask", "action_mask", "token_reward")}
+    wide = TensorDict(
+        {key: torch.cat([rows[key], pad[key]], -1) for key in pad}
+        | {"tokens": torch.cat([rows["tokens"], torch.full((6, 5), 7)], -1), "terminated": rows["terminated"]},
+        batch_size=[6],
+    )
+    wide["tokens"] = torch.where(wide["attention_mask"], wide["tokens"], 9)
+    assert_same(loss(wide), loss(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_batch_order_changes_nothing(make_loss, rows):
+    loss = make_loss()
+    assert_same(loss(rows[torch.tensor([3, 1, 5, 0, 2, 4])]), loss(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_batch_is_the_weighted_sum_of_its_rows(make_loss, rows):
+    """Fails where one row's padding counts in another row's company."""
+    loss = make_loss(reduction="sum")
+    parts = [losses_of(loss(row[None])) for row in rows]
+    summed = {key: sum(part[key] for part in parts) for key in parts[0]}
+    assert_same(losses_of(loss(rows)), summed, rtol=1e-4, atol=1e-5)
+
+
+def test_reductions_agree(make_loss, rows):
+    none, summed = make_loss(reduction="none")(rows), make_loss(reduction="sum")(rows)
+    for key, value in losses_of(summed).items():
+        if none[key].ndim:
+            assert none[key].shape == (6, T)
+        torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mean_counts_decisions(make_loss, rows):
+    options = {"actor_normalizer": "action"}
+    mean, summed = make_loss(**options)(rows), make_loss(reduction="sum", **options)(rows)
+    n = rows["action_mask"][:, 1:].sum()
+    for key, value in losses_of(mean).items():
+        torch.testing.assert_close(value, summed[key] / n, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_mask_takes_rows_out(make_loss, rows):
+    """Masked rows count for nothing, whatever they hold."""
+    loss = make_loss(reduction="sum")
+    if getattr(loss, "transition_weight", 0):
+        loss.transition_weight = 0.0  # the mask is about decisions
+    kept = torch.tensor([True, True, False, True, False, True])
+    masked = rows.clone().set(("collector", "mask"), kept)
+    expected = losses_of(loss(rows[kept]))
+    masked["token_reward"][~kept] = torch.where(masked["action_mask"][~kept], 1e6, 0.0)
+    assert_same(losses_of(loss(masked)), expected, rtol=1e-4, atol=1e-5)
+    loss.loss_mask_key = None
+    unmasked = losses_of(loss(rows.clone().set(("collector", "mask"), kept)))
+    assert_same(unmasked, losses_of(loss(rows)), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_an_action_cost_nothing_and_break_nothing(make_loss, rows):
+    quiet = rows.clone()
+    quiet["action_mask"] = torch.zeros_like(quiet["action_mask"])
+    quiet["token_reward"] = torch.zeros_like(quiet["token_reward"])
+    loss = make_loss()
+    if getattr(loss, "transition_weight", 0):
+        loss.transition_weight = 0.0
+    out = loss(quiet)
+    assert all(float(value.detach()) == 0 for value in losses_of(out).values())
+    total(out).backward()
+
+
+def test_int32_tokens_from_disk(make_loss, rows):
+    loss = make_loss()
+    stored = rows.clone().set("tokens", rows["tokens"].int())
+    assert_same(loss(stored), loss(rows), rtol=0, atol=0)
+    assert stored["tokens"].dtype == torch.int32
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_any_batch_shape(make_loss, rows, shape):
+    loss = make_loss()
+    if shape == ():
+        assert_same(loss(rows[2]), loss(rows[2:3]), rtol=1e-6, atol=1e-7)
+    else:
+        assert_same(loss(rows.reshape(*shape)), loss(rows), rtol=1e-6, atol=1e-7)
+
+
+def test_set_keys(make_loss, rows):
+    loss = make_loss()
+    expected = loss(rows)
+    moved = rows.clone().rename_key_("action_mask", ("agent", "mask"))
+    loss.set_keys(action_mask=("agent", "mask"))
+    assert ("agent", "mask") in loss.in_keys
+    assert_same(loss(moved), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="not an accepted tensordict key"):
+        loss.set_keys(nonsense="x")
+
+
+def test_dispatch_takes_tensors(make_loss, rows):
+    loss = make_loss()
+    out = loss(*(rows[key] for key in loss.in_keys))
+    expected = loss(rows)
+    # One output comes as a tensor, several as a tuple: TorchRL's way.
+    for value, key in zip(out if isinstance(out, tuple) else (out,), loss.out_keys, strict=True):
+        torch.testing.assert_close(value, expected[key], equal_nan=True)
+
+
+def test_missing_entry_is_named(make_loss, rows):
+    with pytest.raises(KeyError, match=r"action_mask.*set_keys"):
+        make_loss()(rows.exclude("action_mask"))
+
+
+def test_wrong_shape_is_named(make_loss, rows):
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(6, 14\).*\(6, 13\)"):
+        make_loss()(rows.clone().set("attention_mask", rows["attention_mask"][:, :-1]))
+
+
+def test_steps_of_a_rollout_are_refused(make_loss, rows):
+    with pytest.raises(ValueError, match="rows_from_rollout"):
+        make_loss()(rows.clone().set("next", rows.clone()))
+
+
+def test_state_dict_round_trip(make_loss, rows):
+    loss, other = make_loss(), make_loss()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1)
+    other.load_state_dict(loss.state_dict())
+    assert_same(other(rows), loss(rows), rtol=0, atol=0)
+
+
+def test_deepcopy_is_independent(make_loss, rows):
+    loss = make_loss()
+    twin, before = copy.deepcopy(loss), loss(rows)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(0.5)
+    assert_same(loss(rows), before, rtol=0, atol=0)
+
+
+def test_gradient_checkpointing_changes_no_gradient(make_loss, rows):
+    loss = make_loss()
+    plain = gradients(loss, rows)
+    for module in loss.modules():
+        if hasattr(module, "gradient_checkpointing") and callable(module.gradient_checkpointing):
+            module.gradient_checkpointing(True)
+    loss.train()
+    assert_same(gradients(loss, rows), plain, rtol=1e-4, atol=1e-6)
+
+
+def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
+    loss = make_loss()
+    expected = loss(rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = loss(rows)
+    for key, value in losses_of(out).items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
+
+
+def test_compile_gives_the_same_losses(make_loss, rows):
+    loss = make_loss()
+    expected = loss(rows)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager")
+    assert_same(losses_of(compiled(rows)), losses_of(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_is_that_of_finite_differences(make_loss, rows):
+    """In a random direction of the embeddings, for the terms that are no targets to themselves."""
+    loss = make_loss().double()
+    data = rows.clone().set("token_reward", rows["token_reward"].double())
+    loss.value_weight = loss.qvalue_weight = loss.advantage_temperature = 0.0
+    weight = next(p for name, p in loss.named_parameters() if name.endswith("wte.weight"))
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    total(loss(data)).backward()
+    slope = (weight.grad * direction).sum()
+    values = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            weight.add_(step * direction)
+            values.append(total(loss(data)))
+    torch.testing.assert_close(slope, (values[0] - values[1]) / 2e-6, rtol=1e-5, atol=1e-7)

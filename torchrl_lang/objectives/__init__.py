@@ -1,0 +1,6 @@
+"""Losses over rows: each reads whole episodes, one a row, and returns terms named ``loss_*``."""
+
+from torchrl_lang.objectives.bc import BCLoss
+from torchrl_lang.objectives.ilql import ILQLLoss
+
+__all__ = ["BCLoss", "ILQLLoss"]

@@ -1,0 +1,203 @@
+"""What a loss reads from a batch of rows: its decisions, their actions, rewards and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+from torchrl.objectives import LossModule
+
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left
+
+__all__ = ["DecisionBatch", "RowLoss", "full_precision", "gather_inputs"]
+
+
+class DecisionBatch(NamedTuple):
+    """A batch of ``B`` rows of width ``T`` with ``S`` states, ``N`` of them decisions, in reading order.
+
+    The successor of the decision at ``state[i]`` is the state at ``state[i] + 1`` (see
+    :class:`~torchrl_lang.functional.Decisions`).
+    """
+
+    rows: TensorDictBase
+    """The rows, flattened to batch size ``[B]``."""
+    shape: torch.Size
+    """``[*B, T]``, as the rows came."""
+    attention_mask: Tensor
+    """bool ``[B, T]``."""
+    decision: Tensor
+    """bool ``[B, T]``: True where the next token is the agent's."""
+    next_token: Tensor
+    """int64 ``[B, T]``: the token that follows each position."""
+    next_reward: Tensor
+    """float32 ``[B, T]``: the reward of writing it."""
+    state_index: Tensor
+    """int64 ``[S]``: places of the states in a batch flattened to ``[B * T]``."""
+    state: Tensor
+    """int64 ``[N]``: where each decision stands among the states."""
+    index: Tensor
+    """int64 ``[N]``: places of the decisions in a batch flattened to ``[B * T]``."""
+    action: Tensor
+    """int64 ``[N]``: the token that was written."""
+    reward: Tensor
+    """float32 ``[N]``."""
+    last: Tensor
+    """bool ``[N]``: the row's last decision, whose successor is the bootstrap state."""
+    terminated: Tensor
+    """bool ``[N]``: the task ended behind this decision, so nothing is bootstrapped."""
+    row_terminated: Tensor
+    """bool ``[B]``."""
+    counted: Tensor | None
+    """bool ``[N]``: decisions that count in the loss; None where all do."""
+
+
+class RowLoss(LossModule):
+    """Base of the losses over rows. Abstract: a loss fills in ``forward``.
+
+    It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
+    needs them.
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        """Keys that ``set_keys`` can change, with their defaults."""
+
+        tokens: NestedKey = "tokens"
+        attention_mask: NestedKey = "attention_mask"
+        action_mask: NestedKey = "action_mask"
+        token_reward: NestedKey = "token_reward"
+        terminated: NestedKey = "terminated"
+        hidden: NestedKey = "hidden"
+        logits: NestedKey = "logits"
+
+    default_keys = _AcceptedKeys
+    # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
+    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
+
+    def __init__(self, reduction: str | None = None) -> None:
+        self._in_keys: list[NestedKey] | None = None
+        super().__init__()
+        self.reduction = "mean" if reduction is None else reduction
+        if self.reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+
+    def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
+        self._in_keys = None
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
+        if self._in_keys is None:
+            self._in_keys = [getattr(self.tensor_keys, name) for name in self._row_entries]
+        return self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, values: list[NestedKey]) -> None:
+        self._in_keys = values
+
+    def _find(self, tensordict: TensorDictBase) -> DecisionBatch:
+        """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
+        entries = self._entries(tensordict)
+        tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
+        width = tokens.shape[-1]
+        found = find_decisions(attention, action_mask)
+        state_index = found.row * width + found.position
+        index = state_index[found.state]
+        next_token = shift_left(tokens).long()
+        reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
+        next_reward = shift_left(reward)
+        ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
+        counted = self._counted(tensordict, attention)
+        return DecisionBatch(
+            rows=self._trunk_input(tensordict, tokens),
+            shape=tensordict.get(self.tensor_keys.tokens).shape,
+            attention_mask=attention,
+            decision=decision_mask(action_mask),
+            next_token=next_token,
+            next_reward=next_reward,
+            state_index=state_index,
+            state=found.state,
+            index=index,
+            action=next_token.flatten()[index],
+            reward=next_reward.flatten()[index],
+            last=found.last,
+            terminated=found.last & ended[found.row[found.state]],
+            row_terminated=ended,
+            counted=None if counted is None else counted.flatten()[index],
+        )
+
+    def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
+        keys = self.tensor_keys
+        if ("next", keys.tokens) in tensordict.keys(True):
+            raise ValueError(
+                f"{type(self).__name__} reads whole episodes, one a row, but got steps of a rollout (it has a 'next' "
+                "entry), whose rows repeat each other. Convert them with torchrl_lang.data.rows_from_rollout."
+            )
+        entries = {}
+        for name in self._row_entries:
+            value = tensordict.get(getattr(keys, name), None)
+            if value is None:
+                raise KeyError(
+                    f"{type(self).__name__} needs the entry {getattr(keys, name)!r} ({name}), the tensordict has "
+                    f"{sorted(map(str, tensordict.keys(True)))}. Add it, or name it with set_keys({name}=...)."
+                )
+            entries[name] = value
+        shape = entries["tokens"].shape
+        for name, value in entries.items():
+            expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
+            if tuple(value.shape) != expected:
+                raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
+        return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor) -> TensorDictBase:
+        """A shallow copy of the rows with batch size ``[B]``, so that what modules write stays out of the input."""
+        rows = tensordict.copy()
+        rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
+        rows = rows.reshape(-1)
+        if tokens.dtype != torch.int64:
+            rows.set(self.tensor_keys.tokens, tokens.long())
+        return rows
+
+    def _counted(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
+        """bool ``[B, T]`` of the positions that count, by ``loss_mask_key``; None where no mask is present."""
+        counted = None
+        for key in self._loss_mask_keys():
+            mask = tensordict.get(key, None)
+            if mask is not None:
+                mask = mask.reshape(attention_mask.shape[0], -1).expand_as(attention_mask)
+                counted = mask if counted is None else counted & mask
+        return counted
+
+    def _reduce_decisions(self, values: Tensor, batch: DecisionBatch) -> Tensor:
+        """Reduce one value a decision, ``[N]``: mean or sum over what counts, or the values at their places, ``[*B, T]``."""
+        if batch.counted is not None:
+            # Select rather than multiply: a masked value may be infinite.
+            values = torch.where(batch.counted, values, 0)
+        if self.reduction == "none":
+            return self._scatter(values, batch)
+        total = values.sum()
+        if self.reduction == "sum":
+            return total
+        number = values.shape[0] if batch.counted is None else batch.counted.sum()
+        return total / torch.as_tensor(number, device=values.device).clamp_min(1)
+
+    def _scatter(self, values: Tensor, batch: DecisionBatch) -> Tensor:
+        """Values of decisions at their places in ``[*B, T]``, zero elsewhere."""
+        dense = values.new_zeros(batch.decision.numel()).index_copy(0, batch.index, values)
+        return dense.reshape(batch.shape)
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """Half-precision outputs of autocast as float32: losses are summed over many tokens."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+    """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
+    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
+    return type(rows)(entries, batch_size=index.shape, device=rows.device)
