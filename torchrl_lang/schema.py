@@ -147,7 +147,8 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
     for key, value in entries.items():
         if value.shape != shape:
             raise ValueError(
-                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: all entries of a row are [*B, T]."
+                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: "
+                f"all entries of a row are [*B, T]."
             )
     tokens, attention, action, reward = (entries[key].reshape(-1, shape[-1]) for key in ROW_KEYS)
     _forbid(attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", "rows are padded on the right", 1)
@@ -161,7 +162,7 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
 def _entry(tensordict: TensorDictBase, key: str) -> Tensor:
     value: Any = tensordict.get(key, None)
     if value is None:
-        present = sorted(str(name) for name in tensordict.keys())
+        present = sorted(map(str, tensordict.keys()))
         raise KeyError(f"A row needs '{key}'; this tensordict holds {present}. Rename or add the entry.")
     if value.dtype not in _ROW_DTYPES[key]:
         expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])

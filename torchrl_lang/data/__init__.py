@@ -1,5 +1,46 @@
 """Text and rows: tokenizers, episodes, data sets on disk, replay buffers."""
 
-from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
+from torchrl_lang.data.conversion import from_row, to_row, to_rows
+from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
+from torchrl_lang.data.datasets import RowDataset, load_dataset
+from torchrl_lang.data.dialogues import parse_dialogue
+from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.data.fractions import top_fraction
+from torchrl_lang.data.generate import generate_dataset
+from torchrl_lang.data.hf_tokenizer import HFTokenizer
+from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, read_jsonl
+from torchrl_lang.data.layout import TokenReward
+from torchrl_lang.data.replay import TrimRows, row_buffer
+from torchrl_lang.data.rollouts import rows_from_rollout
+from torchrl_lang.data.samplers import BucketSampler, EpochSampler
+from torchrl_lang.data.tokenizer_config import tokenizer_from_config
+from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 
-__all__ = ["CharTokenizer", "Tokenizer"]
+__all__ = [
+    "BadLine",
+    "BucketSampler",
+    "CharTokenizer",
+    "DatasetWriter",
+    "Episode",
+    "EpochSampler",
+    "HFTokenizer",
+    "RowDataset",
+    "TokenReward",
+    "Tokenizer",
+    "TrimRows",
+    "Turn",
+    "dataset_from_jsonl",
+    "fingerprint",
+    "from_row",
+    "generate_dataset",
+    "load_dataset",
+    "parse_dialogue",
+    "read_jsonl",
+    "row_buffer",
+    "rows_from_rollout",
+    "to_row",
+    "to_rows",
+    "tokenizer_from_config",
+    "top_fraction",
+    "write_dataset",
+]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["CharTokenizer", "Tokenizer"]
+__all__ = ["CharTokenizer", "Tokenizer", "fingerprint"]
 
 
 @runtime_checkable
@@ -95,13 +95,16 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of token ids, control tokens included."""
         return len(self.symbols)
 
     @property
     def control(self) -> ControlTokens:
+        """Ids of the control tokens."""
         return self._control
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a plain text, the longest symbol first."""
         ids, position = [], 0
         while position < len(text):
             match = self._pattern.match(text, position)
@@ -115,10 +118,17 @@ class CharTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; control tokens are written by name."""
         return "".join(self.symbols[int(index)] for index in ids)
 
     def config(self) -> dict[str, Any]:
+        """Symbols and control tokens as JSON."""
         return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
+        """The tokenizer whose :meth:`config` this is."""
+        return cls(config["symbols"], config["control"])
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -55,11 +55,13 @@ class LanguageEnv(EnvBase):
     environment, with ``action_mask`` False on the token that the agent did not write.
 
     A row is truncated when it has taken ``max_turns`` turns, or when the rest of the row could not hold another
-    utterance. Stepping a row that is done changes nothing: its row and flags stay, its reward is zero.
+    utterance. Stepping a row that is done changes nothing: its row and flags stay, its reward is zero. So it is with a
+    row that a ``"_step"`` mask leaves out, TorchRL's way to step only some rows.
 
     Which episodes are played depends on the seed alone: the ``k``-th row that is ever reset plays episode ``k`` of the
     seed, whatever the batch size. Without a seed the environment takes one from the operating system; no global random
-    stream is read or moved (``rand_action`` is TorchRL's and does use the global one).
+    stream is read or moved (``rand_action`` is TorchRL's and does use the global one). ``set_seed`` concerns the resets
+    to come; rows in play go on.
 
     ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead.
 
@@ -92,8 +94,8 @@ class LanguageEnv(EnvBase):
             raise ValueError(f"action_length must be at least 1 token, got {action_length}.")
         if row_length < action_length + 2:
             raise ValueError(
-                f"row_length={row_length} cannot hold an opening token and an utterance of action_length={action_length} "
-                f"tokens with its end: give at least {action_length + 2}."
+                f"row_length={row_length} cannot hold an opening token and an utterance of "
+                f"action_length={action_length} tokens with its end: give at least {action_length + 2}."
             )
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or None, got {max_turns}.")
@@ -103,6 +105,7 @@ class LanguageEnv(EnvBase):
         self.max_turns = max_turns
         self._n = batch.numel()
         self.generator = torch.Generator()
+        self._rows: Rows | None = None
         self._set_seed(seed)
         self._make_specs()
 
@@ -144,7 +147,7 @@ class LanguageEnv(EnvBase):
         """Specs of further observations, each of shape ``[*B, ...]``."""
         return {}
 
-    # -- TorchRL ---------------------------------------------------------------------------------------------------------
+    # -- TorchRL -------------------------------------------------------------------------------------------------------
 
     def _make_specs(self) -> None:
         batch, width, device = self.batch_size, self.row_length, self.device
@@ -178,38 +181,39 @@ class LanguageEnv(EnvBase):
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._rows: Rows | None = None
 
-    def _reset(self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any) -> TensorDictBase:
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
+    ) -> TensorDictBase:
         options = None if tensordict is None else tensordict.reshape(self._n)
         fresh = self._fresh(options)
+        given = self._rows_from(options, fresh) if set_state else None
         number = self._episode + fresh.cumsum(-1) - 1
         self._episode = self._episode + fresh.sum()
         opening, opening_length, task = self._open(number, fresh, options)
-        if set_state:
-            rows = self._rows_from(options)
-            task = self._restore(rows, task, fresh, options)
-        else:
+        if given is None:
             rows = self._opened(opening, opening_length)
+        else:
+            rows, task = given, self._restore(given, task, fresh, options)
         none = torch.zeros_like(fresh)
-        if self._rows is None:
-            self._rows, self._task = rows, task
-            self._terminated, self._truncated, self._turns = none, none, torch.zeros_like(number)
+        turns = torch.zeros_like(number) if given is None else self._count_turns(rows)
+        if self._rows is None or options is None or options.get("_reset", None) is None:
+            self._rows, self._task = rows, {key: value.clone() for key, value in task.items()}
+            self._terminated, self._truncated, self._turns = none, none, turns
         else:
             self._rows = rows.where(fresh, self._rows)
             self._task = {key: _where(fresh, value, self._task[key]) for key, value in task.items()}
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
-        turns = self._count_turns(rows) if set_state else torch.zeros_like(number)
-        self._turns = torch.where(fresh, turns, self._turns)
+            self._turns = torch.where(fresh, turns, self._turns)
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
         utterance = read_utterance(self._action(tensordict), self.tokenizer.control)
-        live = ~(self._terminated | self._truncated)
+        live = stepped(~(self._terminated | self._truncated), tensordict)
         reply, task = self._reply(utterance, self._task, live)
-        grown, overflow = self._grow(utterance, reply)
+        grown, overflow = self._grow(utterance, reply, live)
         turns = self._turns + 1
         # A row ends, too, where another utterance and the end-of-action token of the environment would not fit.
         full = overflow | (grown.length + self.action_length + 1 > self.row_length)
@@ -217,28 +221,34 @@ class LanguageEnv(EnvBase):
             full = full | (turns >= self.max_turns)
         self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
-        self._rows = grown.where(live, self._rows)
+        self._rows = grown
         self._task = {key: _where(live, value, self._task[key]) for key, value in task.items()}
         self._turns = torch.where(live, turns, self._turns)
         out = self._observe()
         out.set(REWARD, torch.where(live, reply.reward, 0.0).reshape(*self.batch_size, 1))
         return out
 
-    # -- helpers ---------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
         reset = None if options is None else options.get("_reset", None)
         if reset is None:
             return torch.ones(self._n, dtype=torch.bool, device=self.device)
-        return reset.reshape(self._n)
+        fresh = reset.reshape(self._n)
+        if self._rows is None and not fresh.all():
+            raise RuntimeError(
+                f"The first reset of {type(self).__name__} must begin every row, got a partial '_reset' mask: call "
+                f"reset() once without it."
+            )
+        return fresh
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
         action = tensordict.get(ACTION)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
-                f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, action_length), "
-                f"got {action.dtype} of shape {tuple(action.shape)}."
+                f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, "
+                f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
             )
         return action.reshape(self._n, self.action_length)
 
@@ -253,15 +263,16 @@ class LanguageEnv(EnvBase):
             )
         speaks = length > 0
         first = torch.where(speaks, control.begin_state, control.begin_action)[:, None]
-        tokens = torch.cat([first, opening, torch.full_like(first, control.end_of_state)], -1)
-        words = torch.arange(opening.shape[-1], device=opening.device) < length[:, None]
-        keep = torch.cat([torch.ones_like(first, dtype=torch.bool), words, speaks[:, None]], -1)
-        empty = Rows.empty(self._n, self.row_length, control.pad, self.device)
-        rows, _ = empty.append(tokens, keep, torch.zeros_like(keep), torch.zeros_like(length, dtype=torch.float32))
-        return rows
+        place = torch.arange(opening.shape[-1] + 1, device=opening.device)
+        ends = (place == length[:, None]) & speaks[:, None]
+        said = torch.where(place < length[:, None], torch.cat([opening, first], -1), control.pad)
+        head = torch.cat([first, torch.where(ends, control.end_of_state, said)], -1)
+        tokens = torch.nn.functional.pad(head, (0, self.row_length - head.shape[-1]), value=control.pad)
+        none = torch.zeros((1, 1), dtype=torch.float32, device=head.device).expand_as(tokens)
+        return Rows(tokens, none.to(torch.bool), none, 1 + torch.where(speaks, length + 1, 0))
 
-    def _grow(self, utterance: Utterance, reply: Reply) -> tuple[Rows, Tensor]:
-        """Append utterance, its end, the reply, its end, and the end of the dialogue."""
+    def _grow(self, utterance: Utterance, reply: Reply, live: Tensor) -> tuple[Rows, Tensor]:
+        """Append utterance, its end, the reply, its end, and the end of the dialogue to the live rows."""
         assert self._rows is not None
         control = self.tokenizer.control
         ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
@@ -272,29 +283,43 @@ class LanguageEnv(EnvBase):
         replied = torch.arange(reply.tokens.shape[-1], device=device) < reply.length[:, None]
         always = torch.ones_like(end_of_action, dtype=torch.bool)
         keep = torch.cat([said, always, replied, (reply.length > 0)[:, None], reply.terminated[:, None]], -1)
+        keep = keep & live[:, None]
         agent = torch.cat([said, utterance.closed[:, None], torch.zeros_like(keep[:, said.shape[-1] + 1 :])], -1)
         return self._rows.append(tokens, keep, agent, reply.reward)
 
     def _count_turns(self, rows: Rows) -> Tensor:
         return ((rows.tokens == self.tokenizer.control.end_of_action) & rows.attention_mask).sum(-1)
 
-    def _rows_from(self, options: TensorDictBase | None) -> Rows:
-        """The transcripts that ``reset(tensordict, set_state=True)`` brings."""
-        if options is None or not all(key in options.keys() for key in ROW_KEYS):
+    def _rows_from(self, options: TensorDictBase | None, fresh: Tensor) -> Rows:
+        """The transcripts that ``reset(tensordict, set_state=True)`` brings, checked where ``fresh``."""
+        if options is None or not {*ROW_KEYS} <= set(options.keys()):
             raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
         check_row(options, vocab_size=self.tokenizer.vocab_size)
         tokens, attention, action, reward = (options.get(key) for key in ROW_KEYS)
         if tokens.shape[-1] != self.row_length:
-            raise ValueError(f"Rows of width {tokens.shape[-1]} came, this environment's row_length is {self.row_length}.")
-        ended = ((tokens == self.tokenizer.control.end_of_dialogue) & attention).any(-1)
-        full = attention.sum(-1) + self.action_length + 1 > self.row_length
-        if (ended | full).any():
-            rows = (ended | full).nonzero().flatten().tolist()
-            raise ValueError(f"Rows {rows} cannot go on: they have ended or have no room for another utterance.")
-        pad = self.tokenizer.control.pad
-        return Rows(
-            torch.where(attention, tokens.to(torch.int64), pad), action.clone(), reward.clone(), attention.sum(-1)
-        )
+            raise ValueError(
+                f"Rows of width {tokens.shape[-1]} came, this environment's row_length is {self.row_length}."
+            )
+        control = self.tokenizer.control
+        tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
+        rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
+        ended = ((tokens == control.end_of_dialogue) & ~action).any(-1)
+        full = rows.length + self.action_length + 1 > self.row_length
+        if self.max_turns is not None:
+            full = full | (self._count_turns(rows) >= self.max_turns)
+        # Whose turn it is shows in the last token: in the middle of an utterance that is the agent's, but not its end.
+        last = (rows.length - 1).clamp_min(0)[:, None]
+        unfinished = (action.gather(-1, last) & (tokens.gather(-1, last) != control.end_of_action)).squeeze(-1)
+        self._refuse(fresh & (rows.length == 0), "are empty", "a row opens with begin_state or begin_action")
+        self._refuse(fresh & ended, "have ended", "reset them without set_state")
+        self._refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+        self._refuse(fresh & unfinished, "stop inside an utterance", "finish it with end_of_action, or use TokenEnv")
+        return rows
+
+    @staticmethod
+    def _refuse(bad: Tensor, what: str, advice: str) -> None:
+        if bad.any():
+            raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot go on, they {what}: {advice}.")
 
     def _observe(self) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment."""
@@ -313,6 +338,12 @@ class LanguageEnv(EnvBase):
         }
         shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
+
+
+def stepped(live: Tensor, tensordict: TensorDictBase) -> Tensor:
+    """The live rows, bool ``[N]``, that a step is to advance: all but those that a ``"_step"`` mask leaves out."""
+    mask = tensordict.get("_step", None)
+    return live if mask is None else live & mask.reshape(live.shape)
 
 
 def _where(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:

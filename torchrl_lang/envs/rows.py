@@ -65,7 +65,7 @@ class Rows(NamedTuple):
         # Tokens that are not kept or do not fit go to a spare column that is cut off again.
         place = torch.where(keep, place, width).clamp_max(width)
         written = keep & agent
-        last_written = written & ~_any_right_of(written)
+        last_written = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
         token_reward = torch.where(last_written, reward[:, None], 0.0)
         wanted = self.length + keep.sum(-1)
         rows = Rows(
@@ -78,13 +78,9 @@ class Rows(NamedTuple):
 
 
 def _scatter(row: Tensor, place: Tensor, values: Tensor) -> Tensor:
-    spare = torch.zeros_like(row[:, :1])
-    return torch.cat([row, spare], -1).scatter(-1, place, values)[:, :-1]
-
-
-def _any_right_of(mask: Tensor) -> Tensor:
-    """True where some position further right is True."""
-    return mask.flip(-1).cumsum(-1).flip(-1) > mask
+    grown = row.new_empty((row.shape[0], row.shape[1] + 1))
+    grown[:, :-1] = row
+    return grown.scatter_(-1, place, values)[:, :-1]
 
 
 class Utterance(NamedTuple):
@@ -106,8 +102,7 @@ def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
     """
     is_end = action == control.end_of_action
     stops = is_end | (action == control.pad)
-    k = action.shape[-1]
-    position = torch.arange(k, device=action.device)
-    length = torch.where(stops, position, k).amin(-1)
-    closed = (is_end & (position == length[:, None])).any(-1) | (length == 0)
+    length = (stops.cumsum(-1) == 0).sum(-1)
+    at_stop = is_end.gather(-1, length.clamp_max(action.shape[-1] - 1)[:, None])[:, 0]
+    closed = at_stop | (length == 0)
     return Utterance(action, length, closed)

@@ -2,7 +2,8 @@
 
 Position ``p`` is a *decision* when ``action_mask[p + 1]``: the state is what the model has read up to ``p``, the action
 is ``tokens[p + 1]``. The successor of a decision is the next decision of the row, so that whatever the environment says
-in between costs one discount; the successor of the last decision is the row's last real position, its *bootstrap state*.
+in between costs one discount; the successor of the last decision is the row's last real position, its *bootstrap
+state*.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def row_length(attention_mask: Tensor) -> Tensor:
 def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
     """True on the last real position of each row that has a decision, ``bool [*B, T]``."""
     last = attention_mask & ~shift_left(attention_mask)
-    return last & action_mask.any(-1, keepdim=True)
+    return last & decision_mask(action_mask).any(-1, keepdim=True)
 
 
 class Decisions(NamedTuple):

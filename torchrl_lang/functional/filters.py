@@ -39,6 +39,8 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {p}.")
+    if p == 1:  # rounding may carry the cumulative sum past 1 before the last token
+        return logits
     ordered = logits.sort(-1, descending=True).values
     before = (ordered.softmax(-1).cumsum(-1) <= p).sum(-1, keepdim=True)
     threshold = ordered.gather(-1, before.clamp_max(logits.shape[-1] - 1))

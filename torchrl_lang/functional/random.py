@@ -18,16 +18,17 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def random_index(seed: Tensor | int, counter: Tensor, n: int) -> Tensor:
+def random_index(seed: Tensor | int, counter: Tensor, n: Tensor | int) -> Tensor:
     """A uniform integer in ``[0, n)`` for each counter, from a hash of seed and counter.
 
-    A generator's stream depends on how many numbers were drawn before; this does not, so episode 17 of a seed is the same
-    in a batch of 1 and in a batch of 4,096, and drawing needs no wait for the device.
+    A generator's stream depends on how many numbers were drawn before; this does not, so episode 17 of a seed is the
+    same in a batch of 1 and in a batch of 4,096, and drawing needs no wait for the device.
 
     Args:
         seed: int64 scalar or anything that broadcasts against ``counter``.
         counter: int64, any shape: the index of the draw.
-        n: number of outcomes, at most ``2**31`` (the bias of the remainder is below ``n / 2**63``).
+        n: number of outcomes, an integer or int64 of the shape of ``counter``, at most ``2**31`` (the bias of the
+            remainder is below ``n / 2**63``).
 
     Returns:
         int64 of the shape of ``counter``.

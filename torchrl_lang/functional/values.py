@@ -24,7 +24,8 @@ def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
         >>> expectile_loss(torch.tensor([2.0, -2.0]), 0.75)
         tensor([3., 1.])
     """
-    return torch.where(error >= 0, expectile, 1 - expectile) * error.square()
+    tau = torch.as_tensor(expectile, dtype=error.dtype, device=error.device)
+    return torch.where(error >= 0, tau, 1 - tau) * error.square()
 
 
 def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float = 1.0) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -251,6 +252,15 @@ class ILQLLoss(RowLoss):
         frozen = self.value_trunk_params.apply(lambda parameter: parameter.data.clone(), filter_empty=False)
         self.target_value_trunk_params = TensorDictParams(frozen, no_convert=True)
         self._has_update_associated["value_trunk"] = False
+
+    def target_qvalue_network(self) -> TensorDictModule:
+        """The Q network with the target parameters, as a module of its own that shares them and follows them.
+
+        What a :class:`~torchrl_lang.modules.ValueGuidance` reads when the policy speaks.
+        """
+        network = deepcopy(self.qvalue_network)
+        self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
+        return network
 
     # -- the loss --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.data import (
+    CharTokenizer,
+    DatasetWriter,
+    Episode,
+    Turn,
+    load_dataset,
+    to_rows,
+    write_dataset,
+)
+
+WORDS = CharTokenizer.from_alphabet("abc")
+EPISODES = [
+    Episode([Turn("ab", 1.0), Turn("c")], terminated=True),
+    Episode([Turn("cab"), Turn("a", -2.5)], terminated=False, truncated=True),
+    Episode([Turn("b", 0.0)], terminated=True),
+]
+PICKLE_STARTS = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+
+
+@pytest.fixture
+def rows():
+    return to_rows(EPISODES, WORDS, 12)
+
+
+@pytest.fixture
+def folder(tmp_path, rows):
+    return write_dataset(tmp_path / "data", rows, WORDS, seed=7, source="three of them").folder
+
+
+def test_what_was_written_is_read(folder, rows):
+    dataset = load_dataset(folder, verify=True)
+    assert len(dataset) == 3
+    assert (dataset[:] == rows).all()
+    assert [dataset.episode(index) for index in range(3)] == EPISODES
+    assert dataset.rows["tokens"].dtype == torch.int32
+    assert dataset[torch.tensor([2, 0])]["tokens"].dtype == torch.int64
+    assert dataset.tokenizer.encode("cab") == WORDS.encode("cab")
+
+
+def test_it_is_a_plain_memory_mapped_tensordict(folder, rows):
+    """Anyone with tensordict alone can open the rows."""
+    plain = TensorDict.load_memmap(folder / "rows", allow_pickle=False)
+    assert (plain == rows).all()
+
+
+def test_nothing_is_pickled(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".memmap"}
+    assert not [path for path in files if path.read_bytes().startswith(PICKLE_STARTS)]
+
+
+def test_the_manifest(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    counted = {key: manifest[key] for key in ("episodes", "tokens", "decisions", "terminated", "truncated")}
+    assert counted == {"episodes": 3, "tokens": 7 + 7 + 4, "decisions": 3 + 2 + 2, "terminated": 2, "truncated": 1}
+    assert manifest["mean_return"] == -0.5
+    assert (manifest["seed"], manifest["source"], manifest["row_length"]) == (7, "three of them", 12)
+    assert set(manifest["created_by"]) == {"torchrl_lang", "tensordict", "torch"}
+
+
+def test_indexing_gives_memory_of_its_own(folder):
+    dataset = load_dataset(folder)
+    dataset[0]["token_reward"].fill_(9.0)
+    dataset[:2]["tokens"].zero_()
+    load_dataset(folder, verify=True)
+
+
+def test_blocks_of_any_size_give_the_same_files(tmp_path, folder, rows):
+    with DatasetWriter(tmp_path / "blocks", WORDS, 12, seed=7, source="three of them") as writer:
+        writer.extend(rows[:0])
+        writer.extend(rows[:2])
+        writer.extend(rows[2:].set("extra", torch.zeros(1, 5)))
+    for path in ("manifest.json", "tokenizer.json", "rows/meta.json", "rows/tokens.memmap", "rows/truncated.memmap"):
+        assert (tmp_path / "blocks" / path).read_bytes() == (folder / path).read_bytes(), path
+
+
+def test_a_failed_writer_leaves_nothing(tmp_path, rows):
+    def write_and_fail():
+        with DatasetWriter(tmp_path / "failed", WORDS, 12) as writer:
+            writer.extend(rows)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="No episode was written"), DatasetWriter(tmp_path / "empty", WORDS, 12):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_data_set_says_so(tmp_path, rows):
+    writer = DatasetWriter(tmp_path / "data", WORDS, 12)
+    writer.__enter__().extend(rows)  # and then the process is killed
+    with pytest.raises(FileNotFoundError, match="was interrupted"):
+        load_dataset(tmp_path / "data")
+    write_dataset(tmp_path / "data", rows, WORDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_overwriting_is_asked_for(tmp_path, folder, rows):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_dataset(folder, rows, WORDS)
+    write_dataset(folder, rows[:1], WORDS, overwrite=True)
+    assert len(load_dataset(folder, verify=True)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("do not delete")
+    with pytest.raises(FileExistsError, match="something other"):
+        write_dataset(tmp_path / "thesis", rows, WORDS, overwrite=True)
+
+
+def test_rows_are_checked_on_the_way_in(tmp_path, rows):
+    outside = rows.clone()
+    outside["tokens"][0, 1] = WORDS.vocab_size
+    for bad, message in (
+        (outside, "Row 0 has a token id out of range at position 1"),
+        (rows.exclude("truncated"), r"need \['truncated'\]"),
+        (rows[0], r"takes \[M, 12\]"),
+    ):
+        with pytest.raises(ValueError, match=message), DatasetWriter(tmp_path / "bad", WORDS, 12) as writer:
+            writer.extend(bad)
+
+
+def test_a_missing_data_set(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_dataset(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"manifest\.json is missing"):
+        load_dataset(tmp_path)
+
+
+def change(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "rows/tokens.memmap").unlink(), "tokens.memmap is missing"),
+        (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 143), "has 143 bytes instead of 144"),
+        (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 144), "was changed after it was written"),
+        (lambda f: change(f / "rows/meta.json", "12", "6"), "does not describe the entries"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda f: change(f / "tokenizer.json", '"a"', '"z"'), "other text"),
+        (lambda f: change(f / "manifest.json", '"version": 1', '"version": 2'), "make the data set again"),
+        (lambda f: change(f / "manifest.json", "{", "["), "no valid JSON"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "not a JSON object"),
+    ],
+)
+def test_damage_is_named(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        load_dataset(folder, verify=True)
+
+
+def test_another_tokenizer_is_refused(folder):
+    load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("abc"))
+    with pytest.raises(ValueError, match="its ids mean other text"):
+        load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("cab"))

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.data import CharTokenizer, Episode, TrimRows, Turn, load_dataset, row_buffer, to_rows, write_dataset
+from torchrl_lang.envs.language_env import LanguageEnv
+from torchrl_lang.schema import ROW_KEYS, check_row
+
+WORDS = CharTokenizer.from_alphabet("abc")
+
+
+@pytest.fixture
+def rows():
+    return to_rows([Episode([Turn("a" * n, float(n)), Turn("c")], True) for n in range(1, 24)], WORDS, 40)
+
+
+@pytest.fixture
+def dataset(rows, tmp_path):
+    return write_dataset(tmp_path / "data", rows, WORDS)
+
+
+def by_reward(batches):
+    """Rows of many batches, put in their old order and padded to their old width."""
+    out = {}
+    for batch in batches:
+        for row in batch.unbind(0):
+            width = row["tokens"].shape[-1]
+            full = {key: torch.zeros(40, dtype=row[key].dtype) for key in ROW_KEYS}
+            full["tokens"].fill_(WORDS.control.pad)
+            for key in ROW_KEYS:
+                full[key][:width] = row[key]
+            out[float(row["token_reward"].sum())] = TensorDict(full, batch_size=[])
+    return torch.stack([out[key] for key in sorted(out)])
+
+
+@pytest.mark.parametrize("bucket", [False, True, 2])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_epoch_is_the_data_set_without_its_padding(dataset, rows, bucket, on_disk):
+    buffer = row_buffer(dataset if on_disk else rows, 4, bucket=bucket)
+    batches = list(buffer)
+    for batch in batches:
+        check_row(batch)
+        assert batch["tokens"].dtype == torch.int64
+        assert batch["attention_mask"][:, -1].any()
+        assert batch["terminated"].shape == (batch.shape[0], 1)
+    assert (by_reward(batches) == rows.select(*ROW_KEYS)).all()
+
+
+def test_the_data_is_neither_copied_nor_changed(dataset):
+    buffer = row_buffer(dataset, 4, trim=False)
+    batch = buffer.sample()
+    assert batch["tokens"].shape == (4, 40)
+    assert buffer.storage._storage["tokens"].data_ptr() == dataset.rows["tokens"].data_ptr()
+    batch["token_reward"].fill_(7.0)
+    with pytest.raises(RuntimeError, match="doesn't allow writing"):
+        buffer.extend(batch)
+    load_dataset(dataset.folder, verify=True)
+
+
+def test_a_training_resumes_to_the_same_batches(dataset):
+    whole = row_buffer(dataset, 4, seed=3, bucket=True)
+    for _ in range(8):
+        whole.sample()
+    state = whole.sampler.state_dict()
+    resumed = row_buffer(load_dataset(dataset.folder), 4, seed=0, bucket=True)
+    resumed.sampler.load_state_dict(state)
+    for _ in range(10):
+        assert torch.equal(whole.sample()["tokens"], resumed.sample()["tokens"])
+
+
+def test_a_further_transform_sees_trimmed_rows(rows):
+    seen = []
+
+    class Look(TrimRows):
+        def forward(self, tensordict):
+            seen.append(tensordict["tokens"].shape)
+            return tensordict
+
+    batch = row_buffer(rows, 4, transform=Look()).sample()
+    assert seen == [batch["tokens"].shape]
+    assert seen[0][-1] < 40
+
+
+def test_trimming_cuts_only_what_is_padding_everywhere(rows):
+    before = rows.clone()
+    batch = TrimRows()(rows[[0, 4, 2]].set("index", torch.arange(3)))
+    assert batch["tokens"].shape == (3, 10)  # <a> aaaaa </a> c </s> </eod>
+    for key in ROW_KEYS:
+        assert torch.equal(batch[key], rows[[0, 4, 2]][key][:, :10])
+    assert batch["index"].tolist() == [0, 1, 2]
+    assert (rows == before).all()
+
+
+@pytest.mark.parametrize(("multiple_of", "width"), [(1, 10), (8, 16), (64, 40)])
+def test_widths_can_be_rounded_up(rows, multiple_of, width):
+    assert TrimRows(multiple_of=multiple_of)(rows[[0, 4]])["tokens"].shape[-1] == width
+
+
+def test_any_batch_shape_and_empty_rows(rows):
+    steps = torch.stack([rows[:3], rows[3:6]], 1)
+    assert TrimRows()(steps)["tokens"].shape == (3, 2, 11)
+    nothing = TensorDict(tokens=torch.zeros(2, 5).int(), attention_mask=torch.zeros(2, 5).bool(), batch_size=[2])
+    assert TrimRows()(nothing)["tokens"].shape == (2, 1)
+
+
+def test_trimming_is_not_for_environments(talk):
+    env = talk(seed=0, batch_size=[2])
+    assert isinstance(env, LanguageEnv)
+    with pytest.raises(RuntimeError, match="put it in a replay buffer"):
+        env.append_transform(TrimRows()).rollout(2)
+
+
+def test_rows_come_flat(rows):
+    with pytest.raises(ValueError, match="flatten them first"):
+        row_buffer(rows[:4].view(2, 2), 2)

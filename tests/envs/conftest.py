@@ -1,0 +1,62 @@
+"""The environments that every contract test runs on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
+from torchrl_lang.envs.games import CorridorEnv, guess_number_env
+
+
+class Countdown:
+    """The player speaks first, the game answers nothing until the text has been said three times: then it ends."""
+
+    def reset(self, seed: int) -> str:
+        self.left = 3
+        return ""
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.left -= text == "go"
+        return "", 0.25 * len(text), self.left == 0
+
+
+def countdown_env(**kwargs) -> TextGameEnv:
+    return TextGameEnv(Countdown, CharTokenizer.from_alphabet("go"), row_length=24, action_length=4, **kwargs)
+
+
+WORDS = ["crane", "slate", "geese", "eerie", "abide", "speed", "erase"]
+
+
+def wordle_env(**kwargs) -> WordleEnv:
+    return WordleEnv(WORDS, **kwargs)
+
+
+def token_env(make, **kwargs) -> TokenEnv:
+    return TokenEnv(make(**kwargs))
+
+
+# name: (factory taking batch_size and seed, utterances that mean something, whether the step is tensors only)
+ENVS = {
+    "corridor": (CorridorEnv, ("l", "r"), True),
+    "guess_number": (guess_number_env, tuple("1234567"), False),
+    "countdown": (countdown_env, ("go",), False),
+    "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
+    "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
+    "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),
+    "countdown_by_token": (partial(token_env, countdown_env), ("go",), False),
+    "wordle_by_token": (partial(token_env, wordle_env), (*WORDS, "zzzzz"), True),
+}
+
+
+@pytest.fixture(params=ENVS)
+def registered(request):
+    """A registered environment: (factory, utterances, whether its step is tensors only)."""
+    return ENVS[request.param]
+
+
+@pytest.fixture
+def make_env(registered):
+    return registered[0]

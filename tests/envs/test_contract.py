@@ -1,0 +1,126 @@
+"""What every environment owes to TorchRL and to us."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.envs import Compose, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+
+from torchrl_lang.envs import TokenEnv, check_language_env
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.schema import check_row
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("batch_size", [[], [1], [3], [2, 3]])
+def test_rules_hold_for_every_batch_shape(registered, batch_size):
+    make, utterances, _ = registered
+    check_language_env(make(batch_size=batch_size), utterances=utterances)
+
+
+def test_episodes_do_not_depend_on_the_batch_size(registered):
+    make, utterances, _ = registered
+    check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=utterances, seed=3)
+
+
+def test_torchrl_specs(make_env):
+    check_env_specs(make_env(batch_size=[2], seed=0), seed=0, break_when_any_done="both")
+
+
+def test_rollout_goes_through_resets(make_env):
+    env = make_env(batch_size=[3], seed=0)
+    rollout = env.rollout(60, break_when_any_done=False)
+    check_row(rollout.reshape(-1))
+    assert rollout["next", "done"].any()
+    # A new episode begins where one has ended: the row is as short as the first one was.
+    begun = rollout["next", "done"][:, :-1, 0]
+    lengths = rollout["attention_mask"].sum(-1)
+    assert (lengths[:, 1:][begun] == lengths[0, 0]).all()
+
+
+def test_two_environments_of_a_seed_agree_and_share_no_stream(make_env):
+    first, second = make_env(batch_size=[4], seed=7), make_env(batch_size=[4], seed=7)
+    for _ in range(3):
+        one = first.reset()["tokens"]
+        assert torch.equal(one, second.reset()["tokens"])
+
+
+def test_collector(make_env):
+    collector = Collector(
+        make_env(batch_size=[4], seed=0),
+        None,
+        frames_per_batch=80,
+        total_frames=240,
+        auto_register_policy_transforms=False,
+    )
+    collector.set_seed(1)
+    batches = list(collector)
+    assert [batch.numel() for batch in batches] == [80, 80, 80]
+    for batch in batches:
+        check_row(batch.reshape(-1))
+
+
+def test_serial_env_of_two_batches(make_env):
+    env = SerialEnv(2, partial(make_env, batch_size=[2]))
+    env.set_seed(0)
+    check_env_specs(env)
+    rollout = env.rollout(12, break_when_any_done=False)
+    assert rollout.batch_size == (2, 2, 12)
+    check_row(rollout.reshape(-1))
+
+
+def test_torchrl_transforms_see_turns_and_returns(make_env):
+    env = TransformedEnv(make_env(batch_size=[3], seed=0), Compose(StepCounter(), RewardSum()))
+    check_env_specs(env)
+    rollout = env.rollout(40, break_when_any_done=False)
+    total = rollout["next", "token_reward"].sum(-1, keepdim=True)
+    torch.testing.assert_close(rollout["next", "episode_reward"], total)
+    assert (rollout["next", "step_count"] >= 1).all()
+
+
+def test_fullgraph_compile(registered):
+    make, _, tensors_only = registered
+    if not tensors_only:
+        pytest.skip("plain-Python games cannot be compiled")
+    eager, compiled = make(batch_size=[3], seed=0), make(batch_size=[3], seed=0)
+    step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+    one, other = eager.reset(), compiled.reset()
+    for _ in range(5):
+        action = eager.action_spec.rand()
+        one = eager.step(one.set("action", action))["next"]
+        other = step(other.set("action", action))["next"]
+        assert (one == other).all()
+
+
+def test_parallel_env():
+    env = ParallelEnv(2, partial(CorridorEnv, batch_size=[2], seed=0), mp_start_method="spawn")
+    try:
+        rollout = env.rollout(10, break_when_any_done=False)
+        assert rollout.batch_size == (2, 2, 10)
+        check_row(rollout.reshape(-1))
+    finally:
+        env.close(raise_if_closed=False)
+
+
+def test_multi_sync_collector():
+    make = partial(CorridorEnv, batch_size=[2], seed=0)
+    collector = MultiSyncCollector(
+        [make, make], None, frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False
+    )
+    try:
+        batches = [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+    assert [batch.numel() for batch in batches] == [40, 40]
+    for batch in batches:
+        check_row(batch.reshape(-1))
+
+
+def test_token_env_takes_language_envs_only():
+    with pytest.raises(TypeError, match="TransformedEnv\\(TokenEnv\\(env\\)"):
+        TokenEnv(TransformedEnv(CorridorEnv(), StepCounter()))

@@ -1,0 +1,125 @@
+"""The values that the small games promise, against dynamic programming, enumeration and play."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from torchrl_lang.envs.games import (
+    CorridorEnv,
+    CorridorPlayer,
+    GuessNumber,
+    binary_search,
+    corridor_value,
+    guess_number_return,
+)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.99, 0.7])
+def test_corridor_value_by_value_iteration_over_tokens(gamma):
+    length = 6
+    value = torch.zeros(length)  # at the goal nothing more is earned
+    for _ in range(200):
+        step = [
+            max(
+                gamma * (0.0 if to == length - 1 else -1.0) + gamma**2 * value[to]  # the letter, then the end
+                for to in (max(place - 1, 0), place, place + 1)
+            )
+            for place in range(length - 1)
+        ]
+        value = torch.tensor([*step, 0.0])
+    places = torch.arange(length - 1)
+    torch.testing.assert_close(corridor_value(length - 1 - places, gamma), value[:-1], rtol=1e-5, atol=1e-6)
+
+
+def test_walking_straight_earns_the_value():
+    env = CorridorEnv(length=5, batch_size=[32], seed=0)
+
+    def straight(td):
+        move = torch.tensor([*env.tokenizer.encode("r"), env.tokenizer.control.end_of_action])
+        return td.set("action", move.expand(32, 2))
+
+    rollout = env.rollout(8, straight, break_when_any_done=False, break_when_all_done=True)
+    final = rollout["next"][:, -1]
+    start = rollout["tokens"][:, 0, 1]
+    assert final["terminated"].all()
+    torch.testing.assert_close(final["token_reward"].sum(-1), corridor_value(4 - start))
+
+
+def test_the_player_never_walks_straight_and_mostly_errs():
+    env = CorridorEnv(length=4, batch_size=[512], seed=0)
+    player = CorridorPlayer(env.tokenizer, 4, seed=1)
+    rollout = env.rollout(8, player, break_when_any_done=False, break_when_all_done=True)
+    final = rollout["next"][:, -1]
+    best = corridor_value(3 - rollout["tokens"][:, 0, 1])
+    earned = final["token_reward"].sum(-1)
+    assert (earned < best).all()
+    assert final["terminated"].any()
+    assert final["truncated"].any()
+    # Every place has been left by the better move, but less often than by the worse one: greedy copies stay.
+    left, right = env.tokenizer.encode("lr")
+    tokens = final["tokens"]
+    for place in range(3):
+        here = (tokens[:, :-2] == place) & (tokens[:, 2:] == right)
+        there = (tokens[:, :-2] == place) & (tokens[:, 2:] == left)
+        assert 0 < here.sum() < there.sum()
+
+
+def test_the_player_has_its_own_stream():
+    env = CorridorEnv(length=4, batch_size=[64], seed=0)
+    state = torch.get_rng_state()
+    td = env.reset()
+    actions = [CorridorPlayer(env.tokenizer, 4, seed=seed)(td.clone())["action"] for seed in (0, 0, 1)]
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[0], actions[2])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("options", [{"length": 1}, {"length": 11}, {"start": 3}, {"start": -1}])
+def test_corridors_that_cannot_be(options):
+    with pytest.raises(ValueError, match="got"):
+        CorridorEnv(**{"length": 4, **options})
+
+
+@pytest.mark.parametrize("p_right", [0.0, 1.0])
+def test_players_that_try_one_move_only_are_refused(p_right):
+    with pytest.raises(ValueError, match="p_right"):
+        CorridorPlayer(CorridorEnv().tokenizer, 4, p_right=p_right)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 31])
+def test_guess_number_return_is_the_optimum(n):
+    @cache
+    def misses(low, high):
+        """Least number of wrong guesses, summed over the numbers that are still possible."""
+        if low > high:
+            return 0
+        return min(misses(low, g - 1) + misses(g + 1, high) + (high - low) for g in range(low, high + 1))
+
+    assert guess_number_return(n) == pytest.approx(-misses(1, n) / n)
+
+
+@pytest.mark.parametrize("n", [1, 7, 10])
+def test_binary_search_earns_the_optimum(n):
+    seen, seed = {}, 0
+    while len(seen) < n:  # play until every number has come once
+        game = GuessNumber(n)
+        assert game.reset(seed) == f"1-{n}"
+        seed += 1
+        guesses, hints, earned, ended = [], [], 0.0, False
+        while not ended:
+            guesses.append(binary_search(n, guesses, hints))
+            hint, reward, ended = game.step(str(guesses[-1]))
+            hints.append(hint)
+            earned += reward
+        seen[guesses[-1]] = earned
+    assert sum(seen.values()) / n == pytest.approx(guess_number_return(n))
+
+
+@pytest.mark.parametrize("text", ["", "four", "-4", "4 ", "٤", "4.0", "1" * 4000, "</s>"])
+def test_no_guess_crashes_the_game(text):
+    game = GuessNumber(7)
+    game.reset(0)
+    assert game.step(text) == ("?", -1.0, False)

@@ -1,0 +1,238 @@
+"""The base of the environments, on the corridor: whose tokens are whose, limits, given states, helpful errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.schema import ROW_KEYS
+
+from .conftest import countdown_env
+
+
+def say(env, *texts, td=None):
+    """Say one utterance a row; text may name control tokens, as decode writes them."""
+    symbols = {symbol: index for index, symbol in enumerate(env.tokenizer.symbols)}
+    action = torch.full((len(texts), env.action_length), env.tokenizer.control.pad)
+    for row, text in enumerate(texts):
+        for place, symbol in enumerate(text):
+            action[row, place] = symbols[symbol]
+    return env.step(TensorDict(action=action, batch_size=[len(texts)]))["next"]
+
+
+def text(env, td, row=0):
+    return env.tokenizer.decode(td["tokens"][row][td["attention_mask"][row]])
+
+
+def agents(env, td, row=0):
+    return env.tokenizer.decode(td["tokens"][row][td["action_mask"][row]])
+
+
+def corridor(n=1, **kwargs):
+    env = CorridorEnv(**{"length": 3, "start": 0, "batch_size": [n], "seed": 0, **kwargs})
+    env.reset()
+    return env
+
+
+def test_a_walk_token_by_token():
+    env = corridor()
+    td = say(env, ["r", "</a>"])
+    assert text(env, td) == "<s>0</s>r</a>1</s>"
+    assert agents(env, td) == "r</a>"
+    assert td["reward"].item() == -1
+    td = say(env, ["r", "</a>"])
+    assert text(env, td) == "<s>0</s>r</a>1</s>r</a>2</s></eod>"
+    assert td["token_reward"][0].nonzero().flatten().tolist() == [4]  # on the first turn's </a>; the second earns 0
+    assert (td["reward"].item(), td["terminated"].item(), td["truncated"].item()) == (0, True, False)
+
+
+def test_an_utterance_without_end_is_closed_by_the_environment():
+    env = corridor()
+    td = say(env, ["r", "l"])
+    assert text(env, td) == "<s>0</s>rl</a>0</s>"
+    assert agents(env, td) == "rl"
+    assert td["token_reward"][0].nonzero().flatten().tolist() == [4]  # the l, the last token that the agent wrote
+
+
+def test_an_empty_utterance_is_a_bare_end_of_action():
+    env = corridor()
+    td = say(env, [])
+    assert agents(env, td) == "</a>"
+    assert td["token_reward"][0].sum() == td["reward"].item() == -1
+
+
+def test_max_turns_truncate_and_the_end_of_the_task_wins():
+    env = corridor(2, max_turns=2)
+    say(env, ["r", "</a>"], ["l", "</a>"])
+    td = say(env, ["r", "</a>"], ["l", "</a>"])
+    assert td["terminated"].flatten().tolist() == [True, False]
+    assert td["truncated"].flatten().tolist() == [False, True]
+    assert td["done"].all()
+    assert text(env, td, 1) == "<s>0</s>l</a>0</s>l</a>0</s>"
+
+
+def test_a_row_without_room_for_another_utterance_is_truncated():
+    env = countdown_env(batch_size=[1], seed=0)  # T = 24, K = 4, silent
+    env.reset()
+    td = None
+    for length in (4, 7, 10, 13, 16):
+        td = say(env, ["g", "g", "</a>"])
+        assert td["attention_mask"].sum() == length
+        assert not td["done"].any()
+    td = say(env, ["g", "g", "</a>"])  # 19 tokens: four more and their end fill the row
+    assert not td["done"].any()
+    td = say(env, ["</a>"])  # 20: they would not fit
+    assert td["truncated"].all()
+    assert not td["terminated"].any()
+
+
+def test_a_reply_that_does_not_fit_is_cut_and_truncates():
+    class Talker:
+        def reset(self, seed):
+            return ""
+
+        def step(self, text):
+            return "go" * 30, 1.0, True
+
+    from torchrl_lang.data import CharTokenizer
+    from torchrl_lang.envs import TextGameEnv
+
+    env = TextGameEnv(Talker, CharTokenizer.from_alphabet("go"), row_length=24, action_length=4)
+    env.reset()
+    td = say(env, ["g", "</a>"])
+    assert td["attention_mask"].all()
+    assert td["truncated"].all()
+    assert td["terminated"].all()
+    assert td["token_reward"].sum() == 1
+
+
+def test_stepping_a_finished_row_changes_nothing():
+    env = corridor(2)
+    say(env, ["r", "</a>"], ["l", "</a>"])
+    before = say(env, ["r", "</a>"], ["l", "</a>"])
+    after = say(env, ["l", "</a>"], ["l", "</a>"])
+    for key in (*ROW_KEYS, "done", "terminated", "truncated"):
+        assert torch.equal(after[key][0], before[key][0])
+    assert after["reward"].flatten().tolist() == [0, -1]
+
+
+def test_step_mask_leaves_rows_out():
+    env = corridor(2)
+    action = torch.tensor([env.tokenizer.encode("r") + [env.tokenizer.control.end_of_action]] * 2)
+    masked = TensorDict(action=action, _step=torch.tensor([[False], [True]]), batch_size=[2])
+    td = env.step(masked)["next"]
+    assert [text(env, td, row) for row in range(2)] == ["<s>0</s>", "<s>0</s>r</a>1</s>"]
+    assert td["reward"].flatten().tolist() == [0, -1]
+
+
+def test_episode_k_is_the_kth_row_ever_reset():
+    def openings(n, resets):
+        env = CorridorEnv(length=10, batch_size=[n], seed=5)
+        return torch.cat([env.reset()["tokens"][:, 1] for _ in range(resets)]).tolist()
+
+    assert openings(1, 12) == openings(4, 3) == openings(12, 1)
+    assert len(set(openings(12, 1))) > 1
+
+
+def test_partial_resets_count_episodes_too():
+    env = CorridorEnv(length=10, batch_size=[3], seed=5)
+    all_episodes = CorridorEnv(length=10, batch_size=[9], seed=5).reset()["tokens"][:, 1]
+    td = env.reset()
+    td = env.reset(td.set("_reset", torch.tensor([[False], [True], [True]])))
+    assert td["tokens"][:, 1].tolist() == all_episodes[[0, 3, 4]].tolist()
+
+
+def test_set_seed_leaves_rows_in_play_and_restarts_the_episodes():
+    env = corridor()
+    env.set_seed(3)
+    assert text(env, say(env, ["r", "</a>"])) == "<s>0</s>r</a>1</s>"
+
+
+def test_set_state_goes_on_where_the_row_stops():
+    env = corridor(2, length=4, start=None)
+    state = say(env, ["r", "</a>"], ["l", "</a>"])
+    other = CorridorEnv(length=4, batch_size=[2], seed=9)
+    other.reset()
+    came = other.reset(state.select(*ROW_KEYS).clone(), set_state=True)
+    for key in ROW_KEYS:
+        assert torch.equal(came[key], state[key])
+    for _ in range(8):
+        one, two = say(env, ["r", "</a>"], ["l", "</a>"]), say(other, ["r", "</a>"], ["l", "</a>"])
+        assert (one == two).all()
+    assert one["done"].all()
+
+
+def test_set_state_looks_only_at_rows_that_are_reset():
+    env = corridor(2, length=3)
+    say(env, ["r", "</a>"], ["l", "</a>"])
+    td = say(env, ["r", "</a>"], ["l", "</a>"])  # row 0 has ended
+    td = env.reset(td.exclude("reward").set("_reset", torch.tensor([[False], [True]])), set_state=True)
+    assert text(env, td, 1) == "<s>0</s>l</a>0</s>l</a>0</s>"
+    assert td["done"].flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("", "are empty"),
+        ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "have ended"),
+        ("<s>0</s>l</a>0</s>l</a>0</s>", "no room or no turn left"),
+        ("<s>0</s>r", "stop inside an utterance"),
+        ("<s>2</s>", "a place before the goal"),
+    ],
+)
+def test_states_that_cannot_go_on_are_refused(row, message):
+    env = corridor(max_turns=2)
+    import re
+
+    ids = [env.tokenizer.symbols.index(symbol) for symbol in re.findall(r"<.*?>|.", row)]
+    n, width = len(ids), env.row_length
+    tokens = torch.tensor([ids + [env.tokenizer.control.pad] * (width - n)], dtype=torch.int64)
+    agent = (tokens == env.tokenizer.encode("r")[0]) | (tokens == env.tokenizer.encode("l")[0]) | (tokens == 6)
+    agent = agent | (tokens == env.tokenizer.control.end_of_action)
+    real = torch.arange(width)[None] < n
+    td = TensorDict(
+        tokens=tokens,
+        attention_mask=real,
+        action_mask=agent & real,
+        token_reward=torch.zeros(1, width),
+        batch_size=[1],
+    )
+    with pytest.raises(ValueError, match=message):
+        env.reset(td, set_state=True)
+
+
+def test_end_of_dialogue_in_an_utterance_is_no_end():
+    env = corridor()
+    state = say(env, ["</eod>", "</a>"])
+    assert not state["done"].any()
+    env.reset(state.select(*ROW_KEYS), set_state=True)
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
+        CorridorEnv().step(TensorDict(action=torch.zeros(1, 2, dtype=torch.int64), batch_size=[1]))
+    env = CorridorEnv(batch_size=[2])
+    with pytest.raises(RuntimeError, match="must begin every row"):
+        env.reset(TensorDict(_reset=torch.tensor([[True], [False]]), batch_size=[2]))
+    env.reset()
+    with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 2\)"):
+        env.step(TensorDict(action=torch.zeros(2, 3, dtype=torch.int64), batch_size=[2]))
+    with pytest.raises(ValueError, match="int32"):
+        env.step(TensorDict(action=torch.zeros(2, 2, dtype=torch.int32), batch_size=[2]))
+    with pytest.raises(KeyError, match="needs a tensordict with"):
+        env.reset(set_state=True)
+    with pytest.raises(ValueError, match="max_turns must be at least 1"):
+        countdown_env(max_turns=0)
+
+
+def test_no_stream_is_shared():
+    state = torch.get_rng_state()
+    first, second = CorridorEnv(length=10, batch_size=[8], seed=1), CorridorEnv(length=10, batch_size=[8], seed=1)
+    first.reset()
+    first.reset()
+    expected = CorridorEnv(length=10, batch_size=[8], seed=1).reset()["tokens"]
+    assert torch.equal(second.reset()["tokens"], expected)
+    assert torch.equal(state, torch.get_rng_state())

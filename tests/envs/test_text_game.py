@@ -1,0 +1,192 @@
+"""Plain-Python games in a batch: seeds, text that cannot be said or read, states, failures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs import TextGame, TextGameEnv, TokenEnv
+from torchrl_lang.envs.games import GuessNumber, guess_number_env
+from torchrl_lang.schema import ROW_KEYS
+
+
+class Scribe:
+    """Remembers what it was told; says what it is given to say."""
+
+    def __init__(self, replies=("b",)):
+        self.seeds, self.told, self.replies = [], [], replies
+
+    def reset(self, seed):
+        self.seeds.append(seed)
+        return "a"
+
+    def step(self, text):
+        self.told.append(text)
+        return self.replies[min(len(self.told), len(self.replies)) - 1], 0.5, False
+
+
+def scribes(n=2, replies=("b",), tokenizer=None, **kwargs):
+    games = []
+
+    def make():
+        games.append(Scribe(replies))
+        return games[-1]
+
+    tokenizer = CharTokenizer.from_alphabet("ab") if tokenizer is None else tokenizer
+    env = TextGameEnv(make, tokenizer, row_length=40, action_length=3, batch_size=[n], **{"seed": 0, **kwargs})
+    return env, games
+
+
+def say(env, ids):
+    action = torch.tensor(ids, dtype=torch.int64)
+    return env.step(TensorDict(action=action, batch_size=env.batch_size))["next"]
+
+
+def guess(env, *numbers):
+    control, k = env.tokenizer.control, env.action_length
+    rows = [[*env.tokenizer.encode(str(number)), control.end_of_action] for number in numbers]
+    return say(env, [row + [control.pad] * (k - len(row)) for row in rows])
+
+
+def test_protocol():
+    assert isinstance(GuessNumber(), TextGame)
+
+
+def test_game_seeds_do_not_depend_on_the_batch():
+    one, (game,) = scribes(1)
+    four, games = scribes(4)
+    for _ in range(4):
+        one.reset()
+    four.reset()
+    assert four.game_seed.tolist() == game.seeds
+    assert game.seeds == [g.seeds[0] for g in games]
+    assert len(set(game.seeds)) == 4
+    assert all(0 <= seed < 2**31 for seed in game.seeds)
+
+
+def test_only_live_rows_are_told_anything():
+    env, games = scribes(2)
+    td = env.reset()
+    ids = [[0, env.tokenizer.control.end_of_action, 0]] * 2
+    env.step(TensorDict(action=torch.tensor(ids), _step=torch.tensor([[True], [False]]), batch_size=[2]))
+    assert [g.told for g in games] == [["a"], []]
+    env.reset(td.set("_reset", torch.tensor([[False], [True]])))
+    assert [len(g.seeds) for g in games] == [1, 2]
+
+
+def test_named_game_seeds():
+    env = guess_number_env(100, batch_size=[3], seed=0)
+    env.reset(TensorDict(game_seed=torch.tensor([5, 6, 5]), batch_size=[3]))
+    assert env.game_seed.tolist() == [5, 6, 5]
+    numbers = [game.number for game in env._games]
+    assert numbers[0] == numbers[2] != numbers[1]
+
+
+def test_control_tokens_reach_the_game_by_name():
+    env, (game,) = scribes(1)
+    env.reset()
+    say(env, [[env.tokenizer.control.end_of_state, 1, 0]])
+    assert game.told == ["</s>ba"]
+
+
+def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character():
+    class Strict(CharTokenizer):
+        def decode(self, ids):
+            if 1 in ids:
+                raise ValueError("half a character")
+            return super().decode(ids)
+
+    env, (game,) = scribes(1, tokenizer=Strict(CharTokenizer.from_alphabet("ab").symbols), replies=("a",))
+    env.reset()
+    say(env, [[1, 0, 0]])
+    say(env, [[0, 999, 0]])
+    say(env, [[-1, 0, 0]])
+    assert game.told == ["\N{REPLACEMENT CHARACTER}"] * 3
+
+
+def test_what_the_tokenizer_does_not_know_is_an_error_that_names_the_game():
+    env, _ = scribes(3, replies=("b", "what?"))
+    env.reset()
+    ids = [[0, env.tokenizer.control.end_of_action, 0]] * 3
+    say(env, ids)
+    with pytest.raises(ValueError, match=r"Game 0 of the batch \(seed \d+\) said 'what\?'.*knows all the game's words"):
+        say(env, ids)
+    # The games are now out of step with the rows: nothing goes on from here but a reset.
+    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
+        say(env, ids)
+    env.reset()  # which begins every game anew
+
+
+def test_a_reply_that_is_no_text_is_an_error():
+    env, _ = scribes(1, replies=(None,))
+    env.reset()
+    with pytest.raises(ValueError, match="said None"):
+        say(env, [[0, 0, 0]])
+
+
+def test_a_game_that_fails_says_where():
+    class Broken(Scribe):
+        def step(self, text):
+            raise ZeroDivisionError("oh")
+
+    env = TextGameEnv(Broken, CharTokenizer.from_alphabet("ab"), row_length=20, action_length=3, batch_size=[1])
+    env.reset()
+    with pytest.raises(ZeroDivisionError) as caught:
+        say(env, [[0, 0, 1]])
+    assert "Game 0 of the batch" in caught.value.__notes__[0]
+    assert "'aab'" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, TokenEnv], ids=["utterances", "tokens"])
+def test_set_state_plays_the_row_again(wrap):
+    env = guess_number_env(7, batch_size=[3], seed=0)
+    env.reset()
+    guess(env, 4, "?", 1)
+    state = guess(env, 2, 6, 7)
+    live = ~state["done"]
+    assert live.any()
+    inner = guess_number_env(7, batch_size=[3], seed=77)
+    other = wrap(inner)
+    other.reset()
+    given = state.select(*ROW_KEYS, "done").clone().set("game_seed", env.game_seed).set("_reset", live)
+    came = other.reset(given, set_state=True)
+    for key in ROW_KEYS:
+        assert torch.equal(came[key], state[key])
+    one, two = guess(env, 3, 3, 3), guess(inner, 3, 3, 3)
+    rows = live.squeeze(-1)
+    for key in (*ROW_KEYS, "reward", "done"):
+        assert torch.equal(one[key][rows], two[key][rows])
+
+
+def test_set_state_of_other_rows_is_refused():
+    env = guess_number_env(7, batch_size=[1], seed=0)
+    env.reset(TensorDict(game_seed=torch.tensor([0]), batch_size=[1]))
+    state = guess(env, 1).select(*ROW_KEYS)
+    with pytest.raises(KeyError, match="game_seed"):
+        env.reset(state.clone(), set_state=True)
+    wrong_reward = state.clone().set("game_seed", torch.tensor([0]))
+    wrong_reward["token_reward"] *= 2
+    with pytest.raises(ValueError, match=r"rewards \[-2.0\], the game .* with rewards \[-1.0\]"):
+        env.reset(wrong_reward, set_state=True)
+    wrong_reply = state.clone().set("game_seed", torch.tensor([0]))
+    higher, lower = env.tokenizer.encode("higherlower")
+    wrong_reply["tokens"][wrong_reply["tokens"] == higher] = lower
+    with pytest.raises(ValueError, match="Row 0 is not what game seed 0 plays"):
+        env.reset(wrong_reply, set_state=True)
+    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
+        guess(env, 2)
+
+
+def test_replay_of_silent_games_and_open_utterances():
+    from .conftest import countdown_env
+
+    env = countdown_env(batch_size=[2], seed=0)
+    env.reset()
+    control = env.tokenizer.control
+    say(env, [[0, 1, control.end_of_action, 0], [0, 0, 1, 1]])  # the second does not close its utterance
+    state = say(env, [[control.end_of_action, 0, 0, 0], [0, 1, control.end_of_action, 0]])
+    came = env.reset(state.select(*ROW_KEYS).clone().set("game_seed", env.game_seed), set_state=True)
+    for key in ROW_KEYS:
+        assert torch.equal(came[key], state[key])

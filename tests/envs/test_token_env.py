@@ -1,0 +1,151 @@
+"""Token by token or utterance by utterance: the same episode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.envs import TokenEnv
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.schema import ROW_KEYS
+
+from .conftest import ENVS, countdown_env
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def step(env, action, **entries):
+    return env.step(TensorDict(action=action, **entries, batch_size=env.batch_size))["next"]
+
+
+def random_utterances(env, generator, meaningful):
+    """One utterance a row, sensible or not, with an end or full without one, never with padding inside."""
+    n, k = env.batch_size.numel(), env.action_length
+    control = env.tokenizer.control
+    action = torch.full((n, k), control.pad)
+    for row in range(n):
+        if torch.randint(2, (), generator=generator):
+            text = meaningful[int(torch.randint(len(meaningful), (), generator=generator))]
+            ids = [*env.tokenizer.encode(text), control.end_of_action][:k]
+        else:
+            draw = torch.randint(env.tokenizer.vocab_size, (k,), generator=generator)
+            ids = [t for t in draw.tolist() if t not in (control.pad, control.end_of_action)]
+            ids = ids if len(ids) == k else [*ids, control.end_of_action]
+        action[row, : len(ids)] = torch.tensor(ids)
+    return action
+
+
+@pytest.mark.parametrize("name", [name for name in ENVS if not name.endswith("by_token")])
+def test_the_same_text_gives_the_same_rows(name):
+    make, meaningful, _ = ENVS[name]
+    whole, wrapped = make(batch_size=[4], seed=3), TokenEnv(make(batch_size=[4], seed=3))
+    generator = torch.Generator().manual_seed(0)
+    one, other = whole.reset(), wrapped.reset()
+    assert (one == other).all()
+    while not one["done"].all():
+        utterance = random_utterances(whole, generator, meaningful)
+        live = ~one["done"]
+        one = step(whole, utterance)
+        # Each row is fed its own tokens; rows that are through wait for the others.
+        earned, spoken = torch.zeros(4, 1), ~live
+        for token in utterance.unbind(-1):
+            other = step(wrapped, token, _step=~spoken) if not spoken.all() else other
+            earned = earned + torch.where(spoken, 0, other["reward"])
+            spoken = spoken | (token == whole.tokenizer.control.end_of_action)[:, None]
+        assert torch.equal(earned, one["reward"])
+        for key in (*ROW_KEYS, *FLAGS):
+            assert torch.equal(one[key], other[key]), key
+
+
+def test_rewards_come_with_the_last_token_of_an_utterance():
+    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2]))
+    env.reset()
+    left, right, end = *env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action
+    rewards = [
+        step(env, torch.tensor(tokens))["reward"].flatten().tolist()
+        for tokens in ([right, left], [end, left], [right, right], [end, end])
+    ]
+    assert rewards == [[0, 0], [-1, -1], [0, 0], [0, -1]]
+
+
+def test_padding_is_read_as_the_end_of_the_action():
+    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
+    env.reset()
+    control, right = env.tokenizer.control, env.tokenizer.encode("r")[0]
+    step(env, torch.tensor([right, right]))
+    td = step(env, torch.tensor([control.pad, control.end_of_action]))
+    for key in ROW_KEYS:
+        assert torch.equal(td[key][0], td[key][1])
+    assert td["reward"].flatten().tolist() == [-1, -1]
+
+
+def test_other_control_tokens_are_written():
+    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[1], seed=0))
+    env.reset()
+    control = env.tokenizer.control
+    for token in (control.end_of_dialogue, control.end_of_action):
+        td = step(env, torch.tensor([token]))
+    assert env.tokenizer.decode(td["tokens"][0, :7]) == "<s>0</s></eod></a>0</s>"
+    assert not td["done"].any()
+
+
+def test_partial_reset_keeps_the_begun_utterances_of_others():
+    env = TokenEnv(CorridorEnv(length=4, start=1, batch_size=[2], seed=0))
+    env.reset()
+    right, end = env.tokenizer.encode("r")[0], env.tokenizer.control.end_of_action
+    td = step(env, torch.tensor([right, right]))
+    td = env.reset(td.exclude("reward").set("_reset", torch.tensor([[True], [False]])))
+    assert td["attention_mask"].sum(-1).tolist() == [3, 4]
+    td = step(env, torch.tensor([end, end]))
+    assert [env.tokenizer.decode(row[real]) for row, real in zip(td["tokens"], td["attention_mask"], strict=True)] == [
+        "<s>1</s></a>1</s>",
+        "<s>1</s>r</a>2</s>",
+    ]
+
+
+@pytest.mark.parametrize("made", [0, 1, 2, 3, 7])
+def test_set_state_goes_on_from_any_token(made):
+    def play(env, td, moves):
+        for token in moves:
+            td = step(env, torch.tensor([token, token]))
+        return td
+
+    env = TokenEnv(CorridorEnv(length=4, batch_size=[2], seed=0))
+    right, end = env.tokenizer.encode("r")[0], env.tokenizer.control.end_of_action
+    moves = [right, end, end, right, end, right, right, right, end]
+    state = play(env, env.reset(), moves[:made])
+    if state["done"].any():
+        pytest.skip("a walk that has ended cannot go on")
+    other = TokenEnv(CorridorEnv(length=4, batch_size=[2], seed=99))
+    other.reset()
+    came = other.reset(state.select(*ROW_KEYS).clone(), set_state=True)
+    for key in ROW_KEYS:
+        assert torch.equal(came[key], state[key])
+    assert (play(env, None, moves[made:]) == play(other, None, moves[made:])).all()
+
+
+def test_countdown_by_token_needs_no_reply():
+    env = TokenEnv(countdown_env(batch_size=[1]))
+    env.reset()
+    ids = [*env.tokenizer.encode("go"), env.tokenizer.control.end_of_action] * 3
+    rewards = []
+    for token in ids:
+        td = step(env, torch.tensor([token]))
+        rewards.append(td["reward"].item())
+    assert rewards == [0, 0, 0.5] * 3
+    assert env.tokenizer.decode(td["tokens"][0][td["attention_mask"][0]]) == "<a>go</a>go</a>go</a></eod>"
+    assert td["terminated"].all()
+
+
+def test_errors():
+    env = TokenEnv(CorridorEnv(batch_size=[2]))
+    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
+        step(env, torch.zeros(2, dtype=torch.int64))
+    env.reset()
+    with pytest.raises(ValueError, match=r"one token a row, 'action' of shape \(2,\)"):
+        step(env, torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="float32"):
+        step(env, torch.zeros(2))
+    with pytest.raises(KeyError, match="needs a tensordict with"):
+        env.reset(set_state=True)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.envs import StepCounter, TransformedEnv
+from torchrl.envs.utils import step_mdp
+
+from torchrl_lang.evaluation import GameRecords, play_games
+from torchrl_lang.schema import ROW_KEYS, check_row
+
+
+def assert_equal(one: GameRecords, other: GameRecords) -> None:
+    for name in ("returns", "turns", "terminated", "truncated", "last_reward", "agent_tokens"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for key in ROW_KEYS:
+        assert torch.equal(one.rows[key], other.rows[key]), key
+
+
+@pytest.mark.parametrize("batch", [1, 4, (2, 3), 32])
+def test_same_episodes_for_any_batch(guess, bisect, batch):
+    env, one = guess(batch), guess(11)
+    records = play_games(env, bisect(env), games=11, seed=7)
+    assert len(records) == 11
+    assert_equal(records, play_games(one, bisect(one), games=11, seed=7))
+
+
+def test_not_the_first_to_finish(guess, bisect):
+    """In waves of 3, the mean over 30 episodes is that of all 30, long games included."""
+    env, everything = guess(3), guess(30)
+    records = play_games(env, bisect(env), games=30, seed=1)
+    everything.set_seed(1)
+    td, total = everything.reset(), torch.zeros(30)
+    for _ in range(4):
+        td = everything.step(bisect(everything)(td))
+        total += td["next", "reward"].flatten()
+        td = step_mdp(td)
+    assert torch.equal(records.returns, total)
+    assert records.turns.unique().numel() > 1
+
+
+def test_counts_of_each_game(guess, bisect):
+    env = guess(8)
+    records = play_games(env, bisect(env), games=20)
+    check_row(records.rows, vocab_size=env.tokenizer.vocab_size)
+    assert torch.equal(records.terminated, ~records.truncated)
+    assert torch.equal(records.returns, -(records.turns - records.terminated.long()).float())
+    assert torch.equal(records.returns, records.rows["token_reward"].sum(-1))
+    assert torch.equal(records.agent_tokens, 2 * records.turns)  # a digit and its end
+    assert torch.equal(records.agent_tokens, records.rows["action_mask"].sum(-1))
+    assert torch.equal(records.last_reward == 0, records.terminated)
+
+
+def test_records_from_rows_are_those_of_playing(guess, bisect):
+    env = guess(8)
+    records = play_games(env, bisect(env), games=20, seed=3)
+    assert_equal(records, GameRecords.from_rows(records.rows, env.tokenizer.control))
+
+
+def test_a_transform_may_end_games_before_the_env_does(guess, bisect):
+    base = guess(4)
+    env = TransformedEnv(base, StepCounter(max_steps=2))
+    records = play_games(env, bisect(base), games=8)
+    assert records.turns.max() == 2
+    assert (records.rows["action_mask"].sum(-1) <= 4).all()
+    assert torch.equal(records.rows["token_reward"].sum(-1), records.returns)
+
+
+class Sampler(torch.nn.Module):
+    """Says a random digit, and how likely it was: uniformly here, twice as likely for the behaviour model."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.generator = generator
+        self.dropout = torch.nn.Dropout()
+        self.modes: set[bool] = set()
+
+    def forward(self, tokens):
+        self.modes.add(self.dropout.training)
+        digit = torch.randint(10, (*tokens.shape[:-1], 1), generator=self.generator)
+        action = torch.cat([digit, torch.full_like(digit, 15), torch.full_like(digit, 15)], -1)
+        log_prob = torch.full(action.shape, -2.0)
+        log_prob[..., 2] = torch.nan  # behind the end: must not be looked at
+        return action, log_prob, log_prob / 4, -log_prob
+
+
+OUT = ["action", "token_log_prob", "behavior_log_prob", "token_entropy"]
+
+
+def test_diagnostics_are_sums_over_written_tokens(guess):
+    env = guess(4)
+    assert env.tokenizer.control.end_of_action == 15
+    records = play_games(env, TensorDictModule(Sampler(), ["tokens"], OUT), games=10)
+    torch.testing.assert_close(records.log_ratio, -1.5 * records.agent_tokens)
+    torch.testing.assert_close(records.entropy, 2.0 * records.agent_tokens)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_playing_leaves_streams_and_modes_alone(guess, own):
+    generator = torch.Generator().manual_seed(5) if own else None
+    policy = TensorDictModule(Sampler(generator), ["tokens"], OUT)
+    policy.module.dropout.train()
+    policy.module.training = False
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    stream = None if generator is None else generator.get_state()
+    first = play_games(guess(4), policy, games=10, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert generator is None or torch.equal(generator.get_state(), stream)
+    assert policy.module.modes == {False}
+    assert policy.module.dropout.training
+    assert not policy.module.training
+    torch.rand(17)
+    assert_equal(first, play_games(guess(4), policy, games=10, seed=2))
+    assert not torch.equal(first.rows["tokens"], play_games(guess(4), policy, games=10, seed=3).rows["tokens"])
+
+
+def test_progress_ends_at_the_number_of_games(guess, bisect):
+    env, seen = guess(4), []
+    play_games(env, bisect(env), games=10, progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 10
+
+
+def test_no_games(guess, bisect):
+    env = guess(2)
+    with pytest.raises(ValueError, match="at least 1"):
+        play_games(env, bisect(env), games=0)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import zlib
+
+import pytest
+
+from torchrl_lang.evaluation import Summary, plot_guess_histogram, plot_learning_curves, read_columns
+
+pytest.importorskip("matplotlib")
+
+RUN = {"step": [0, 10, 20], "loss": [math.nan, 1.0, 0.5], "return": [-4.0, math.nan, -2.0], "return_error": [0.5] * 3}
+
+
+def png(path) -> tuple[int, int, bool]:
+    """Width, height and whether there is more than one colour in a PNG."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    pixels, at = b"", 8
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            pixels += data[at + 8 : at + 8 + size]
+        at += size + 12
+    return width, height, len(set(zlib.decompress(pixels))) > 2
+
+
+def test_curves_from_records_and_from_a_file(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("step,loss,return,return_error\n0,,-4.0,0.5\n10,1.0,,\n20,0.5,-2.0,0.25\n")
+    path = plot_learning_curves(
+        tmp_path / "new" / "curves.png", {"ours": RUN, "file": log}, references={"data": -3.0}, title="Wordle"
+    )
+    width, height, drawn = png(path)
+    assert width > 2 * height  # two panels
+    assert drawn
+    one = plot_learning_curves(tmp_path / "one.png", {"ours": RUN}, panels=["return", "nothing"])
+    assert png(one)[0] < width
+
+
+def test_columns_of_a_file(tmp_path):
+    (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,\n")
+    columns = read_columns(tmp_path / "log.csv")
+    assert columns["step"] == [1.0, 2.0]
+    assert math.isnan(columns["loss"][1])
+
+
+def test_no_such_column(tmp_path):
+    with pytest.raises(ValueError, match="'nothing'"):
+        plot_learning_curves(tmp_path / "x.png", {"ours": RUN}, panels=["nothing"])
+
+
+def test_histogram(tmp_path):
+    players = [
+        Summary("a", 10, -1.0, 0.1, 0.9, 0.1, 2.0, {2: 4, 5: 5}, 1),
+        Summary("b", 5, -6.0, 0.1, 0, 0, 6.0, {}, 5),
+    ]
+    assert png(plot_guess_histogram(tmp_path / "guesses.png", players))[2]
+    with pytest.raises(ValueError, match="no summaries"):
+        plot_guess_histogram(tmp_path / "guesses.png", [])
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"torchrl-lang\[plots\]"):
+        plot_learning_curves(tmp_path / "x.png", {"ours": RUN})
+
+
+def test_no_global_state(tmp_path):
+    plot_learning_curves(tmp_path / "x.png", {"ours": RUN})
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.evaluation import TILES, GameRecords, format_transcript, play_games, read_turns, write_transcripts
+
+TOKENIZER = CharTokenizer(
+    [*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"],
+)
+
+
+def row(text: list[str], agent: str, reward: dict[int, float], width: int) -> TensorDict:
+    """A row from symbols; ``agent`` marks the agent's tokens with an ``a``."""
+    ids = [TOKENIZER.symbols.index(symbol) for symbol in text]
+    n, pad = len(ids), TOKENIZER.control.pad
+    return TensorDict(
+        tokens=torch.tensor(ids + [pad] * (width - n)),
+        attention_mask=torch.arange(width) < n,
+        action_mask=torch.tensor([mark == "a" for mark in agent] + [False] * (width - n)),
+        token_reward=torch.tensor([reward.get(i, 0.0) for i in range(width)]),
+    )
+
+
+GAME = row(
+    ["<a>", *"ab", "</a>", "<g>", "<b>", "</s>", *"abc", "</a>", "d", "</a>", "<y>", "</s>", "</eod>"],
+    ".aaa...aaaaaa...",
+    {3: -1.0, 10: -1.0, 12: 0.5},
+    20,
+)
+
+
+def test_turns():
+    assert read_turns(GAME, TOKENIZER) == [
+        (True, "ab", -1.0),
+        (False, "<g><b>", 0.0),
+        (True, "abc", -1.0),
+        (True, "d", 0.5),
+        (False, "<y>", 0.0),
+    ]
+
+
+def test_text():
+    assert format_transcript(GAME, TOKENIZER, spelling=TILES) == "> ab  (-1)\n< 🟩⬛\n> abc  (-1)\n> d  (+0.5)\n< 🟨"
+
+
+def test_env_speaks_first_and_agent_is_silent():
+    opening = row(["<s>", "e", "</s>", "</a>"], "...a", {3: -1.0}, 6)
+    assert format_transcript(opening, TOKENIZER) == "< e\n> (nothing)  (-1)"
+
+
+def test_words_cut_off_by_the_width_are_shown():
+    cut = row(["<a>", "a", "</a>", "b"], ".aa.", {2: -1.0}, 4)
+    assert read_turns(cut, TOKENIZER) == [(True, "a", -1.0), (False, "b", 0.0)]
+
+
+def test_file(tmp_path):
+    rows = torch.stack([GAME, GAME])
+    records = GameRecords.from_rows(rows, TOKENIZER.control)
+    path = write_transcripts(tmp_path / "new" / "games.txt", records, TOKENIZER, games=[1], title="Ours")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["Ours", "===="]
+    assert lines[3] == "game 1: return -1.5, 3 turns, ended"
+    assert lines[4] == "> ab  (-1)"
+    assert len(write_transcripts(path, records, TOKENIZER, games=9).read_text().split("game ")) == 3
+    with pytest.raises(IndexError, match="no game 2"):
+        write_transcripts(path, records, TOKENIZER, games=[2])
+
+
+def test_rewards_of_real_games_are_all_told(guess, bisect):
+    env = guess(4)
+    records = play_games(env, bisect(env), games=4)
+    for game in range(4):
+        turns = read_turns(records.rows[game], env.tokenizer)
+        assert sum(reward for _, _, reward in turns) == records.returns[game]
+        assert sum(is_agent for is_agent, _, _ in turns) == records.turns[game]
+        assert turns[0] == (True, "5", 0.0 if len(turns) == 2 else -1.0)

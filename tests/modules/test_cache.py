@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.modules.toys import KINDS, rows, tiny_lm
+from torchrl_lang.modules import RowCache, Trunk, causal_lm
+
+OTHERS = ("qwen3", "mistral", "gpt_neox", "phi", "opt", "gemma")
+
+
+def read(trunk, cache, tokens, start):
+    positions = torch.arange(start, start + tokens.shape[1]).expand(tokens.shape[0], -1)
+    return cache.extend(trunk, tokens, positions)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS + OTHERS)
+@torch.no_grad()
+def test_reading_in_pieces_equals_reading_at_once(kind):
+    extra = {} if kind in KINDS else {"layers": 2, "width": 16, "heads": 2, "max_length": 40, "vocab_size": 12}
+    trunk = Trunk(tiny_lm(kind) if kind in KINDS else causal_lm(kind, **extra).eval())
+    assert trunk.supports_cache
+    tokens, cache = torch.randint(6, (3, 12)), RowCache(15)
+    pieces = [cache.extend(trunk, tokens[:, :4])[0], read(trunk, cache, tokens[:, 4:5], 4)]
+    pieces.append(read(trunk, cache, tokens[:, 5:], 5))
+    torch.testing.assert_close(torch.cat(pieces, 1), trunk(tokens), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_eager_attention_too(kind):
+    lm, tokens, cache = tiny_lm(kind), torch.randint(6, (3, 9)), RowCache(9)
+    lm.set_attn_implementation("eager")
+    trunk = Trunk(lm)
+    assert trunk.supports_cache
+    pieces = [cache.extend(trunk, tokens[:, :5])[0], read(trunk, cache, tokens[:, 5:], 5)]
+    torch.testing.assert_close(torch.cat(pieces, 1), trunk(tokens), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_ragged_rows_go_on_each_at_its_own_position(kind):
+    trunk, batch = Trunk(tiny_lm(kind)), rows(longest=12)
+    length, more = batch["attention_mask"].sum(-1), torch.randint(6, (7, 3))
+    cache = RowCache(15)
+    cache.extend(trunk, batch["tokens"][:, :12])  # the padding of short rows leaves keys, to be overwritten
+    steps = [cache.extend(trunk, more[:, i, None], length[:, None] + i, visible=13 + i)[0] for i in range(3)]
+    for row in range(7):
+        alone = torch.cat([batch["tokens"][row, : length[row]], more[row]])
+        expected = trunk(alone[None])[0, -3:]
+        torch.testing.assert_close(torch.cat(steps, 1)[row], expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_can_leave_repeat_and_change_places():
+    trunk, tokens = Trunk(tiny_lm("llama")), torch.randint(6, (4, 8))
+    cache, chosen = RowCache(8), torch.tensor([3, 1, 1])
+    cache.extend(trunk, tokens[:, :6])
+    cache.select(chosen)
+    last = torch.randint(6, (3, 2))  # the two copies of row 1 go different ways
+    expected = trunk(torch.cat([tokens[chosen, :6], last], 1))[:, 6:]
+    torch.testing.assert_close(read(trunk, cache, last, 6), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_later_turn_feeds_only_its_new_tokens():
+    trunk, tokens, cache = Trunk(tiny_lm()), torch.randint(6, (2, 10)), RowCache(10)
+    cache.extend(trunk, tokens[:, :3])
+    first = read(trunk, cache, tokens[:, 3:7], 3)
+    again = read(trunk, cache, tokens[:, 3:7], 3)  # reading the same places again changes nothing
+    torch.testing.assert_close(first, again)
+    torch.testing.assert_close(read(trunk, cache, tokens[:, 7:], 7), trunk(tokens)[:, 7:], atol=1e-5, rtol=1e-5)
+
+
+def test_more_than_the_cache_holds_is_refused():
+    with pytest.raises(ValueError, match=r"9 tokens do not fit a RowCache\(8\)"):
+        RowCache(8).extend(Trunk(tiny_lm()), torch.zeros(1, 9, dtype=torch.int64))

@@ -1,0 +1,255 @@
+"""The contract of decoding: every method, every kind of model, with and without values and cache."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
+
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, heads, rows, tiny_lm
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor
+
+METHODS = ("sample", "greedy", "beam", "best_of")
+K = 5
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def guidance(**options):
+    return ValueGuidance(*heads(), **({"beta": 2.0} | options))
+
+
+GUIDES = {
+    "plain": lambda: None,
+    "exp": guidance,
+    "clipped": lambda: guidance(clip=0.0),
+    "sign": lambda: guidance(beta=0.7, weighting="sign"),
+    "values only": lambda: guidance(include_logits=False),
+    "own trunk": lambda: guidance(clip=0.5, value_trunk=Trunk(tiny_lm(seed=5))),
+}
+
+
+def policy(kind="gpt2", action_length=K, **options):
+    options = {"seed": 3} | options
+    return UtteranceActor(language_actor(tiny_lm(kind)), CONTROL, action_length, **options)
+
+
+def spoken(action):
+    """True on the tokens of each utterance, its end included."""
+    end = action == CONTROL.end_of_action
+    return (end.cumsum(-1) - end.long()) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_equals_uncached_and_the_distribution_agrees(kind, guide, method):
+    options = {"method": method, "guidance": GUIDES[guide](), "temperature": 1.3, "top_k": 6, "diagnostics": True}
+    if method == "best_of" and options["guidance"] is not None:
+        options["advantage_weight"] = 0.5
+    batch = rows()
+    cached, uncached = (policy(kind, cached=flag, **options)(batch.clone()) for flag in (True, False))
+    assert torch.equal(cached["action"], uncached["action"])
+    for key in ("action_log_prob", "token_log_prob", "behavior_log_prob", "token_entropy"):
+        torch.testing.assert_close(cached[key], uncached[key], **CLOSE)
+    dist = policy(kind, **options).get_dist(batch)
+    torch.testing.assert_close(dist.token_log_prob(cached["action"]), cached["token_log_prob"], **CLOSE)
+    torch.testing.assert_close(dist.log_prob(cached["action"]), cached["action_log_prob"], **CLOSE)
+    if method in ("sample", "best_of"):
+        assert cached["action"].unique(dim=0).shape[0] > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_utterances_are_well_formed(method):
+    said = policy(method=method, temperature=2.0)(rows(n=64))["action"]
+    active = spoken(said)
+    assert (said == CONTROL.end_of_action).sum(-1).eq(1).all()
+    assert (said[~active] == CONTROL.pad).all()
+    assert not torch.isin(said[active], torch.tensor(CONTROL.forbidden_in_action())).any()
+    if method == "sample":
+        assert active.sum(-1).unique().numel() > 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_order_and_padding_width_change_nothing(method):
+    # Sampling draws a row's numbers by its place in the batch, so there only the padding is varied.
+    batch, actor = rows(width=20, longest=12), policy(method=method, guidance=guidance())
+    expected = actor(batch.clone())
+    narrow = batch.apply(lambda x: x[:, :12])
+    again = policy(method=method, guidance=guidance())(narrow)
+    assert torch.equal(again["action"], expected["action"])
+    torch.testing.assert_close(again["token_log_prob"], expected["token_log_prob"], **CLOSE)
+    if method in ("greedy", "beam"):
+        order = torch.randperm(7)
+        shuffled = actor(batch[order].clone())
+        assert torch.equal(shuffled["action"], expected["action"][order])
+        single = torch.cat([actor(batch[i : i + 1].clone())["action"] for i in range(7)])
+        assert torch.equal(single, expected["action"])
+
+
+def test_what_a_row_says_does_not_depend_on_the_other_rows():
+    batch, other = rows(seed=0), rows(seed=1)
+    mixed = torch.where(torch.arange(7)[:, None] < 3, batch["tokens"], other["tokens"])
+    mask = torch.where(torch.arange(7)[:, None] < 3, batch["attention_mask"], other["attention_mask"])
+    mixed = TensorDict(tokens=mixed, attention_mask=mask, batch_size=[7])
+    for options in (
+        {"method": "sample"},
+        {"method": "best_of", "guidance": guidance(clip=0.0), "advantage_weight": 1.0},
+    ):
+        first, second = policy(**options)(batch.clone()), policy(**options)(mixed)
+        assert torch.equal(first["action"][:3], second["action"][:3])
+
+
+@pytest.mark.parametrize("guide", ["plain", "exp", "sign"])
+def test_probabilities_of_all_utterances_sum_to_one(guide):
+    tokenizer = CharTokenizer.from_alphabet("ab")
+    control = tokenizer.control
+    lm = tiny_lm(vocab_size=tokenizer.vocab_size)
+    q, v = heads(vocab_size=tokenizer.vocab_size)
+    guided = {"plain": None, "exp": {"beta": 3.0}, "sign": {"beta": 0.9, "weighting": "sign"}}[guide]
+    actor = UtteranceActor(
+        language_actor(lm), control, 3, guidance=None if guided is None else ValueGuidance(q, v, **guided), seed=0
+    )
+    end, pad = control.end_of_action, control.pad
+    every = [[end, pad, pad], *([a, end, pad] for a in (0, 1))]
+    every += [[a, b, end] for a, b in itertools.product((0, 1), repeat=2)]
+    every = torch.tensor(every)
+    row = TensorDict(
+        tokens=torch.tensor([[0, 1, 1]]), attention_mask=torch.ones(1, 3, dtype=torch.bool), batch_size=[1]
+    )
+    probability = actor.get_dist(row.expand(7).clone()).log_prob(every).exp()
+    torch.testing.assert_close(probability.sum(), torch.tensor(1.0))
+    drawn = actor.get_dist(row).sample((20_000,))[:, 0]
+    share = torch.stack([(drawn == one).all(-1).float().mean() for one in every])
+    assert (share - probability).abs().max() < 4 * (0.25 / 20_000) ** 0.5
+
+
+def test_impossible_utterances_have_no_probability():
+    dist = policy(action_length=3).get_dist(rows(n=4))
+    end, pad = CONTROL.end_of_action, CONTROL.pad
+    action = torch.tensor([[1, 2, 3], [1, pad, end], [CONTROL.end_of_state, end, pad], [end, 5, 5]])
+    log_prob = dist.log_prob(action)
+    assert log_prob.isneginf().tolist() == [True, True, True, False]
+    torch.testing.assert_close(
+        log_prob[3], dist.log_prob(action[[3, 3, 3, 3]].index_fill(1, torch.tensor([1]), pad))[3]
+    )
+    with pytest.raises(ValueError, match=r"\(4, 3\) expected"):
+        dist.log_prob(action[:, :2])
+
+
+def test_gradients_flow_through_the_distribution_but_not_through_acting():
+    actor, batch = policy(guidance=guidance()).train(), rows()
+    said = actor(batch.clone())
+    assert not said["action_log_prob"].requires_grad
+    assert all(module.training for module in actor.modules())
+    actor.get_dist(batch).log_prob(said["action"]).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in actor.decoder.actor.parameters())
+
+
+def test_beam_of_width_one_is_greedy_and_a_wide_beam_finds_the_best():
+    batch = rows(n=3)
+    greedy, narrow = (policy(method=method, beams=1)(batch.clone()) for method in ("greedy", "beam"))
+    assert torch.equal(greedy["action"], narrow["action"])
+    torch.testing.assert_close(greedy["token_log_prob"], narrow["token_log_prob"], **CLOSE)
+    letters, end, pad = range(6), CONTROL.end_of_action, CONTROL.pad
+    every = [[end, pad, pad], *([a, end, pad] for a in letters), *([a, b, end] for a in letters for b in letters)]
+    wide = policy(action_length=3, method="beam", beams=len(every))(batch.clone())
+    scores = torch.stack(
+        [policy(action_length=3).get_dist(batch).log_prob(torch.tensor(one).expand(3, 3)) for one in every], -1
+    )
+    torch.testing.assert_close(wide["action_log_prob"], scores.amax(-1), **CLOSE)
+
+
+def test_best_of_takes_the_likeliest_of_its_samples():
+    batch = rows(n=16)
+    one, many = (policy(method="best_of", candidates=n, temperature=1.5)(batch.clone()) for n in (1, 16))
+    assert many["action_log_prob"].mean() > one["action_log_prob"].mean() + 0.5
+    dist = policy(temperature=1.5, seed=3).get_dist(batch)
+    drawn = dist.sample((16,))  # the same stream, the same samples
+    best = torch.stack([dist.log_prob(sample) for sample in drawn]).amax(0)
+    torch.testing.assert_close(many["action_log_prob"], best, **CLOSE)
+
+
+def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
+    batch, guide = rows(n=8), guidance(clip=0.0)
+    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, log_prob_weight=0.0)
+    chosen = actor(batch.clone())["action"]
+    drawn = policy(guidance=guide).get_dist(batch).sample((6,))
+
+    def score(row, action):
+        length = batch["attention_mask"][row].sum()
+        active = action[: int(spoken(action[None]).sum())]
+        tokens = torch.cat([batch["tokens"][row, :length], active])
+        hidden = actor.decoder.actor[0].module(tokens[None])[0, length - 1 : -1]
+        advantage = guide.advantage({"hidden": hidden}).gather(-1, active[:, None])[:, 0]
+        certain = active.shape[0] == K  # the last slot's end is not a choice
+        return advantage[: K - 1].sum() if certain else advantage.sum()
+
+    with torch.no_grad():
+        for row in range(8):
+            best = max(drawn[:, row], key=lambda action, row=row: score(row, action))
+            torch.testing.assert_close(score(row, chosen[row]), score(row, best), **CLOSE)
+
+
+def test_foreign_actors_decode_without_a_cache():
+    torch.manual_seed(0)
+
+    class Whole(nn.Module):
+        """Writes logits itself: the next token depends on the last two."""
+
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(2, TOKENIZER.vocab_size, TOKENIZER.vocab_size))
+
+        def forward(self, tokens, attention_mask):
+            before = torch.cat([tokens[:, :1], tokens[:, :-1]], 1)
+            return self.table[0][tokens] + self.table[1][before]
+
+    trunk = TensorDictModule(Whole(), in_keys=["tokens", "attention_mask"], out_keys=["logits"])
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
+    actor = UtteranceActor(ProbabilisticTensorDictSequential(trunk, prob), CONTROL, K, seed=0)
+    batch = rows(n=32)
+    said = actor(batch.clone())
+    torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
+    assert spoken(said["action"]).sum(-1).unique().numel() > 1
+
+
+def test_residual_heads_read_the_state_before_the_norm():
+    q, v = heads(kind="residual")
+    actor = language_actor(tiny_lm(), expose_pre_norm=True)
+    options = {"guidance": ValueGuidance(q, v, beta=2.0, clip=1.0), "method": "greedy"}
+    cached, uncached = (UtteranceActor(actor, CONTROL, K, cached=flag, **options)(rows()) for flag in (True, False))
+    assert torch.equal(cached["action"], uncached["action"])
+
+
+def test_an_own_value_trunk_with_the_same_weights_changes_nothing():
+    shared, own = guidance(clip=0.0), guidance(clip=0.0, value_trunk=Trunk(tiny_lm()))
+    batch = rows()
+    assert torch.equal(policy(guidance=shared)(batch.clone())["action"], policy(guidance=own)(batch.clone())["action"])
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes(method):
+    lm = causal_lm(
+        "mistral", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40, sliding_window=4
+    )
+    actor, batch = UtteranceActor(language_actor(lm.eval()), CONTROL, K, seed=0, method=method), rows(n=12)
+    said = actor(batch.clone())
+    torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
+
+
+def test_one_slot_leaves_no_choice():
+    said = policy(action_length=1)(rows())
+    assert (said["action"] == CONTROL.end_of_action).all()
+    assert (said["action_log_prob"] == 0).all()
+
+
+def test_ids_beyond_the_tokenizer_are_never_said():
+    lm = causal_lm(vocab_size=60, layers=1, width=WIDTH, heads=2, max_length=40)
+    actor = UtteranceActor(language_actor(lm), CONTROL, K, vocab_size=TOKENIZER.vocab_size, seed=0)
+    assert actor(rows(n=64))["action"].max() < TOKENIZER.vocab_size

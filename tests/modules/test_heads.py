@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torch.nn import functional as F
+
+from torchrl_lang.modules import QValueHead, ValueHead, qvalue_module, value_module
+
+N, H = 10, 8
+BOTH = pytest.mark.parametrize("kind", ["mlp", "residual"])
+SIZES = pytest.mark.parametrize("vocab_size", [5, 300])  # either side of where `taken` changes its way
+
+
+def one_by_one(head, hidden):
+    """Each head with torch's own layers: ``[N, n_q, V]``."""
+    out = []
+    for k in range(head.out_weight.shape[0]):
+        if head.kind == "mlp":
+            x = F.linear(hidden, head.in_weight[k], head.in_bias[k]).relu()
+        else:
+            x = F.layer_norm(hidden, (H,), head.norm1_weight[k, 0], head.norm1_bias[k, 0])
+            x = F.gelu(F.linear(x, head.in_weight[k], head.in_bias[k]))
+            x = hidden + F.linear(x, head.mid_weight[k], head.mid_bias[k])
+            x = F.layer_norm(x, (H,), head.norm2_weight[k, 0], head.norm2_bias[k, 0])
+        out.append(F.linear(x, head.out_weight[k], head.out_bias[k]))
+    return torch.stack(out, -2)
+
+
+def shaken(head):
+    """Give every parameter, the ones and zeros too, a value of its own."""
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return head
+
+
+@BOTH
+@pytest.mark.parametrize("n_heads", [1, 2, 3])
+def test_stacked_heads_are_separate_networks(kind, n_heads):
+    head = shaken(QValueHead(H, 5, n_heads=n_heads, kind=kind))
+    hidden = torch.randn(N, H)
+    values = head(hidden)
+    assert values.shape == (N, n_heads, 5)
+    torch.testing.assert_close(values, one_by_one(head, hidden))
+    gradient = torch.autograd.grad(values[:, 0].sum(), head.in_weight)[0]
+    assert gradient[0].abs().sum() > 0
+    assert gradient[1:].abs().sum() == 0
+
+
+@BOTH
+@SIZES
+def test_taken_is_the_row_of_the_full_table_gradients_too(kind, vocab_size):
+    head = shaken(QValueHead(H, vocab_size, kind=kind))
+    hidden, action = torch.randn(N, H, requires_grad=True), torch.randint(vocab_size, (N,))
+    full = head(hidden).gather(-1, action[:, None, None].expand(-1, 2, 1)).squeeze(-1)
+    taken = head.taken(hidden, action)
+    assert taken.shape == (N, 2)
+    torch.testing.assert_close(taken, full)
+    parameters = [hidden, *head.parameters()]
+    weight = torch.randn(N, 2)
+    for ours, expected in zip(
+        torch.autograd.grad((taken * weight).sum(), parameters),
+        torch.autograd.grad((full * weight).sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected)
+
+
+@BOTH
+@SIZES
+def test_other_parameters_can_be_swapped_in(kind, vocab_size):
+    head, other = shaken(QValueHead(H, vocab_size, kind=kind)), shaken(QValueHead(H, vocab_size, kind=kind))
+    hidden, action = torch.randn(N, H), torch.randint(vocab_size, (N,))
+    mine = head(hidden)
+    with TensorDict.from_module(other).to_module(head):
+        torch.testing.assert_close(head(hidden), other(hidden))
+        torch.testing.assert_close(head.taken(hidden, action), other.taken(hidden, action))
+    torch.testing.assert_close(head(hidden), mine)
+
+
+@BOTH
+def test_first_values_are_near_zero_and_heads_differ(kind):
+    torch.manual_seed(0)
+    values = QValueHead(64, 35, kind=kind)(torch.randn(200, 64))
+    assert values.abs().mean() < 0.1
+    assert (values[:, 0] - values[:, 1]).abs().mean() > 0.01
+
+
+@BOTH
+def test_state_values(kind):
+    head = shaken(ValueHead(H, kind=kind))
+    hidden = torch.randn(2, 3, H)
+    values = head(hidden)
+    assert values.shape == (2, 3, 1)
+    torch.testing.assert_close(values.reshape(6, 1), one_by_one(head, hidden.reshape(6, H))[:, 0])
+
+
+def test_any_leading_shape():
+    head = QValueHead(H, 5)
+    hidden, action = torch.randn(2, 3, H), torch.randint(5, (2, 3))
+    assert head(hidden).shape == (2, 3, 2, 5)
+    torch.testing.assert_close(head.taken(hidden, action)[1], head.taken(hidden[1], action[1]))
+
+
+def test_built_from_linear_layers():
+    layers = [(nn.Linear(H, 2 * H), nn.Linear(2 * H, 7)) for _ in range(2)]
+    head = QValueHead.from_linears([(a.weight, a.bias, b.weight, b.bias) for a, b in layers])
+    hidden = torch.randn(N, H)
+    torch.testing.assert_close(head(hidden), torch.stack([b(a(hidden).relu()) for a, b in layers], 1))
+    a, b = nn.Linear(H, 2 * H), nn.Linear(2 * H, 1)
+    torch.testing.assert_close(
+        ValueHead.from_linears((a.weight, a.bias, b.weight, b.bias))(hidden), b(a(hidden).relu())
+    )
+
+
+@BOTH
+def test_config_builds_a_head_of_the_same_shape(kind):
+    for head in (QValueHead(H, 5, n_heads=3, kind=kind, dropout=0.1), ValueHead(H, kind=kind)):
+        twin = type(head)(**head.config())
+        twin.load_state_dict(head.state_dict())
+        assert twin.config() == head.config()
+
+
+@BOTH
+def test_tensordict_modules_read_the_right_state(kind):
+    states = TensorDict(hidden=torch.randn(N, H), hidden_pre_norm=torch.randn(N, H), batch_size=[N])
+    q, v = QValueHead(H, 5, kind=kind), ValueHead(H, kind=kind)
+    read = states["hidden" if kind == "mlp" else "hidden_pre_norm"]
+    torch.testing.assert_close(qvalue_module(q)(states.clone())["action_value"], q(read))
+    torch.testing.assert_close(value_module(v)(states.clone())["state_value"], v(read))
+
+
+def test_bf16_autocast():
+    head, hidden = QValueHead(H, 5), torch.randn(N, H)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (head(hidden).float() - head(hidden.float())).abs().max() < 0.05
+        head.taken(hidden, torch.zeros(N, dtype=torch.int64)).sum().backward()
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match="'mlp' or 'residual'"):
+        QValueHead(H, 5, kind="deep")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.modules.toys import KINDS, TOKENIZER, tiny_lm
+from torchrl_lang.modules import causal_lm, fit_vocabulary, load_causal_lm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_from_scratch_have_the_size_asked_for_and_no_dropout(kind):
+    lm = causal_lm(kind, vocab_size=11, layers=3, width=8, heads=2, max_length=16, pad=7)
+    assert lm.get_input_embeddings().weight.shape == (11, 8)
+    assert lm.config.num_hidden_layers == 3
+    assert lm.config.max_position_embeddings == 16
+    assert lm.config.pad_token_id == 7
+    assert all(module.p == 0 for module in lm.modules() if isinstance(module, nn.Dropout))
+    tokens = torch.randint(11, (2, 5))
+    torch.testing.assert_close(lm.train()(tokens).logits, lm.eval()(tokens).logits)
+
+
+def test_width_must_be_divided_by_heads():
+    with pytest.raises(ValueError, match="multiple of heads"):
+        causal_lm(vocab_size=5, layers=1, width=9, heads=2, max_length=8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_local_folder_loads_and_grows_to_the_tokenizer(kind, tmp_path):
+    lm = tiny_lm(kind, vocab_size=9)
+    lm.save_pretrained(tmp_path)
+    same = load_causal_lm(tmp_path)
+    tokens = torch.randint(9, (2, 6))
+    torch.testing.assert_close(same(tokens).logits, lm(tokens).logits)
+    grown = load_causal_lm(tmp_path, TOKENIZER)
+    assert grown.get_input_embeddings().weight.shape[0] == TOKENIZER.vocab_size == 12
+    assert grown.config.vocab_size == 12
+    logits = grown(tokens).logits
+    assert logits.shape[-1] == 12
+    torch.testing.assert_close(logits[..., :9], lm(tokens).logits)
+
+
+def test_embeddings_never_shrink_unasked():
+    lm = tiny_lm(vocab_size=20)
+    assert fit_vocabulary(lm, 12).config.vocab_size == 20
+    assert fit_vocabulary(lm, 12, shrink=True).config.vocab_size == 12
+
+
+def test_tied_embeddings_stay_tied_when_they_grow():
+    lm = fit_vocabulary(tiny_lm("gpt2", vocab_size=9), 12)
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(OSError, match="no-such-folder"):
+        load_causal_lm("./no-such-folder", local_files_only=True)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
+from torchrl_lang.modules import Trunk, causal_lm, trunk_module
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_are_what_the_language_model_reads(kind):
+    lm, batch = tiny_lm(kind), rows()
+    with torch.no_grad():
+        hidden = Trunk(lm)(batch["tokens"], batch["attention_mask"])
+        expected = lm(batch["tokens"], attention_mask=batch["attention_mask"].long()).logits
+    real = batch["attention_mask"]
+    torch.testing.assert_close(lm.get_output_embeddings()(hidden)[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_padding_changes_nothing_at_real_positions(kind):
+    trunk, batch = Trunk(tiny_lm(kind)), rows(width=20, longest=12)
+    real = batch["attention_mask"]
+    first = trunk(batch["tokens"], real)
+    junk = torch.where(real, batch["tokens"], torch.randint(6, real.shape))
+    torch.testing.assert_close(trunk(junk, real)[real], first[real], atol=1e-5, rtol=1e-5)
+    narrow = trunk(batch["tokens"][:, :12], real[:, :12])
+    torch.testing.assert_close(narrow[real[:, :12]], first[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pre_norm_is_the_input_of_the_final_norm(kind):
+    lm, batch = tiny_lm(kind), rows()
+    hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(batch["tokens"], batch["attention_mask"])
+    norm = lm.base_model.ln_f if kind == "gpt2" else lm.base_model.norm
+    torch.testing.assert_close(norm(pre_norm), hidden)
+    assert not torch.allclose(pre_norm, hidden)
+    out = trunk_module(Trunk(lm, expose_pre_norm=True))(batch.clone())
+    torch.testing.assert_close(out["hidden_pre_norm"], pre_norm)
+
+
+def test_any_batch_shape_and_int32_tokens():
+    trunk, batch = Trunk(tiny_lm()), rows(n=6)
+    flat = trunk(batch["tokens"])
+    shaped = trunk(batch["tokens"].reshape(2, 3, -1).int())
+    assert shaped.shape == (2, 3, 20, WIDTH)
+    torch.testing.assert_close(shaped.reshape(6, 20, WIDTH), flat)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(kind):
+    batch, gradients, calls = rows(), [], []
+    for checkpointed in (False, True):
+        trunk = Trunk(tiny_lm(kind)).train().gradient_checkpointing(checkpointed)
+        layer = (trunk.model.h if kind == "gpt2" else trunk.model.layers)[0].mlp
+        count = []
+        layer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        trunk(batch["tokens"]).square().sum().backward()
+        gradients.append([p.grad for p in trunk.parameters()])
+        calls.append(len(count))
+    assert calls == [1, 2]
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_bf16_autocast_stays_close():
+    trunk, batch = Trunk(tiny_lm()), rows()
+    exact = trunk(batch["tokens"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = trunk(batch["tokens"])
+    assert (rough.float() - exact).abs().mean() < 0.05 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("expose_pre_norm", [False, True])
+def test_compiles_in_one_graph(expose_pre_norm):
+    trunk, tokens = Trunk(tiny_lm(), expose_pre_norm=expose_pre_norm), rows()["tokens"]
+    compiled = torch.compile(trunk, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens), trunk(tokens))
+
+
+def test_a_copy_is_independent():
+    trunk, tokens = Trunk(tiny_lm(), expose_pre_norm=True), rows()["tokens"]
+    twin = copy.deepcopy(trunk)
+    before = [state.clone() for state in twin(tokens)]
+    with torch.no_grad():
+        for parameter in trunk.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(list(twin(tokens)), before)
+
+
+def test_rows_longer_than_the_model_are_refused():
+    with pytest.raises(ValueError, match="41 tokens do not fit the model's 40 positions"):
+        Trunk(tiny_lm(max_length=40))(torch.zeros(1, 41, dtype=torch.int64))
+
+
+def test_an_unusual_final_norm_is_named():
+    lm = causal_lm("opt", vocab_size=9, layers=1, width=8, heads=2, max_length=16, pad=CONTROL.pad)
+    with pytest.raises(ValueError, match="final_norm="):
+        Trunk(lm, expose_pre_norm=True)
+    with pytest.raises(ValueError, match="no module nowhere"):
+        Trunk(tiny_lm(), expose_pre_norm=True, final_norm="nowhere")
+
+
+def test_which_models_can_be_read_piece_by_piece():
+    assert all(Trunk(tiny_lm(kind)).supports_cache for kind in KINDS)
+    small = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
+    assert not Trunk(causal_lm("mistral", sliding_window=4, **small)).supports_cache
+    assert Trunk(causal_lm("mistral", sliding_window=16, **small)).supports_cache
+    assert not Trunk(causal_lm("bloom", **small)).supports_cache  # its positions come from the mask

@@ -1,0 +1,162 @@
+"""The utterance actor as a policy of TorchRL."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.envs import ExplorationType, set_exploration_type
+
+from tests.modules.test_decoding import K, guidance, policy
+from tests.modules.toys import CONTROL, rows, tiny_lm
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+
+
+def wordle_policy(env, **options):
+    tokenizer = env.tokenizer
+    lm = causal_lm(
+        vocab_size=tokenizer.vocab_size,
+        layers=1,
+        width=16,
+        heads=2,
+        max_length=env.row_length,
+        pad=tokenizer.control.pad,
+    )
+    return UtteranceActor(language_actor(lm), tokenizer.control, env.action_length, **({"seed": 0} | options))
+
+
+def test_writes_its_keys_and_nothing_of_the_size_of_the_vocabulary():
+    said = policy()(rows().reshape(7, 1))
+    assert set(said.keys()) == {"tokens", "attention_mask", "action", "action_log_prob", "token_log_prob"}
+    assert said["action"].shape == (7, 1, K)
+    assert said["action"].dtype == torch.int64
+    assert said["action_log_prob"].shape == (7, 1)
+    torch.testing.assert_close(said["token_log_prob"].sum(-1), said["action_log_prob"])
+    both = policy(diagnostics=True)(rows())
+    assert both["behavior_log_prob"].shape == both["token_entropy"].shape == (7, K)
+
+
+def test_diagnostics_without_guidance_are_the_distribution_itself():
+    said = policy(diagnostics=True, seed=1)(rows(n=32))
+    torch.testing.assert_close(said["behavior_log_prob"], said["token_log_prob"])
+    assert (said["token_entropy"] >= 0).all()
+
+
+def test_seeds():
+    batch = rows(n=32)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first, second = policy(seed=5), policy(seed=5)
+    assert torch.equal(first(batch.clone())["action"], second(batch.clone())["action"])
+    assert not torch.equal(policy(seed=6)(batch.clone())["action"], policy(seed=5)(batch.clone())["action"])
+    assert not torch.equal(
+        first(batch.clone())["action"], policy(seed=5)(batch.clone())["action"]
+    )  # the stream moves on
+    assert torch.equal(state, torch.get_rng_state())
+    unseeded = policy(seed=None)
+    torch.manual_seed(1)
+    third = unseeded(batch.clone())["action"]
+    torch.manual_seed(1)
+    assert torch.equal(third, unseeded(batch.clone())["action"])
+
+
+@pytest.mark.parametrize("method", ["sample", "best_of"])
+def test_deterministic_exploration_is_greedy(method):
+    batch = rows()
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        said = policy(method=method)(batch.clone())
+    assert torch.equal(said["action"], policy(method="greedy")(batch.clone())["action"])
+    assert torch.equal(said["action"], policy(method=method).get_dist(batch).mode)
+
+
+def test_rows_that_are_done_are_left_out_and_move_nobody_else():
+    batch = rows()
+    done = torch.tensor([0, 1, 0, 0, 1, 0, 0], dtype=torch.bool)[:, None]
+    everyone, some = policy()(batch.clone()), policy()(batch.clone().set("done", done))
+    live = ~done[:, 0]
+    assert torch.equal(everyone["action"][live], some["action"][live])
+    silent = [CONTROL.end_of_action] + [CONTROL.pad] * (K - 1)
+    assert some["action"][~live].tolist() == [silent, silent]
+    assert (some["action_log_prob"][~live] == 0).all()
+    assert policy()(batch.clone().set("done", torch.ones_like(done)))["action"].tolist() == [silent] * 7
+
+
+def test_a_full_row_that_is_done_is_no_trouble():
+    tokens = torch.zeros(2, 40, dtype=torch.int64)
+    mask = torch.arange(40) < torch.tensor([40, 10])[:, None]
+    row = TensorDict(tokens=tokens, attention_mask=mask, done=torch.tensor([[True], [False]]), batch_size=[2])
+    assert policy()(row)["action"].shape == (2, K)
+    with pytest.raises(ValueError, match="row of 40 tokens and an utterance of action_length=5"):
+        policy()(row.exclude("done"))
+
+
+def test_copies_say_the_same():
+    actor, batch = policy(guidance=guidance()), rows()
+    # Collectors send policies to their worker processes by pickling them.
+    copies = copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))  # noqa: S301
+    expected = actor(batch.clone())["action"]
+    for twin in copies:
+        assert torch.equal(twin(batch.clone())["action"], expected)
+
+
+def test_dropout_is_off_while_acting_and_flags_come_back():
+    lm = tiny_lm()
+    lm.config.resid_pdrop = 0.5
+    for block in lm.base_model.h:
+        block.mlp.dropout.p = 0.5
+    actor = UtteranceActor(language_actor(lm), CONTROL, K, method="greedy")
+    expected = actor.eval()(rows())["token_log_prob"]
+    actor.train()
+    lm.base_model.h[0].eval()
+    torch.testing.assert_close(actor(rows())["token_log_prob"], expected)
+    assert lm.base_model.h[1].training
+    assert not lm.base_model.h[0].training
+
+
+def test_plays_in_a_rollout():
+    env = WordleEnv(["crane", "slate", "light"], batch_size=[16], seed=0)
+    played = env.rollout(6, wordle_policy(env), break_when_any_done=False)
+    assert played["action"].shape == (16, 6, env.action_length)
+    assert (played["next", "reward"].sum((-1, -2)) <= 0).all()
+    assert played["next", "action_mask"].any()
+
+
+def test_plays_in_a_collector_and_takes_new_weights():
+    env = WordleEnv(["crane", "slate", "light"], batch_size=[8], seed=0)
+    actor = wordle_policy(env, method="greedy")
+    collector = Collector(env, actor, frames_per_batch=64, total_frames=192, auto_register_policy_transforms=False)
+    first = next(iter(collector))
+    assert first["action_log_prob"].shape == (8, 8)
+    with torch.no_grad():  # from now on it says nothing but "z"
+        head = actor.decoder.actor[1].module.weight
+        head.zero_()
+        head[25] = 1.0
+        actor.decoder.actor[0].module.model.ln_f.weight.zero_()
+        actor.decoder.actor[0].module.model.ln_f.bias.fill_(1.0)
+    collector.update_policy_weights_()
+    second = next(iter(collector))
+    collector.shutdown()
+    assert (second["action"][..., :5] == 25).all()
+    assert not (first["action"][..., :5] == 25).all()
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="method must be"):
+        policy(method="guess")
+    with pytest.raises(ValueError, match="either seed or generator"):
+        policy(generator=torch.Generator(), seed=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        policy(action_length=0)
+    with pytest.raises(ValueError, match="ranks by Q - V"):
+        policy(method="best_of", advantage_weight=1.0)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        policy(temperature=0.0)
+    nothing = torch.zeros(1, 4, dtype=torch.bool)
+    empty = TensorDict(tokens=nothing.long(), attention_mask=nothing, batch_size=[1])
+    with pytest.raises(ValueError, match="without a token"):
+        policy()(empty)

@@ -1,0 +1,83 @@
+"""Tiny models, rows and the golden model, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from transformers import PreTrainedModel
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
+from torchrl_lang.schema import ControlTokens
+
+KINDS = ("gpt2", "llama", "qwen2")
+TOKENIZER = CharTokenizer.from_alphabet("abcdef")
+CONTROL = TOKENIZER.control
+WIDTH = 16
+GOLDEN_CONTROL = ControlTokens(
+    pad=29, end_of_action=30, end_of_state=31, begin_state=32, begin_action=33, end_of_dialogue=34
+)
+
+
+def tiny_lm(
+    kind: str = "gpt2", *, vocab_size: int = TOKENIZER.vocab_size, max_length: int = 40, seed: int = 0
+) -> PreTrainedModel:
+    """A model with large weights, so that its next-token distributions are far from uniform."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        extra = {} if kind == "gpt2" else {"num_key_value_heads": 1}  # grouped queries where the kind has them
+        lm = causal_lm(
+            kind, vocab_size=vocab_size, layers=2, width=WIDTH, heads=2, max_length=max_length, pad=CONTROL.pad, **extra
+        )
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    return lm.eval()
+
+
+def heads(seed: int = 0, vocab_size: int = TOKENIZER.vocab_size, kind: str = "mlp") -> tuple[QValueHead, ValueHead]:
+    """Heads whose values are of the order of one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        q, v = QValueHead(WIDTH, vocab_size, kind=kind), ValueHead(WIDTH, kind=kind)
+    with torch.no_grad():
+        for head in (q, v):
+            head.out_weight.mul_(60)
+    return q, v
+
+
+def rows(n: int = 7, width: int = 20, longest: int = 12, seed: int = 0) -> TensorDict:
+    """Ragged rows of letters, right-padded."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(1, longest + 1, (n,), generator=generator)
+    tokens = torch.randint(6, (n, width), generator=generator)
+    attention_mask = torch.arange(width) < length[:, None]
+    tokens = tokens.masked_fill(~attention_mask, CONTROL.pad)
+    return TensorDict(tokens=tokens, attention_mask=attention_mask, batch_size=[n])
+
+
+class Golden:
+    """The published model's weights, its inputs and what it computed."""
+
+    def __init__(self) -> None:
+        path = Path(__file__).parents[1] / "golden" / "model_shared_lmhead.npz"
+        self.arrays = dict(np.load(path))
+        self.lm = causal_lm(
+            vocab_size=35, layers=2, width=16, heads=2, max_length=80, pad=29, activation_function="gelu_new"
+        ).eval()
+        prefix = "param/model."
+        state = {name[len(prefix) :]: self[name] for name in self.arrays if name.startswith(prefix)}
+        self.lm.load_state_dict(state | {"lm_head.weight": state["transformer.wte.weight"]})
+        self.value = ValueHead.from_linears(self._linears("v"))
+        self.qvalue = QValueHead.from_linears([self._linears("q"), self._linears("q2")])
+        self.target_qvalue = QValueHead.from_linears([self._linears("target_q"), self._linears("target_q2")])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self.arrays[name])
+
+    def _linears(self, name: str) -> tuple[torch.Tensor, ...]:
+        return tuple(self[f"param/{name}.{layer}.{what}"] for layer in (0, 2) for what in ("weight", "bias"))

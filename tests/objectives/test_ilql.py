@@ -1,0 +1,311 @@
+"""What is ILQL's own: numbers by hand, targets, where gradients go, how often the trunk runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, assert_allclose_td
+from torchrl.objectives import HardUpdate, SoftUpdate, ValueEstimators
+
+from tests.objectives.conftest import VOCAB, make_actor, make_heads, make_ilql, make_rows, total
+from tests.objectives.oracle import ilql_losses
+from tests.objectives.tables import make_table, table_loss
+from torchrl_lang.objectives import ILQLLoss
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+
+def table_rows(seed=0, terminated=None, heads=2, vocab=5):
+    """Rows with random tables for values and logits."""
+    g = torch.Generator().manual_seed(seed)
+    rows = make_rows(seed=seed)
+    rows["tokens"] = torch.where(rows["attention_mask"], rows["tokens"] % vocab, 0)
+    if terminated is not None:
+        rows["terminated"][:] = terminated
+    n, width = rows["tokens"].shape
+    tables = [torch.randn(n, width, *shape, generator=g) for shape in ((), (heads, vocab), (heads, vocab), (vocab,))]
+    rows["table"] = make_table(*tables)
+    return rows, [table.double().numpy() for table in tables]
+
+
+OPTIONS = [
+    {},
+    {"gamma": 0.5, "expectile": 0.9},
+    {"target": "mc"},
+    {"target": "lambda", "lmbda": 0.6},
+    {"target": "lambda", "lmbda": 1.0},
+    {"advantage_temperature": 2.0, "weight_clip": 1.5, "transition_weight": 2.0},
+    {"advantage_weighting": "sign", "advantage_temperature": 0.8},
+    {"value_min": -0.3, "value_max": 0.2},
+    {"margin_weight": 1.0, "margin": 0.4, "cql_temperature": 0.5},
+    {"actor_normalizer": "action"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_terms_match_plain_loops(options, heads):
+    rows, tables = table_rows(heads=heads)
+    out = table_loss(heads, 5, cql_weight=1.0, **options)(rows)
+    names = {"advantage_temperature": "beta", "advantage_weighting": "weighting", "weight_clip": "clip"}
+    names["actor_normalizer"] = "normalizer"
+    plain = {names.get(key, key): value for key, value in options.items() if key != "margin_weight"}
+    expected = ilql_losses({key: value.numpy() for key, value in rows.items() if key != "table"}, *tables, **plain)
+    for term, value in expected.items():
+        if term == "margin" and "margin_weight" not in options:
+            continue
+        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=2e-5, err_msg=term)
+
+
+def test_one_row_by_hand():
+    """Two decisions: V = (1, 2), bootstrap state 4; Q_a = (3, 5), target Q_a = (2, 1); rewards (1, -1); gamma 0.5."""
+    rows = TensorDict(
+        tokens=torch.tensor([[0, 1, 1]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, True]]),
+        token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
+        terminated=torch.tensor([[False]]),
+        batch_size=[1],
+    )
+    v = torch.tensor([[1.0, 2.0, 4.0]])
+    q = torch.tensor([[[[0.0, 3.0]], [[0.0, 5.0]], [[0.0, 0.0]]]])
+    target_q = torch.tensor([[[[9.0, 2.0]], [[9.0, 1.0]], [[0.0, 0.0]]]])
+    rows["table"] = make_table(v, q, target_q, torch.zeros(1, 3, 2))
+    loss = table_loss(1, 2, gamma=0.5, expectile=0.75, cql_weight=0.0)
+    out = loss(rows)
+    # u = 2 - 1 and 1 - 2: (0.75 * 1 + 0.25 * 1) / 2
+    assert out["loss_value"].item() == pytest.approx(0.5)
+    # 1 + 0.5 * 2 - 3 = -1 and -1 + 0.5 * 4 - 5 = -4: (1 + 16) / 2
+    assert out["loss_qvalue"].item() == pytest.approx(8.5)
+    assert out["loss_actor"].item() == pytest.approx(np.log(2))
+    rows["terminated"][:] = True
+    # the last target is -1 now: (1 + 36) / 2
+    assert loss(rows)["loss_qvalue"].item() == pytest.approx(18.5)
+
+
+def test_truncated_is_not_terminated():
+    """A row that was cut off bootstraps from the value of its last position, a terminated one does not look at it."""
+    for terminated in (False, True):
+        rows, _ = table_rows(terminated=terminated)
+        moved = rows.clone()
+        last = moved["attention_mask"].sum(-1) - 1
+        moved["table"][torch.arange(6), last, 0] += 10.0
+        loss = table_loss(2, 5)
+        change = (loss(moved)["loss_qvalue"] - loss(rows)["loss_qvalue"]).abs().item()
+        assert change == 0 if terminated else change > 1
+
+
+def test_rewards_off_the_agents_tokens_are_not_read():
+    rows, _ = table_rows()
+    loss = table_loss(2, 5, target="lambda")
+    expected = loss(rows)
+    rows["token_reward"] = torch.where(rows["action_mask"], rows["token_reward"], 1e6)
+    torch.testing.assert_close(loss(rows)["loss_value"], expected["loss_value"])
+    torch.testing.assert_close(loss(rows)["loss_qvalue"], expected["loss_qvalue"])
+
+
+def test_lambda_meets_its_ends():
+    rows, _ = table_rows(terminated=True)
+    ends = {name: table_loss(2, 5, target=name)(rows)["loss_value"] for name in ("td", "mc")}
+    for lmbda, name in ((0.0, "td"), (1.0, "mc")):
+        torch.testing.assert_close(table_loss(2, 5, target="lambda", lmbda=lmbda)(rows)["loss_value"], ends[name])
+
+
+def test_half_expectile_is_half_the_squared_error():
+    rows, (v, _, target, _) = table_rows()
+    got = table_loss(2, 5, expectile=0.5)(rows)["loss_value"].item()
+    errors = []
+    for b, p in np.argwhere(rows["action_mask"].numpy()):
+        errors.append(target[b, p - 1, :, rows["tokens"][b, p]].min() - v[b, p - 1])
+    assert got == pytest.approx(0.5 * np.mean(np.square(errors)), rel=1e-5)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def touched(loss, *terms):
+    """Parts of the loss that get a gradient from the sum of the given terms."""
+    loss.zero_grad()
+    out = loss(make_rows())
+    sum(out[term] for term in terms).backward()
+    parts = {"qvalue_network_params": "q", "value_network_params": "v", "value_trunk": "value_trunk"}
+    found = set()
+    for name, parameter in loss.named_parameters():
+        if parameter.grad is not None and parameter.grad.abs().sum() > 0:
+            found.add(next((part for key, part in parts.items() if name.startswith(key)), "actor"))
+    return found
+
+
+def test_gradients_go_where_they_belong():
+    loss = make_ilql(advantage_temperature=1.0)
+    assert touched(loss, "loss_value") == {"v", "actor"}
+    assert touched(loss, "loss_qvalue", "loss_cql") == {"q", "actor"}
+    assert touched(loss, "loss_actor") == {"actor"}
+    assert not any(name.startswith("target_") for name, _ in loss.named_parameters())
+
+
+def test_detached_heads_leave_the_trunk_alone():
+    loss = make_ilql(detach_value=True, detach_qvalue=True)
+    assert touched(loss, "loss_value", "loss_qvalue", "loss_cql") == {"v", "q"}
+    loss = make_ilql(detach_actor=True)
+    loss.zero_grad()
+    loss(make_rows())["loss_actor"].backward()
+    trained = [name for name, p in loss.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
+    assert all("wte" in name or "lm_head" in name for name in trained)  # the head is tied to the embedding
+
+
+def test_own_trunk_keeps_values_from_the_policy():
+    loss = make_ilql(value_trunk=make_actor(seed=3)[0])
+    assert touched(loss, "loss_value", "loss_qvalue", "loss_cql") == {"v", "q", "value_trunk"}
+    assert touched(loss, "loss_actor") == {"actor"}
+
+
+def count_passes(module, rows):
+    """How often a trunk's model runs in one call of the loss."""
+    calls = []
+    handles = [
+        trunk.register_forward_hook(lambda *_: calls.append(1))
+        for name, trunk in module.named_modules()
+        if type(trunk).__name__ == "Trunk"
+    ]
+    module(rows)
+    for handle in handles:
+        handle.remove()
+    return len(calls)
+
+
+def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(rows):
+    assert count_passes(make_ilql(), rows) == 1
+    assert count_passes(make_ilql(value_trunk=make_actor(seed=3)[0]), rows) == 2
+    assert count_passes(make_ilql(target_trunk=True), rows) == 2
+    assert count_passes(make_ilql(value_trunk=make_actor(seed=3)[0], target_trunk=True), rows) == 3
+
+
+def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
+    loss = make_ilql(cql_weight=0.0)
+    seen = []
+    head = loss.qvalue_network.module
+    full, taken = head.forward, head.taken
+    head.forward = lambda hidden: seen.append(("full", len(hidden))) or full(hidden)
+    head.taken = lambda hidden, action: seen.append(("taken", len(hidden))) or taken(hidden, action)
+    loss(rows)
+    n = int(rows["action_mask"][:, 1:].sum())
+    assert seen == [("taken", n), ("taken", n)]
+    seen.clear()
+    loss.cql_weight = 0.1
+    loss(rows)
+    assert seen == [("full", n), ("taken", n)]
+
+
+def test_any_network_with_the_right_keys_works(rows):
+    """A plain linear head without the short cut gives what ours gives."""
+    from tensordict.nn import TensorDictModule
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.out = torch.nn.Linear(16, 2 * VOCAB)
+
+        def forward(self, hidden):
+            return self.out(hidden).unflatten(-1, (2, VOCAB))
+
+    class WithShortCut(Plain):
+        def taken(self, hidden, action):
+            return self(hidden).gather(-1, action[:, None, None].expand(-1, 2, 1)).squeeze(-1)
+
+    value = make_heads()[1]
+    outs = []
+    for kind in (Plain, WithShortCut):
+        network = TensorDictModule(kind(), in_keys=["hidden"], out_keys=["action_value"])
+        outs.append(ILQLLoss(make_actor(), network, value, cql_weight=0.0)(rows))
+    for key in outs[0].keys():
+        torch.testing.assert_close(outs[0][key], outs[1][key])
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def test_soft_update_moves_heads_and_trunk():
+    loss = make_ilql(target_trunk=True)
+    updater = SoftUpdate(loss, tau=0.25)
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            parameter.add_(1.0)
+    updater.step()
+    for source, target in (
+        (loss.qvalue_network_params, loss.target_qvalue_network_params),
+        (loss.value_trunk_params, loss.target_value_trunk_params),
+    ):
+        leaves = list(zip(source.values(True, True), target.values(True, True), strict=True))
+        assert leaves
+        for online, frozen in leaves:
+            torch.testing.assert_close(online.data - frozen, torch.full_like(frozen, 0.75), rtol=1e-4, atol=1e-5)
+
+
+def test_hard_update_copies():
+    loss = make_ilql()
+    updater = HardUpdate(loss, value_network_update_interval=2)
+    before = loss.target_qvalue_network_params.clone()
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            parameter.add_(1.0)
+    updater.step()
+    assert (loss.target_qvalue_network_params == before).all()
+    for _ in range(2):  # TorchRL counts from zero
+        updater.step()
+    assert_allclose_td(loss.target_qvalue_network_params.data, loss.qvalue_network_params.data)
+
+
+def test_target_trunk_is_what_the_target_reads(rows):
+    """With equal weights the target trunk changes nothing; with others it changes the values' targets only."""
+    shared, own = make_ilql(), make_ilql(target_trunk=True)
+    for key in ("loss_value", "loss_qvalue", "loss_actor"):
+        torch.testing.assert_close(shared(rows)[key], own(rows)[key])
+    before = own(rows)
+    own.target_value_trunk_params.data.mul_(1.3)
+    after = own(rows)
+    assert not torch.allclose(before["loss_value"], after["loss_value"])
+    torch.testing.assert_close(before["loss_qvalue"], after["loss_qvalue"])
+    torch.testing.assert_close(before["loss_actor"], after["loss_actor"])
+
+
+def test_targets_are_in_the_state_dict():
+    keys = make_ilql(target_trunk=True).state_dict().keys()
+    assert any(key.startswith("target_qvalue_network_params") for key in keys)
+    assert any(key.startswith("target_value_trunk_params") for key in keys)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_term_of_weight_zero_is_zero(rows):
+    out = make_ilql(value_weight=0, qvalue_weight=0, cql_weight=0, actor_weight=0)(rows)
+    assert float(total(out)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "q"}, "target must be one of"),
+        ({"expectile": 1.0}, r"expectile must lie in \(0, 1\), got 1.0"),
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"cql_temperature": 0.0}, "cql_temperature must be positive"),
+        ({"value_min": 1.0, "value_max": 0.0}, "lies above"),
+        ({"actor_normalizer": "none"}, "actor_normalizer must be one of"),
+        ({"advantage_weighting": "linear"}, "advantage_weighting must be one of"),
+        ({"reduction": "max"}, "reduction must be"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_ilql(**options)
+
+
+def test_value_estimators_by_torchrls_names(rows):
+    loss, other = make_ilql(), make_ilql(target="lambda", lmbda=0.5, gamma=0.8)
+    loss.make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5, gamma=0.8)
+    torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
+    with pytest.raises(ValueError, match="ILQLLoss knows"):
+        loss.make_value_estimator(ValueEstimators.GAE)

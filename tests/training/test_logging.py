@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.record.loggers import get_logger
+
+from torchrl_lang.training import CSVLog, RunLog, make_log, to_scalars
+
+
+def lines(log: CSVLog) -> list[str]:
+    return log.path.read_text().splitlines()
+
+
+def test_rows_and_growing_columns(tmp_path):
+    log = CSVLog(tmp_path / "new" / "log.csv")
+    log.log(1, {"loss": torch.tensor(0.5)})
+    log.log(2, {"loss": 0.25, "count": torch.tensor(3)})
+    log.log(3, {"return": -1.5})
+    log.log(3, {"loss": 0.125})
+    assert lines(log) == ["step,loss,count,return", "1,0.5,,", "2,0.25,3,", "3,0.125,,-1.5"]
+    columns = CSVLog(log.path).columns()
+    assert columns["step"] == [1, 2, 3]
+    assert math.isnan(columns["return"][0])
+    assert columns["return"][2] == -1.5
+
+
+def test_numbers_come_back_exactly(tmp_path):
+    values = torch.randn(20, dtype=torch.float64).tolist() + [float("inf"), 1e-300, 2**53 + 1]
+    log = CSVLog(tmp_path / "log.csv")
+    for step, value in enumerate(values):
+        log.log(step, {"value": value})
+    assert CSVLog(log.path).columns()["value"] == [float(value) for value in values]
+
+
+@pytest.mark.parametrize("torn", ["3", "3,0.", '"3,0.5'])
+def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
+    log = CSVLog(tmp_path / "log.csv")
+    log.log(1, {"loss": 0.5})
+    log.log(2, {"loss": 0.25})
+    with open(log.path, "a") as file:
+        file.write(torn)
+    again = CSVLog(log.path)
+    assert again.last_step == 2
+    again.log(3, {"loss": 0.125})
+    assert lines(again) == ["step,loss", "1,0.5", "2,0.25", "3,0.125"]
+
+
+def test_rewind(tmp_path):
+    log = CSVLog(tmp_path / "log.csv")
+    for step in range(0, 50, 10):
+        log.log(step, {"loss": float(step)})
+    log.rewind(25)
+    assert log.last_step == 20
+    log.log(30, {"loss": 1.0})
+    assert lines(log)[-1] == "30,1.0"
+    log.rewind(None)
+    assert lines(log) == ["step"]
+    assert log.last_step is None
+
+
+def test_order_and_names(tmp_path):
+    log = CSVLog(tmp_path / "log.csv")
+    log.log(10, {"loss": 1.0})
+    with pytest.raises(ValueError, match=r"rewind\(5\)"):
+        log.log(5, {"loss": 1.0})
+    with pytest.raises(ValueError, match="another name"):
+        log.log(11, {"step": 1.0})
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="'a', not 'step'"):
+        CSVLog(tmp_path / "other.csv")
+
+
+def test_scalars():
+    td = TensorDict(loss=torch.tensor(0.5, requires_grad=True), inner=TensorDict(n=torch.tensor([2])))
+    assert to_scalars(td) == {"loss": 0.5, "inner/n": 2}
+    mixed = to_scalars({"half": torch.tensor(0.5, dtype=torch.bfloat16), "yes": torch.tensor(True), "n": 2})
+    assert mixed == {"half": 0.5, "yes": 1.0, "n": 2}
+    with pytest.raises(ValueError, match=r"\(2,\)"):
+        to_scalars({"loss": torch.zeros(2)})
+
+
+def told(folder, name: str) -> list[str]:
+    return (folder / "run" / "scalars" / f"{name}.csv").read_text().splitlines()
+
+
+def test_trackers_are_told_the_same(tmp_path):
+    tracker = get_logger("csv", str(tmp_path / "theirs"), "run")
+    log = RunLog(CSVLog(tmp_path / "log.csv"), [tracker])
+    for step in (1, 2, 3):
+        assert log.log(step, {"loss": torch.tensor(step / 4)}) == {"loss": step / 4}
+    # Killed; the checkpoint was at step 1.
+    again = RunLog(CSVLog(tmp_path / "log.csv"), [tracker])
+    again.rewind(1)
+    for step in (2, 3, 4):
+        again.log(step, {"loss": step / 4})
+    again.close()
+    assert lines(again.csv) == ["step,loss", "1,0.25", "2,0.5", "3,0.75", "4,1.0"]
+    assert set(told(tmp_path / "theirs", "loss")) == {"1,0.25", "2,0.5", "3,0.75", "4,1.0"}
+
+
+def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
+    pytest.importorskip("tensorboard")
+    for step in (1, 2):
+        log = make_log(tmp_path, trackers="tensorboard")
+        log.log(step, {"loss": 0.5})
+        log.close()
+    (run,) = (tmp_path / "tensorboard").iterdir()
+    assert run.name == (tmp_path / "run_name.txt").read_text().strip()
+    assert len(list(run.iterdir())) == 2
+
+
+def test_names_of_loggers(tmp_path, monkeypatch):
+    make_log(tmp_path, trackers="csv").log(1, {"loss": 1.0})
+    with pytest.raises(ValueError, match="choose among csv, tensorboard"):
+        make_log(tmp_path, trackers="pigeon")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install wandb"):
+        make_log(tmp_path, trackers=["csv", "wandb"])

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.training import total_loss, train_steps, warmup_cosine
+
+
+class Line(torch.nn.Module):
+    """Two losses of one weight: (w - x)^2 / 2 and 3w; and a metric that must not be minimised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, batch: TensorDict) -> TensorDict:
+        fit = 0.5 * (self.w - batch["x"]).square().mean()
+        product = torch.zeros(2, 2) @ torch.ones(2, 2)  # what autocast casts
+        half = torch.tensor(float(product.dtype == torch.bfloat16))
+        metric = 100 * self.w.detach()
+        return TensorDict(loss_fit=fit, loss_slope=3 * self.w, metric=metric, half=half, errors=batch["x"] - 1)
+
+
+def batch(*values: float) -> TensorDict:
+    return TensorDict(x=torch.tensor(values), batch_size=[len(values)])
+
+
+def sgd(module: torch.nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=lr)
+
+
+def test_one_step_by_hand():
+    module = Line()
+    ((step, figures),) = train_steps(module, lambda: batch(0.0, 4.0), sgd(module), steps=1)
+    assert step == 1
+    # d/dw = (w - 2) + 3 = 2, so w goes from 1 to 0.8; the losses were (1 + 9) / 4 and 3.
+    assert module.w.item() == pytest.approx(0.8)
+    assert figures["loss_fit"] == 2.5
+    assert figures["loss"] == 5.5
+    assert figures["metric"] == 100
+    assert "errors" not in figures
+    assert not any(value.requires_grad for value in figures.values())
+
+
+def test_accumulated_batches_are_one_batch():
+    one, two = Line(), Line()
+    parts = iter([batch(0.0, 1.0), batch(5.0, -2.0), batch(3.0, 3.0), batch(1.0, 0.0)])
+    whole = [batch(0.0, 1.0, 5.0, -2.0), batch(3.0, 3.0, 1.0, 0.0)]
+    first = list(train_steps(one, whole, sgd(one), steps=2))
+    second = list(train_steps(two, parts, sgd(two), steps=2, accumulate=2))
+    torch.testing.assert_close(one.w, two.w)
+    for (_, a), (_, b) in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_scheduler_clipping_and_target():
+    class Counter:
+        steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+
+    module, target = Line(), Counter()
+    optimizer = sgd(module, 1.0)
+    schedule = warmup_cosine(optimizer, 4, warmup=2)
+    run = train_steps(
+        module, [batch(0.0)], optimizer, steps=4, scheduler=schedule, max_grad_norm=0.5, target_updater=target
+    )
+    rates, norms = zip(*[(float(f["lr"]), float(f["grad_norm"])) for _, f in run], strict=True)
+    assert rates == pytest.approx((0.5, 1.0, 1.0, 0.1))
+    assert norms[0] == 4.0  # before clipping
+    assert module.w.item() == pytest.approx(1 - 0.5 * sum(rates), abs=1e-5)
+    assert target.steps == 4
+
+
+def test_start_counts_on():
+    module = Line()
+    assert [step for step, _ in train_steps(module, [batch(1.0)], sgd(module), steps=5, start=3)] == [4, 5]
+    assert list(train_steps(module, [batch(1.0)], sgd(module), steps=5, start=5)) == []
+
+
+def test_no_batch_is_drawn_ahead_of_its_step():
+    module, drawn = Line(), []
+
+    def draw() -> TensorDict:
+        drawn.append(len(drawn))
+        return batch(1.0)
+
+    for step, _ in train_steps(module, draw, sgd(module), steps=4):
+        assert len(drawn) == step
+
+
+def test_autocast_reaches_the_loss():
+    module = Line()
+    ((_, figures),) = train_steps(module, [batch(1.0)], sgd(module), steps=1, autocast=torch.bfloat16)
+    assert figures["half"] == 1
+    ((_, figures),) = train_steps(module, [batch(1.0)], sgd(module), steps=1)
+    assert figures["half"] == 0
+
+
+def test_errors():
+    module = Line()
+    with pytest.raises(ValueError, match="run out"):
+        list(train_steps(module, iter([batch(1.0)]), sgd(module), steps=2))
+    with pytest.raises(ValueError, match="accumulate"):
+        list(train_steps(module, [batch(1.0)], sgd(module), steps=2, accumulate=0))
+    with pytest.raises(ValueError, match="bfloat16"):
+        list(train_steps(module, [batch(1.0)], sgd(module), steps=2, autocast=torch.float16))
+    with pytest.raises(KeyError, match=r"'loss_\.\.\.'"):
+        total_loss(TensorDict(value=torch.tensor(1.0)))
+    with pytest.raises(ValueError, match="reduction='mean'"):
+        total_loss(TensorDict(loss_value=torch.ones(3)))

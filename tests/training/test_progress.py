@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from torchrl_lang.training import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    with Progress(4, label="train", start=1, stream=stream, every=0) as progress:
+        progress.update(2, {"loss": torch.tensor(0.123456), "other": 1})
+        progress.update(3, {"return": -2.5})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "train: 1/4 step"
+    assert lines[1].startswith("train: 2/4 step, 50 %, ")
+    assert lines[1].endswith("left, loss 0.1235, other 1")
+    assert lines[-1].endswith("loss 0.1235, other 1, return -2.5")  # a figure stays on show
+
+
+def test_few_lines():
+    stream = io.StringIO()
+    with Progress(1000, stream=stream, every=3600, shown=("loss",)) as progress:
+        for step in range(1000):
+            progress.update(step + 1, {"loss": step, "other": 0})
+    first, last = stream.getvalue().splitlines()
+    assert first == "0/1000 step"
+    assert last.startswith("1000/1000 step, 100 %")
+    assert last.endswith("loss 999")
+
+
+def test_silence_if_asked():
+    stream = io.StringIO()
+    with Progress(4, stream=stream, every=0, piped="silent") as progress:
+        progress.update(4, {"loss": 1.0})
+    assert stream.getvalue() == ""
+    with pytest.raises(ValueError, match="piped"):
+        Progress(4, stream=stream, piped="loud")
+
+
+def test_a_bar_in_a_terminal():
+    stream = Terminal()
+    with Progress(4, label="train", unit="game", stream=stream, piped="silent") as progress:
+        for done in range(1, 5):
+            progress.update(done, {"loss": 0.5})
+    assert "train" in stream.getvalue()
+    assert "4/4" in stream.getvalue()
+    assert "loss 0.5" in stream.getvalue()
+
+
+def test_closed_when_the_run_fails():
+    stream = Terminal()
+    with pytest.raises(RuntimeError), Progress(4, stream=stream) as progress:
+        raise RuntimeError
+    assert progress._bar.disable

@@ -1,0 +1,92 @@
+"""The command line: ``python -m torchrl_lang --help``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torchrl_lang.recipes.options import add_options, options_from
+
+__all__ = ["main"]
+
+
+class Recipe(NamedTuple):
+    """Where a recipe lives: imported when it is asked for, so that ``--help`` does not wait for torch."""
+
+    module: str
+    options: str
+
+    def load(self) -> tuple[Any, Any]:
+        """Its options' class and its main function."""
+        module = importlib.import_module(f"torchrl_lang.recipes.{self.module}")
+        return getattr(module, self.options), module.main
+
+
+COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
+    "generate": ("make a data set", {"wordle": Recipe("wordle_data", "WordleData")}),
+    "train": (
+        "learn from a data set",
+        {"wordle_bc": Recipe("wordle_bc", "WordleBC"), "wordle_ilql": Recipe("wordle_ilql", "WordleILQL")},
+    ),
+    "evaluate": ("judge a trained run", {"wordle": Recipe("wordle_evaluate", "WordleEvaluate")}),
+    "play": ("play yourself, or watch", {"wordle": Recipe("wordle_play", "WordlePlay")}),
+}
+DEMO = Recipe("demo", "Demo")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    argv = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(argv).parse_args(argv)
+    if parsed.command == "list":
+        print(_listing())
+        return 0
+    recipe = DEMO if parsed.command == "demo" else COMMANDS[parsed.command][1][parsed.recipe]
+    options, run = recipe.load()
+    try:
+        run(options_from(options, parsed))
+    except (FileNotFoundError, FileExistsError, ValueError, ImportError) as error:
+        # What a user can mend is said in a line; anything else keeps its traceback.
+        print(f"torchrl_lang: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; only the recipe that is asked for is imported for its options."""
+    parser = argparse.ArgumentParser(prog="python -m torchrl_lang", description="Reinforcement learning on language.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands.add_parser("list", help="list what there is")
+    demo = commands.add_parser("demo", help="play, learn and compare, about ten minutes")
+    if argv[:1] == ["demo"]:
+        add_options(demo, DEMO.load()[0])
+    for name, (text, recipes) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(recipes))
+        for recipe_name, recipe in recipes.items():
+            if list(argv[:2]) == [name, recipe_name]:
+                options = recipe.load()[0]
+                add_options(choices.add_parser(recipe_name, help=options.__doc__, description=options.__doc__), options)
+            else:
+                choices.add_parser(recipe_name)
+    return parser
+
+
+def _listing() -> str:
+    lines = []
+    for name, (text, recipes) in COMMANDS.items():
+        lines.append(f"{name}: {text}")
+        for recipe_name, recipe in recipes.items():
+            lines.append(f"  {name} {recipe_name:12} {recipe.load()[0].__doc__.splitlines()[0]}")
+    lines.append(f"demo: {DEMO.load()[0].__doc__.splitlines()[0]}")
+    return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND RECIPE --help"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Episodes to rows and back, token by token the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+from tensordict import TensorDict, TensorDictBase
+
+from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.data.layout import TokenReward, cut_layout, fits, lay_out, stack_layouts
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row
+
+__all__ = ["from_row", "to_row", "to_rows"]
+
+
+def to_rows(
+    episodes: Sequence[Episode],
+    tokenizer: Tokenizer,
+    row_length: int,
+    *,
+    token_reward: TokenReward | None = None,
+    on_overflow: Literal["error", "truncate"] = "error",
+) -> TensorDict:
+    """Write episodes as rows ``[N]`` of ``row_length`` tokens, with ``terminated`` and ``truncated`` ``[N, 1]``.
+
+    A row opens with ``<s>`` if the environment speaks first and with ``<a>`` if the agent does. ``</s>`` closes what
+    the environment says, ``</a>`` what the agent says, ``</eod>`` a dialogue that has terminated.
+
+    Args:
+        episodes: what to write.
+        tokenizer: turns each text into ids on its own, so that no text runs over into its neighbour.
+        row_length: ``T``.
+        token_reward: rewards for single tokens, ids ``[L] -> [L]``, added to the rewards of the turns.
+        on_overflow: "error" refuses an episode that does not fit; "truncate" keeps its head, marks it truncated, not
+            terminated, and warns. An action whose successor state is cut off goes with its reward, so a cut through the
+            environment's words leaves out these words and the action that they answer.
+
+    Raises:
+        ValueError: an episode does not fit or cannot be encoded.
+
+    Examples:
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz ")
+        >>> episode = Episode([Turn("hi"), Turn("yo", reward=1.0)], terminated=True)
+        >>> rows = to_rows([episode], tokenizer, row_length=10)
+        >>> tokenizer.decode(rows["tokens"][0])
+        '<s>hi</s>yo</a></eod><|pad|><|pad|>'
+        >>> rows["token_reward"][0].tolist()
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    if row_length < 1:
+        raise ValueError(f"row_length must be at least 1 token, got {row_length}.")
+    layouts = [lay_out(episode, tokenizer, token_reward) for episode in episodes]
+    over = [index for index, layout in enumerate(layouts) if not fits(layout, row_length)]
+    if over:
+        longest = max(len(layouts[index].tokens) for index in over)
+        what = (
+            f"{len(over)} of {len(layouts)} episodes (the first is {over[0]}) are longer than row_length={row_length} "
+        )
+        what += f"tokens, the longest has {longest}"
+        if on_overflow == "error":
+            raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
+        warnings.warn(f"{what}: they were truncated to their heads.", stacklevel=2)
+    return stack_layouts([cut_layout(layout, row_length) for layout in layouts], tokenizer.control.pad, row_length)
+
+
+def to_row(
+    episode: Episode,
+    tokenizer: Tokenizer,
+    row_length: int,
+    *,
+    token_reward: TokenReward | None = None,
+    on_overflow: Literal["error", "truncate"] = "error",
+) -> TensorDict:
+    """Write one episode as a row of ``row_length`` tokens, batch size ``[]``; see :func:`to_rows`."""
+    return to_rows([episode], tokenizer, row_length, token_reward=token_reward, on_overflow=on_overflow)[0]
+
+
+def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
+    """Read a row, batch size ``[]``, as an episode: :func:`to_row` gives the very same row again.
+
+    That holds for every row that a :class:`~torchrl_lang.envs.LanguageEnv` or :func:`to_row` makes. The reward of a
+    turn is the sum over its tokens (rewards of single tokens are not kept apart).
+
+    Raises:
+        ValueError: the row is malformed: it does not open with the right opening token, the agent's turn has no end, or
+            it ends a dialogue that has not terminated.
+
+    Examples:
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, from_row, to_row
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> episode = Episode([Turn("ab", reward=1.0), Turn("c")], terminated=True)
+        >>> from_row(to_row(episode, tokenizer, 12), tokenizer) == episode
+        True
+    """
+    check_row(row, vocab_size=tokenizer.vocab_size)
+    tokens, attention, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
+    control, length = tokenizer.control, sum(attention)
+    if length == 0 or tokens[0] not in (control.begin_state, control.begin_action):
+        opening = tokenizer.decode(tokens[:1]) if length else "nothing"
+        raise ValueError(f"A row opens with a begin-of-state or begin-of-action token, this one with {opening!r}.")
+    ended = tokens[length - 1] == control.end_of_dialogue and not agent[length - 1]
+    terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
+    if ended and not terminated:
+        raise ValueError("The row ends with the end-of-dialogue token but 'terminated' is False: correct one of them.")
+    stop = length - ended
+    turns, cut = _read_turns(tokens[:stop], agent[:stop], reward[:stop], tokenizer)
+    agent_first = tokens[0] == control.begin_action
+    if not turns and not agent_first:  # cut before the environment's first word
+        turns, cut = [Turn("")], True
+    if turns and turns[0].by_agent != agent_first:
+        said = "the agent speaks" if agent_first else "the environment speaks"
+        raise ValueError(f"The opening token of the row says that {said} first, but the other side does.")
+    return Episode(turns, terminated, truncated or cut, cut)
+
+
+def _read_turns(
+    tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
+) -> tuple[list[Turn], bool]:
+    """The turns behind the opening token, and whether the last of them lacks its end."""
+    control, stop = tokenizer.control, len(tokens)
+    turns, start, cut = [], 1, False
+    while start < stop:
+        by_agent = agent[start] or tokens[start] == control.end_of_action
+        mark = control.end_of_action if by_agent else control.end_of_state
+        end = next((p for p in range(start, stop) if tokens[p] == mark), stop)
+        cut = end == stop
+        # The agent may have written the end of its turn or not; the environment writes the end of its own.
+        if any(agent[p] != by_agent for p in range(start, end if by_agent else min(end + 1, stop))):
+            raise ValueError(
+                f"The turn from position {start} to {end} is partly the agent's: its end token is missing."
+            )
+        closed = not by_agent or (not cut and agent[end])
+        earned = sum(reward[start : end + 1]) if by_agent else None
+        turns.append(_turn(tokens[start:end], earned, closed, tokenizer))
+        start = end + 1
+    return turns, cut
+
+
+def _flag(row: TensorDictBase, key: str, default: bool) -> bool:
+    value = row.get(key, None)
+    return default if value is None else bool(value.any())
+
+
+def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokenizer) -> Turn:
+    text = tokenizer.decode(ids)
+    try:
+        canonical = tokenizer.encode(text) == ids
+    except ValueError:  # the text holds what cannot be encoded: the name of a control token, say
+        canonical = False
+    return Turn(text, reward, closed, None if canonical else tuple(ids))

@@ -1,0 +1,92 @@
+"""One's own dialogues as JSON, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torchrl_lang.data.episodes import Episode, Turn
+
+__all__ = ["parse_dialogue"]
+
+_BY_AGENT = {"user": False, "environment": False, "assistant": True, "agent": True}
+
+
+def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
+    """Read one line of JSON as an episode.
+
+    The line is an object with ``turns``, a list of objects with ``role`` ("user" or "environment", "assistant" or
+    "agent"), ``text`` and, for the agent, ``reward`` (default 0). The line's own ``reward`` is added to the agent's
+    last turn. ``terminated`` says that the task ended (default true), ``truncated`` that a limit did (default false).
+
+    Args:
+        line: JSON.
+        ignore: keys of the line that are left out on purpose; any other unknown key is an error.
+
+    Raises:
+        ValueError: the line is something else; the message says what.
+
+    Examples:
+        >>> from torchrl_lang.data import parse_dialogue
+        >>> line = '{"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo"}], "reward": 2}'
+        >>> parse_dialogue(line)
+        Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)
+    """
+    content = json.loads(line, object_pairs_hook=_unique)
+    _check_keys(content, ("turns", "reward", "terminated", "truncated", *ignore), "line")
+    turns = content.get("turns")
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"'turns' must be a list of at least one turn, got {_show(turns)}")
+    parsed = [_turn(turn, f"turn {index}") for index, turn in enumerate(turns, start=1)]
+    total = _number(content.get("reward", 0), "'reward'")
+    if total:
+        last = max((index for index, turn in enumerate(parsed) if turn.by_agent), default=None)
+        if last is None:
+            raise ValueError("'reward' goes to the agent's last turn, but the agent has none")
+        parsed[last] = Turn(parsed[last].text, reward=(parsed[last].reward or 0.0) + total)
+    flags = {key: content.get(key, default) for key, default in (("terminated", True), ("truncated", False))}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"'{key}' must be true or false, got {_show(flag)}")
+    return Episode(parsed, **flags)
+
+
+def _turn(turn: Any, where: str) -> Turn:
+    _check_keys(turn, ("role", "text", "reward"), where)
+    role, text = turn.get("role"), turn.get("text")
+    if role not in _BY_AGENT:
+        raise ValueError(f"{where}: 'role' must be one of {list(_BY_AGENT)}, got {_show(role)}")
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: 'text' must be a string, got {_show(text)}")
+    if _BY_AGENT[role]:
+        return Turn(text, reward=_number(turn.get("reward", 0), f"{where}: 'reward'"))
+    if "reward" in turn:
+        raise ValueError(f"{where}: only turns of the agent earn a reward, this one is by {role!r}")
+    return Turn(text)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{what} must be a finite number, got {_show(value)}")
+    return float(value)
+
+
+def _check_keys(content: Any, known: Sequence[str], where: str) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"a {where.split()[0]} must be a JSON object, got {_show(content)}")
+    unknown = sorted(set(content) - set(known))
+    if unknown:
+        raise ValueError(f"{where}: unknown keys {unknown}, the known ones are {list(known)}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError(f"a key is given twice among {[key for key, _ in pairs]}")
+    return dict(pairs)
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,161 @@
+"""Data sets from one's own dialogues: a JSON object a line."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from torchrl_lang.data.dataset_writer import DatasetWriter
+from torchrl_lang.data.datasets import RowDataset, load_dataset
+from torchrl_lang.data.dialogues import parse_dialogue
+from torchrl_lang.data.episodes import Episode
+from torchrl_lang.data.layout import Layout, cut_layout, fits, lay_out, stack_layouts
+from torchrl_lang.data.tokenizers import Tokenizer
+
+__all__ = ["BadLine", "dataset_from_jsonl", "read_jsonl"]
+
+_BLOCK = 10_000
+_SHOWN = 10
+
+
+class BadLine(NamedTuple):
+    """A line that holds no episode, and why."""
+
+    line: int
+    """Counted from 1."""
+    reason: str
+
+
+def read_jsonl(
+    path: str | os.PathLike[str], *, on_error: Literal["raise", "skip"] = "raise", ignore: Sequence[str] = ()
+) -> tuple[list[Episode], list[BadLine]]:
+    """Read a file of dialogues; see :func:`~torchrl_lang.data.parse_dialogue` for what a line holds.
+
+    Empty lines hold nothing.
+
+    Args:
+        path: the file, UTF-8.
+        on_error: "raise" lists the first bad lines in an error; "skip" goes on without them, warns and returns them.
+        ignore: keys of a line that are left out on purpose.
+
+    Returns:
+        The episodes, and the lines that were skipped.
+    """
+    bad = _BadLines(Path(path), on_error)
+    episodes = [found for number, found in _lines(Path(path), ignore) if bad.keeps(number, found)]
+    bad.report()
+    return [episode for episode in episodes if isinstance(episode, Episode)], bad.lines
+
+
+def dataset_from_jsonl(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    tokenizer: Tokenizer,
+    row_length: int,
+    *,
+    on_error: Literal["raise", "skip"] = "raise",
+    on_overflow: Literal["error", "truncate"] = "error",
+    ignore: Sequence[str] = (),
+    overwrite: bool = False,
+) -> RowDataset:
+    """Make a data set from a file of dialogues, however long.
+
+    Nothing is dropped in silence: skipped lines with their reasons and the numbers of truncated lines are in the
+    manifest's ``notes``, and a warning says how many there are.
+
+    Args:
+        path: the file; see :func:`~torchrl_lang.data.parse_dialogue` for what a line holds.
+        folder: where the data set shall stand.
+        tokenizer: must be able to encode every text.
+        row_length: ``T``.
+        on_error: see :func:`read_jsonl`; a dialogue that cannot be encoded is a bad line, too.
+        on_overflow: "error" takes a dialogue that does not fit for a bad line, "truncate" keeps its head (see
+            :func:`~torchrl_lang.data.to_rows`).
+        ignore: keys of a line that are left out on purpose.
+        overwrite: replace the data set that stands there.
+
+    Raises:
+        ValueError: the file holds bad lines and ``on_error`` is "raise", or no good one.
+    """
+    path = Path(path)
+    bad, truncated, block = _BadLines(path, on_error), [], []
+    writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)
+    with writer:
+        for number, found in _lines(path, ignore):
+            layout = _encode(found, tokenizer, row_length, on_overflow)
+            if not bad.keeps(number, layout) or not isinstance(layout, Layout):
+                continue
+            if not fits(layout, row_length):
+                truncated.append(number)
+            block.append(cut_layout(layout, row_length))
+            if len(block) == _BLOCK:
+                writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
+                block.clear()
+        bad.report()
+        writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
+        writer.notes = {"skipped": [line._asdict() for line in bad.lines], "truncated_lines": truncated}
+    if truncated:
+        warnings.warn(
+            f"{len(truncated)} dialogues of {path} are longer than row_length={row_length} tokens and were truncated "
+            f"to their heads; the first is on line {truncated[0]}.",
+            stacklevel=2,
+        )
+    return load_dataset(folder, tokenizer=tokenizer)
+
+
+class _BadLines:
+    """Keeps account of bad lines, and raises as soon as enough of them have been seen."""
+
+    def __init__(self, path: Path, on_error: str) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
+        self.path, self.on_error, self.lines = path, on_error, list[BadLine]()
+
+    def keeps(self, number: int, found: Episode | Layout | str) -> bool:
+        """Whether the line is good; a string is the reason why it is not."""
+        if not isinstance(found, str):
+            return True
+        self.lines.append(BadLine(number, found))
+        if self.on_error == "raise" and len(self.lines) == _SHOWN:
+            self.report()
+        return False
+
+    def report(self) -> None:
+        """Raise or warn if there were bad lines."""
+        if not self.lines:
+            return
+        shown = "\n".join(f"  line {line}: {reason}" for line, reason in self.lines[:_SHOWN])
+        if self.on_error == "raise":
+            so_far = " (reading stopped there)" if len(self.lines) == _SHOWN else ""
+            raise ValueError(
+                f"{len(self.lines)} bad lines in {self.path}{so_far}:\n{shown}\nMend them, or leave them out with "
+                f"on_error='skip'."
+            )
+        warnings.warn(f"{len(self.lines)} bad lines of {self.path} were skipped, the first are:\n{shown}", stacklevel=3)
+
+
+def _lines(path: Path, ignore: Sequence[str]) -> Iterator[tuple[int, Episode | str]]:
+    """Number and episode of each line that is not empty, or the reason why it holds none."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.strip():
+                continue
+            try:
+                yield number, parse_dialogue(raw.decode("utf-8-sig" if number == 1 else "utf-8"), ignore=ignore)
+            except (ValueError, RecursionError) as error:
+                yield number, str(error)
+
+
+def _encode(found: Episode | str, tokenizer: Tokenizer, row_length: int, on_overflow: str) -> Layout | str:
+    if isinstance(found, str):
+        return found
+    try:
+        layout = lay_out(found, tokenizer)
+    except ValueError as error:
+        return str(error)
+    if on_overflow == "error" and not fits(layout, row_length):
+        return f"the dialogue has {len(layout.tokens)} tokens, row_length is {row_length}"
+    return layout

@@ -1,0 +1,38 @@
+"""Build a tokenizer again from its configuration, whichever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchrl_lang.data.hf_tokenizer import HFTokenizer
+from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
+
+__all__ = ["tokenizer_from_config"]
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+    "char": CharTokenizer.from_config,
+    "huggingface": HFTokenizer.from_config,
+}
+
+
+def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer whose ``config()`` this is.
+
+    Raises:
+        ValueError: the configuration names a kind that is not among the known ones.
+
+    Examples:
+        >>> from torchrl_lang.data import CharTokenizer, tokenizer_from_config
+        >>> config = CharTokenizer.from_alphabet("abc").config()
+        >>> tokenizer_from_config(config).encode("cab")
+        [2, 0, 1]
+    """
+    kind = config.get("kind")
+    build = _KINDS.get(str(kind))
+    if build is None:
+        raise ValueError(
+            f"A tokenizer configuration of kind {kind!r} came, the known kinds are {sorted(_KINDS)}: build a tokenizer "
+            f"of your own kind yourself and hand it over."
+        )
+    return build(config)

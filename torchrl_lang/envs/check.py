@@ -1,0 +1,308 @@
+"""Check that an environment is a good language environment: what ``check_env_specs`` checks and what it forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import check_env_specs
+
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_MASK,
+    ATTENTION_MASK,
+    DONE,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+)
+
+__all__ = ["LanguageEnvError", "check_language_env"]
+
+_KEYS = (*ROW_KEYS, DONE, TERMINATED, TRUNCATED)
+
+
+class LanguageEnvError(AssertionError):
+    """A rule of language environments is broken; ``rule`` names it."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"[{rule}] {message}")
+        self.rule = rule
+
+
+def check_language_env(
+    env: EnvBase,
+    make_env: Callable[[int], EnvBase] | None = None,
+    *,
+    utterances: Sequence[str] = (),
+    seed: int = 0,
+) -> None:
+    """Play an environment with random utterances and raise unless it keeps the rules.
+
+    ==================  ================================================================================================
+    rule                what it says
+    ==================  ================================================================================================
+    ``specs``           TorchRL's ``check_env_specs`` is content
+    ``row``             every observation is a well-formed row (``check_row``), with padding tokens on padding
+    ``fresh``           after a reset nothing is done, nothing has been earned and the agent has said nothing
+    ``growth``          a row that is not done grows with every step (so it ends some time), and what it was before is
+                        its beginning
+    ``flags``           ``done`` is ``terminated`` or ``truncated``, all bool ``[*B, 1]``; a row ends in
+                        ``end_of_dialogue`` where its task has ended, and only there
+    ``reward``          ``reward`` is float32 ``[*B, 1]``, and ``token_reward`` sums to the rewards of the turns
+    ``latch``           stepping a row that is done changes nothing and earns nothing
+    ``mask``            a row that a ``"_step"`` mask leaves out stays as it is and earns nothing
+    ``seed``            the same seed plays the same episodes
+    ``batch``           and whatever the batch size (where ``make_env`` is given)
+    ``global stream``   resets and steps leave torch's global random stream alone
+    ``stepping``        a step changes nothing that was returned before, nor the action that it was given
+    ``aliasing``        changing in place what was returned, or was given, never reaches the environment
+    ``partial reset``   resetting some rows begins those anew and leaves the others as they are
+    ``state``           ``reset(observation, set_state=True)`` gives the observation again, or refuses
+    ==================  ================================================================================================
+
+    Seeds the environment and leaves it in the middle of an episode. Torch's global random stream is left alone.
+
+    Args:
+        env: a :class:`~torchrl_lang.envs.LanguageEnv` or :class:`~torchrl_lang.envs.TokenEnv`, without transforms; the
+            rules about some rows of a batch need two or more of them.
+        make_env: makes a like environment of a given batch size.
+        utterances: texts that mean something in this task, said every other time; otherwise the agent babbles.
+        seed: seed of the environment and of what is said.
+
+    Raises:
+        LanguageEnvError: a rule is broken; an ``AssertionError`` whose ``rule`` is the name in the table.
+
+    Examples:
+        >>> from torchrl_lang.envs import check_language_env
+        >>> from torchrl_lang.envs.games import CorridorEnv
+        >>> check_language_env(CorridorEnv(batch_size=[3]), lambda n: CorridorEnv(batch_size=[n]), utterances="lr")
+    """
+    on_gpu = env.device is not None and env.device.type == "cuda"
+    with torch.random.fork_rng(devices=[env.device] if on_gpu else []):
+        try:
+            check_env_specs(env, seed=seed)
+        except Exception as error:
+            raise LanguageEnvError("specs", f"check_env_specs raised {type(error).__name__}: {error}") from error
+        actions = _random_actions(env, utterances, seed)
+        game = _play(env, seed, actions)
+        _check_moments(env, game)
+        _check_same("seed", game, _play(env, seed, actions), "played twice with one seed and the same actions")
+        scribbled = _play(env, seed, actions, scribble=True)
+        _check_same("aliasing", game, scribbled, "played again, with tensors changed in place outside")
+        if env.batch_size.numel() > 1:
+            _check_partial_reset(env, seed, actions, game)
+            _check_mask(env, seed, actions, game)
+        _check_state(env, seed, actions, game)
+        if make_env is not None:
+            _check_batch(make_env, utterances, seed)
+
+
+# -- playing -----------------------------------------------------------------------------------------------------------
+
+
+def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
+    """As many actions as a row has tokens: every episode is over by then."""
+    generator = torch.Generator().manual_seed(seed)
+    steps, n = env.observation_spec[TOKENS].shape[-1], env.batch_size.numel()
+    one_token = env.action_spec.shape == env.batch_size
+    width = 4 if one_token else env.action_spec.shape[-1]
+    rows = torch.full((steps, n, 1 if one_token else width), env.tokenizer.control.pad)
+    for row in range(n):
+        said = [_random_utterance(env, texts, width, generator) for _ in range(steps)]
+        if one_token:
+            stream = [token for ids in said for token in ids][:steps]
+            rows[:, row, 0] = torch.tensor(stream)
+        else:
+            for step, ids in enumerate(said):
+                rows[step, row, : len(ids)] = torch.tensor(ids)[:width]
+    return list(rows.reshape(steps, *env.action_spec.shape).to(env.device or "cpu").unbind(0))
+
+
+def _random_utterance(env: Any, texts: Sequence[str], width: int, generator: torch.Generator) -> list[int]:
+    def draw(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    end = [env.tokenizer.control.end_of_action]
+    if texts and draw(2):
+        return env.tokenizer.encode(texts[draw(len(texts))]) + end
+    babble = [draw(env.observation_spec[TOKENS].n) for _ in range(draw(width) + 1)]
+    return babble if len(babble) == width else babble + end
+
+
+def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool = False) -> list[TensorDictBase]:
+    """Copies of what the reset and each step return, until every row is done and was stepped twice more."""
+    env.set_seed(seed)
+    stream = torch.get_rng_state()
+    returned = [env.reset()]
+    copies = [returned[0].clone()]
+    over = 0
+    for action in actions:
+        given = copies[-1].select(*_KEYS).clone().set(ACTION, action.clone())
+        if scribble:
+            _scribble(returned[-1])
+        returned.append(env.step(given).get("next"))
+        copies.append(returned[-1].clone())
+        _require("stepping", torch.equal(given.get(ACTION), action), "a step changed the action that it was given")
+        if scribble:
+            _scribble(given.exclude("next"))
+        over += bool(copies[-1][DONE].all())
+        if over == 3:
+            break
+    _require("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
+    if not scribble:
+        _check_same("stepping", copies, returned, "what an earlier step returned, before and after later steps")
+    return copies
+
+
+def _scribble(tensordict: TensorDictBase) -> None:
+    for value in tensordict.values(True, True):
+        if isinstance(value, Tensor):
+            value.logical_not_() if value.dtype == torch.bool else value.add_(1)
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+def _require(rule: str, holds: Tensor | bool, message: str) -> None:
+    if not holds:
+        raise LanguageEnvError(rule, message)
+
+
+def _check_same(
+    rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Tensor | None = None
+) -> None:
+    """The same entries at the same moments, in all rows or in those where ``rows`` (bool ``[*B]``) is True."""
+    for step, (a, b) in enumerate(zip(one, other, strict=False)):
+        for key in (*_KEYS, REWARD):
+            x, y = a.get(key, None), b.get(key, None)
+            if x is None or y is None:
+                continue
+            if rows is not None:
+                x, y = x[rows], y[rows]
+            _require(rule, torch.equal(x, y), f"'{key}' differs at step {step}: {what}")
+
+
+def _check_moments(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
+    first = game[0]
+    idle = ~(first[DONE].any() | first[ACTION_MASK].any() | (first[TOKEN_REWARD] != 0).any())
+    _require("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset gave rows that have a past, or no token")
+    _check_row(env, first)
+    _check_flags(env, first)
+    earned = torch.zeros_like(game[0][TOKEN_REWARD].sum(-1, keepdim=True))
+    shape = (*env.batch_size, 1)
+    for step, (before, after) in enumerate(pairwise(game)):
+        _check_row(env, after)
+        _check_flags(env, after)
+        _check_growth(step, before, after)
+        reward = after[REWARD]
+        right = reward.shape == shape and reward.dtype == torch.float32
+        _require("reward", right, f"'reward' is {reward.dtype} {tuple(reward.shape)}, expected torch.float32 {shape}")
+        earned = earned + reward
+        total = after[TOKEN_REWARD].sum(-1, keepdim=True)
+        _require(
+            "reward",
+            torch.allclose(total, earned, rtol=1e-4, atol=1e-4),
+            f"after step {step} the rows' token_reward sum to {total.flatten().tolist()}, the rewards of the turns to "
+            f"{earned.flatten().tolist()}",
+        )
+
+
+def _check_row(env: Any, moment: TensorDictBase) -> None:
+    try:
+        check_row(moment, vocab_size=env.observation_spec[TOKENS].n)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LanguageEnvError("row", str(error)) from error
+    padded = torch.where(moment[ATTENTION_MASK], env.tokenizer.control.pad, moment[TOKENS])
+    _require("row", (padded == env.tokenizer.control.pad).all(), "something other than the padding token pads a row")
+
+
+def _check_flags(env: Any, moment: TensorDictBase) -> None:
+    done, terminated, truncated = (moment[key] for key in (DONE, TERMINATED, TRUNCATED))
+    for flag in (done, terminated, truncated):
+        right = flag.shape == (*env.batch_size, 1) and flag.dtype == torch.bool
+        _require("flags", right, f"a flag is {flag.dtype} {tuple(flag.shape)}, expected bool {(*env.batch_size, 1)}")
+    _require("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
+    closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[ACTION_MASK]
+    closed = closing.any(-1, keepdim=True)
+    _require("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")
+    _require("flags", (closed | truncated | ~terminated).all(), "'terminated' without end_of_dialogue: 'truncated'?")
+
+
+def _check_growth(step: int, before: TensorDictBase, after: TensorDictBase) -> None:
+    """Live rows grow at their end, rows that are done stay."""
+    over, real = before[DONE], before[ATTENTION_MASK]
+    for key in (*_KEYS, REWARD):
+        past = 0 if key == REWARD else before[key]
+        stays = ((after[key] == past) | ~over).all()
+        _require("latch", stays, f"step {step} changed '{key}' of a row that was done")
+    grown = after[ATTENTION_MASK].sum(-1, keepdim=True) > real.sum(-1, keepdim=True)
+    _require("growth", (grown | over).all(), f"step {step} appended nothing to a row")
+    for key in ROW_KEYS:
+        kept = ((after[key] == before[key]) | ~real).all()
+        _require("growth", kept, f"step {step} changed '{key}' where the row had been written before")
+
+
+def _alternate(env: EnvBase) -> Tensor:
+    """True for every other row, bool ``[*B]``."""
+    return (torch.arange(env.batch_size.numel(), device=env.device) % 2 == 0).reshape(env.batch_size)
+
+
+def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+    again = _alternate(env)
+    now = _play(env, seed, actions[:2])[-1]
+    came = env.reset(now.select(*_KEYS).clone().set("_reset", again.unsqueeze(-1)))
+    past = came[ACTION_MASK].any(-1) | came[DONE].squeeze(-1)
+    _require("partial reset", not (past & again).any(), "rows that were reset still have a past")
+    played = []
+    for action in actions[2 : len(game) - 1]:
+        played.append(env.step(came.select(*_KEYS).clone().set(ACTION, action.clone())).get("next").clone())
+        came = played[-1]
+    what = "rows that were not reset, played on after others were"
+    _check_same("partial reset", game[3:], played, what, rows=~again)
+
+
+def _check_mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+    stepped = _alternate(env)
+    start = _play(env, seed, [])[-1]
+    given = start.select(*_KEYS).clone().set(ACTION, actions[0].clone()).set("_step", stepped.unsqueeze(-1))
+    after = env.step(given).get("next")
+    _check_same("mask", [start], [after], "rows that the mask leaves out", rows=~stepped)
+    _check_same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
+    _require("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask leaves out has earned something")
+
+
+def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
+    state = game[0] if game[1][DONE].any() else game[1]
+    _play(env, seed + 1, actions[:1])
+    try:
+        came = env.reset(state.select(*_KEYS).clone(), set_state=True)
+    except (KeyError, ValueError, NotImplementedError):
+        return
+    _check_same("state", [state.exclude(REWARD)], [came], "what was given to reset and what it returned")
+    after = env.step(came.select(*_KEYS).clone().set(ACTION, actions[1].clone())).get("next")
+    kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
+    _require("state", kept, "a step after reset(observation, set_state=True) went on from other rows")
+
+
+def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed: int) -> None:
+    """Episode ``k`` of a seed is the ``k``-th row that is ever reset: row ``k`` of three, the ``k``-th of one."""
+    three, one = make_env(3), make_env(1)
+    actions = _random_actions(three, texts, seed)
+    together = _play(three, seed, actions)
+    one.set_seed(seed)
+    for row in range(3):
+        alone = [one.reset().clone()]
+        for action in actions[: len(together) - 1]:
+            given = TensorDict({ACTION: action[row : row + 1]}, batch_size=[1], device=one.device)
+            alone.append(one.step(given).get("next").clone())
+        _check_same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and beside others")

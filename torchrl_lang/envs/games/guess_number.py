@@ -1,0 +1,109 @@
+"""Guess a number by its hints: a text game in plain Python, as small as they come."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from torchrl_lang.data.tokenizers import CharTokenizer
+from torchrl_lang.envs.text_game import TextGameEnv
+
+__all__ = ["GuessNumber", "binary_search", "guess_number_env", "guess_number_return"]
+
+
+class GuessNumber:
+    """I think of a number from 1 to ``n``; you guess, I say ``higher`` or ``lower``. Each wrong guess costs 1.
+
+    Args:
+        n: the largest number.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import GuessNumber
+        >>> game = GuessNumber(7)
+        >>> game.reset(seed=0)
+        '1-7'
+        >>> game.step("4")
+        ('higher', -1.0, False)
+        >>> game.step("seven")
+        ('?', -1.0, False)
+        >>> game.step("7")
+        ('yes', 0.0, True)
+    """
+
+    def __init__(self, n: int = 7) -> None:
+        if n < 1:
+            raise ValueError(f"There must be a number to guess, got n={n}.")
+        self.n = n
+
+    def reset(self, seed: int) -> str:
+        """Think of a number; says the range."""
+        self.number = random.Random(seed).randint(1, self.n)
+        return f"1-{self.n}"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Answer a guess with a hint, the cost of the guess, and whether it was right."""
+        if not re.fullmatch("[0-9]{1,9}", text):
+            return "?", -1.0, False
+        guess = int(text)
+        if guess == self.number:
+            return "yes", 0.0, True
+        return "higher" if guess < self.number else "lower", -1.0, False
+
+
+def guess_number_return(n: int) -> float:
+    """The mean return of the best player: ``-(1/n) * sum_{i=1..n} floor(log2(i))``, the depths of a balanced tree.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import guess_number_return
+        >>> guess_number_return(7)  # one number takes no wrong guess, two take one, four take two
+        -1.4285714285714286
+    """
+    return -sum(i.bit_length() - 1 for i in range(1, n + 1)) / n
+
+
+def binary_search(n: int, guesses: Sequence[int], hints: Sequence[str]) -> int:
+    """The best next guess after earlier ones and their hints.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import binary_search
+        >>> binary_search(7, [4], ["higher"])
+        6
+    """
+    low = max([1, *(guess + 1 for guess, hint in zip(guesses, hints, strict=True) if hint == "higher")])
+    high = min([n, *(guess - 1 for guess, hint in zip(guesses, hints, strict=True) if hint == "lower")])
+    return (low + high) // 2
+
+
+def guess_number_env(
+    n: int = 7,
+    *,
+    max_turns: int = 6,
+    batch_size: int | Sequence[int] = (1,),
+    seed: int | None = None,
+    device: torch.device | str | int | None = None,
+) -> TextGameEnv:
+    """The game as a batched language environment, with a vocabulary of 21 tokens.
+
+    Examples:
+        >>> from torchrl_lang.envs.games import guess_number_env
+        >>> env = guess_number_env(batch_size=[2])
+        >>> env.tokenizer.decode(env.reset()["tokens"][0, :5])
+        '<s>1-7</s>'
+    """
+    tokenizer = CharTokenizer.from_alphabet([*"0123456789", "-", "?", "higher", "lower", "yes"])
+    digits = len(str(n))
+    return TextGameEnv(
+        partial(GuessNumber, n),
+        tokenizer,
+        # The opening, then a guess, its end, a hint and its end for every turn, and the end of the dialogue.
+        row_length=digits + 4 + max_turns * (digits + 4) + 2,
+        action_length=digits + 1,
+        max_turns=max_turns,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+    )

@@ -1,0 +1,175 @@
+"""One token a step: any language environment, with the agent's utterances written token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical
+from torchrl.envs import EnvBase
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.language_env import LanguageEnv, stepped
+from torchrl_lang.envs.rows import Rows
+from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS
+
+__all__ = ["TokenEnv"]
+
+
+class TokenEnv(EnvBase):
+    """A language environment whose ``action`` is one token, int64 ``[*B]``.
+
+    The tokens of the agent appear in the row as it writes them, with reward zero. When it writes the end-of-action
+    token, or its utterance reaches the ``action_length`` of ``env``, the turn is played: the reply appears in the row
+    and the turn's reward comes with this last token. An episode ends with exactly the row that ``env`` gives for the
+    same utterances; ``terminated`` and ``truncated`` are those of ``env``.
+
+    The padding token is no token of a row: as an action it is read as the end-of-action token. Other control tokens are
+    written like any token, as ``env`` does; an actor that must not write them masks them.
+
+    ``reset(tensordict, set_state=True)`` continues rows that stop anywhere, inside an utterance too.
+
+    Args:
+        env: a :class:`~torchrl_lang.envs.LanguageEnv`. It is played through this one alone. Transforms go around:
+            ``TransformedEnv(TokenEnv(env), ...)``.
+
+    Raises:
+        TypeError: ``env`` is no ``LanguageEnv``; on a step, ``action`` is not int64.
+        ValueError: on a step, ``action`` has another shape than the batch.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.envs import TokenEnv
+        >>> from torchrl_lang.envs.games import CorridorEnv
+        >>> env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[1]))
+        >>> transcript = env.reset()
+        >>> for token in env.tokenizer.encode("r") + [env.tokenizer.control.end_of_action]:
+        ...     transcript = env.step(transcript.set("action", torch.tensor([token])))["next"]
+        ...     print(env.tokenizer.decode(transcript["tokens"][0, : transcript["attention_mask"][0].sum()]))
+        <s>0</s>r
+        <s>0</s>r</a>1</s>
+    """
+
+    _supports_set_state = True
+
+    def __init__(self, env: LanguageEnv) -> None:
+        if not isinstance(env, LanguageEnv):
+            raise TypeError(
+                f"TokenEnv takes a LanguageEnv, got {type(env).__name__}. Put transforms around it: "
+                f"TransformedEnv(TokenEnv(env), ...)."
+            )
+        super().__init__(device=env.device, batch_size=env.batch_size)
+        self.env = env
+        self._n = env.batch_size.numel()
+        self._pending: Tensor | None = None
+        self._written: Tensor
+        self.observation_spec = env.observation_spec.clone()
+        self.action_spec = Categorical(
+            env.tokenizer.vocab_size, shape=env.batch_size, dtype=torch.int64, device=env.device
+        )
+        self.reward_spec = env.reward_spec.clone()
+        self.full_done_spec = env.full_done_spec.clone()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the environment inside."""
+        return self.env.tokenizer
+
+    @property
+    def row_length(self) -> int:
+        """``T``, the width of a row in tokens."""
+        return self.env.row_length
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.env.set_seed(seed)
+
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
+    ) -> TensorDictBase:
+        pending, written = self._no_pending()
+        if set_state:
+            tensordict, pending, written = self._split(tensordict)
+        out = self.env._reset(tensordict, set_state=set_state, **kwargs)
+        fresh = None if tensordict is None else tensordict.get("_reset", None)
+        if self._pending is not None and fresh is not None:
+            fresh = fresh.reshape(self._n)
+            pending = torch.where(fresh[:, None], pending, self._pending)
+            written = torch.where(fresh, written, self._written)
+        self._pending, self._written = pending, written
+        return self._observe(out)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self._pending is None:
+            raise RuntimeError("TokenEnv was stepped before its first reset: call reset() first.")
+        control = self.tokenizer.control
+        token = self._action(tensordict)
+        token = torch.where(token == control.pad, control.end_of_action, token)
+        live = stepped(~self._done, tensordict)
+        place = torch.arange(self.env.action_length, device=token.device) == self._written[:, None]
+        pending = torch.where(place & live[:, None], token[:, None], self._pending)
+        written = self._written + live
+        spoken = live & ((token == control.end_of_action) | (written == self.env.action_length))
+        turn = {
+            ACTION: pending.reshape(*self.batch_size, self.env.action_length),
+            "_step": spoken.reshape(*self.batch_size, 1),
+        }
+        out = self.env._step(TensorDict(turn, batch_size=self.batch_size, device=self.device))
+        self._pending = torch.where(spoken[:, None], control.pad, pending)
+        self._written = torch.where(spoken, 0, written)
+        return self._observe(out)
+
+    def _action(self, tensordict: TensorDictBase) -> Tensor:
+        action = tensordict.get(ACTION)
+        if action.dtype != torch.int64:
+            raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
+        if action.shape != self.batch_size:
+            raise ValueError(
+                f"TokenEnv expects one token a row, 'action' of shape {tuple(self.batch_size)}, got "
+                f"{tuple(action.shape)}. Utterances are for the environment inside: env.env."
+            )
+        return action.reshape(self._n)
+
+    def _no_pending(self) -> tuple[Tensor, Tensor]:
+        """No utterance begun, in any row: int64 ``[N, K]`` and the number of its tokens, int64 ``[N]``."""
+        shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
+        pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
+        return pending, torch.zeros_like(pending[:, 0])
+
+    def _split(self, tensordict: TensorDictBase | None) -> tuple[TensorDictBase, Tensor, Tensor]:
+        """Take the utterances that were begun off the ends of the rows."""
+        if tensordict is None or not {*ROW_KEYS} <= set(tensordict.keys()):
+            raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
+        tokens, real, agent, reward = (tensordict.get(key).reshape(self._n, -1) for key in ROW_KEYS)
+        position = torch.arange(tokens.shape[-1], device=tokens.device)
+        boundary = real & (~agent | (tokens == self.tokenizer.control.end_of_action))
+        begin = torch.where(boundary, position + 1, 0).amax(-1, keepdim=True)
+        tail = real & (position >= begin)
+        written = tail.sum(-1)
+        if (written >= self.env.action_length).any():
+            rows = (written >= self.env.action_length).nonzero().flatten().tolist()
+            raise ValueError(f"Rows {rows} end in an open utterance that has no room for a token, its end or another.")
+        pending, _ = self._no_pending()
+        slot = torch.arange(self.env.action_length, device=tokens.device)
+        said = slot < written[:, None]
+        source = (begin + slot).clamp_max(tokens.shape[-1] - 1)
+        pending = torch.where(said, tokens.gather(-1, source).to(torch.int64), pending)
+        entries = {ATTENTION_MASK: real & ~tail, ACTION_MASK: agent & ~tail, TOKEN_REWARD: reward}
+        shape = tensordict.get(TOKENS).shape
+        begun = {key: value.reshape(shape) for key, value in entries.items()}
+        return tensordict.copy().update(begun), pending, written
+
+    def _observe(self, out: TensorDictBase) -> TensorDictBase:
+        """What the environment inside observes, with the utterances begun appended."""
+        self._done = out.get(DONE).reshape(self._n).clone()
+        tokens, real, agent, reward = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
+        said = torch.arange(self.env.action_length, device=tokens.device) < self._written[:, None]
+        assert self._pending is not None
+        none = torch.zeros_like(reward[:, 0])
+        rows, _ = Rows(tokens, agent, reward, real.sum(-1)).append(self._pending, said, said, none)
+        grown = (rows.tokens, rows.attention_mask, rows.action_mask, rows.token_reward)
+        for key, value in zip(ROW_KEYS, grown, strict=True):
+            out.set(key, value.reshape(*self.batch_size, self.row_length))
+        return out

@@ -1,0 +1,42 @@
+"""Wordle: the game, its words, and players."""
+
+from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
+from torchrl_lang.envs.wordle.player import OPENERS, Player, WordPlayer
+from torchrl_lang.envs.wordle.players import MixturePlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
+from torchrl_lang.envs.wordle.rules import Rules, feedback, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render_row, watch
+from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
+from torchrl_lang.envs.wordle.transcript import Turns, read_turns
+from torchrl_lang.envs.wordle.words import WordIndex, common_words, demo_words, guess_words, load_words
+from torchrl_lang.envs.wordle.wordsets import WordSets
+
+__all__ = [
+    "OPENERS",
+    "MixturePlayer",
+    "OptimalPlayer",
+    "Player",
+    "RandomWordPlayer",
+    "RepeatPlayer",
+    "Rules",
+    "Turns",
+    "WordIndex",
+    "WordPlayer",
+    "WordSets",
+    "WordleEnv",
+    "WrongPlayer",
+    "common_words",
+    "demo_words",
+    "feedback",
+    "feedback_code",
+    "feedback_table",
+    "guess_words",
+    "information_gain",
+    "load_words",
+    "play_human",
+    "read_turns",
+    "render_letters",
+    "render_row",
+    "watch",
+    "wordle_tokenizer",
+]

@@ -1,0 +1,208 @@
+"""Wordle as a batch of language tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Binary
+
+from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.rows import Rows, Utterance
+from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
+from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, is_letter, load_words
+from torchrl_lang.envs.wordle.wordsets import WordSets
+from torchrl_lang.functional import random_index
+
+__all__ = ["WordleEnv"]
+
+
+class WordleEnv(LanguageEnv):
+    """Wordle: guess a hidden word of five letters; each guess is answered by five colours.
+
+    A game is a row such as ``<a>crane</a><b><y><b><b><g></s>purge</a><g><g><g><g><g></s></eod>``. The reward is 0 for
+    the guess that solves the game and -1 for any other, so a game solved by the k-th guess returns ``-(k - 1)``, a lost
+    one ``-max_tries``. The game terminates when it is solved or all tries are used up.
+
+    A guess is invalid if it does not consist of five letters or, where ``guesses`` are given, is on no list. It costs a
+    try and -1 and gets no colours.
+
+    ``reset`` takes a tensordict with ``hidden_word``, int64 ``[*B]``: the word's index for each row that is reset. With
+    ``set_state=True`` it continues from given rows; the hidden word is then the given one, which must agree with all
+    colours so far, or drawn uniformly from those that do. The hidden word is never part of an observation.
+
+    Args:
+        words: the words that may be hidden, a list or the path of a file with one word a line; default the shipped
+            :func:`~torchrl_lang.envs.wordle.common_words`.
+        batch_size: games played side by side.
+        rules: ``"official"`` counts repeated letters as the newspaper's game does, ``"ilql"`` does not (see
+            :func:`~torchrl_lang.envs.wordle.feedback`).
+        max_tries: guesses in a game.
+        guesses: which guesses are valid: any five letters by default, ``"words"`` for those that may be hidden, or a
+            list or a path of more words (the hidden ones are always valid).
+        action_length: width of an action in tokens; from 6 on it holds a word and its end.
+        consistent: adds the observation ``consistent``, bool ``[*B, W]``: the words that agree with all colours so far.
+        seed: seed of the hidden words.
+        device: where the tensors live.
+
+    Raises:
+        ValueError: an option is out of range or a word list is faulty; on ``reset``, a hidden word is out of range or
+            disagrees with the given row.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.envs.wordle import WordleEnv
+        >>> env = WordleEnv(["crane", "purge", "slate"], batch_size=[1], seed=0)
+        >>> td = env.reset(TensorDict(hidden_word=torch.tensor([1]), batch_size=[1]))
+        >>> for word in ("crane", "purge"):
+        ...     td["action"] = torch.tensor([env.tokenizer.encode(word) + [env.tokenizer.control.end_of_action]])
+        ...     td = env.step(td)["next"]
+        >>> env.tokenizer.decode(td["tokens"][td["attention_mask"]])
+        '<a>crane</a><b><y><b><b><g></s>purge</a><g><g><g><g><g></s></eod>'
+        >>> td["reward"].item(), td["terminated"].item()
+        (0.0, True)
+    """
+
+    def __init__(
+        self,
+        words: WordList | None = None,
+        batch_size: int | Sequence[int] = (1,),
+        *,
+        rules: Rules = "official",
+        max_tries: int = 6,
+        guesses: WordList | None = None,
+        action_length: int = WORD_LENGTH + 1,
+        consistent: bool = False,
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        check_rules(rules)
+        if max_tries < 1:
+            raise ValueError(f"max_tries must be at least 1, got {max_tries}.")
+        if action_length < WORD_LENGTH:
+            raise ValueError(f"action_length must be at least {WORD_LENGTH}, one a letter, got {action_length}.")
+        word_list = common_words() if words is None else load_words(words)
+        self.n_words = len(word_list)
+        self.observes_consistent = consistent
+        # A turn is a guess, </a>, five colours and </s>; an invalid guess may be longer.
+        turn = max(2 * WORD_LENGTH + 2, action_length + 1)
+        super().__init__(
+            wordle_tokenizer(),
+            row_length=1 + turn * max_tries + 1,
+            action_length=action_length,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+        self.words = tuple(word_list)
+        self.rules: Rules = rules
+        self.max_tries = max_tries
+        self._index = WordIndex(word_list, self.device)
+        self._valid = _valid_guesses(word_list, guesses, self.device)
+        self._sets = WordSets(self._index.letters, rules)
+        self._colour_tokens = torch.tensor(COLOUR_TOKENS, device=self.device)
+
+    @property
+    def hidden_word(self) -> Tensor:
+        """Index of each game's hidden word, int64 ``[*B]``, a copy."""
+        if self._rows is None:
+            raise RuntimeError("There is no hidden word before the first reset: call reset() first.")
+        return self._task["word"].reshape(self.batch_size).clone()
+
+    def is_valid(self, guess: Tensor) -> Tensor:
+        """True where a guess counts as one: int64 tokens ``[..., 5]`` to bool ``[...]``."""
+        if self._valid is not None:
+            return self._valid.find(guess) >= 0
+        return is_letter(guess).all(-1)
+
+    def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
+        word = random_index(self._key, episode, self.n_words)
+        given = self._given_word(options)
+        if given is not None:
+            out = fresh & ((given < 0) | (given >= self.n_words))
+            if out.any():
+                raise ValueError(
+                    f"hidden_word {given[out].tolist()} is out of range: there are {self.n_words} words, from 0 on."
+                )
+            word = torch.where(fresh, given, word)
+        task = {"word": word, "tries": torch.zeros_like(word), "episode": episode}
+        if self.observes_consistent:
+            task["possible"] = self._sets.all(self._n)
+        return torch.zeros((self._n, 0), dtype=torch.int64, device=self.device), torch.zeros_like(word), task
+
+    def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
+        guess = utterance.tokens[:, :WORD_LENGTH]
+        valid = (utterance.length == WORD_LENGTH) & self.is_valid(guess)
+        colours = feedback(guess, self._index.letters[task["word"]], self.rules)
+        solved = valid & (colours == GREEN).all(-1)
+        tries = task["tries"] + 1
+        task = {**task, "tries": tries}
+        if self.observes_consistent:
+            heard = (valid & live)[:, None]
+            letters = torch.where(heard, guess, 0)
+            possible = self._sets.narrow(task["possible"], letters, colours)
+            task["possible"] = torch.where(heard, possible, task["possible"])
+        reply = Reply(
+            tokens=self._colour_tokens[colours],
+            length=torch.where(valid, WORD_LENGTH, 0),
+            reward=torch.where(solved, 0.0, -1.0),
+            terminated=solved | (tries >= self.max_tries),
+        )
+        return reply, task
+
+    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
+        turns = read_turns(rows.tokens, rows.attention_mask, rows.action_mask)
+        possible = turns.narrow(self._sets)
+        size = self._sets.size(possible)
+        _forbid(fresh & (size == 0), "agree with no word of the list: give rows played with these words and rules")
+        solved = (turns.colours == GREEN).all(-1).any(-1)
+        _forbid(fresh & (solved | (turns.tries >= self.max_tries)), "cannot go on: the game is solved or out of tries")
+        word = task["word"]
+        if self._given_word(options) is None:
+            word = self._sets.pick(possible, random_index(self._key, task["episode"], size.clamp_min(1)))
+        else:
+            agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
+            _forbid(fresh & ~agrees, "disagree with their hidden_word: leave it out, or name one that fits the colours")
+        task = {**task, "word": word, "tries": turns.tries}
+        if self.observes_consistent:
+            task["possible"] = possible
+        return task
+
+    def _given_word(self, options: TensorDictBase | None) -> Tensor | None:
+        given = None if options is None else options.get("hidden_word", None)
+        if given is None:
+            return None
+        if given.numel() != self._n or given.dtype != torch.int64:
+            raise ValueError(
+                f"'hidden_word' must be int64 of shape {tuple(self.batch_size)}, one index a game, got {given.dtype} "
+                f"of shape {tuple(given.shape)}."
+            )
+        return given.reshape(self._n)
+
+    def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
+        return {"consistent": self._sets.members(task["possible"])} if self.observes_consistent else {}
+
+    def _task_observation_spec(self) -> dict[str, Any]:
+        if not self.observes_consistent:
+            return {}
+        shape = (*self.batch_size, self.n_words)
+        return {"consistent": Binary(n=self.n_words, shape=shape, dtype=torch.bool, device=self.device)}
+
+
+def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.device | None) -> WordIndex | None:
+    """The guesses that are valid, ``None`` for any five letters."""
+    if guesses is None:
+        return None
+    more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)
+    return WordIndex([*dict.fromkeys([*words, *more])], device)
+
+
+def _forbid(bad: Tensor, what: str) -> None:
+    if bad.any():
+        raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} {what}.")

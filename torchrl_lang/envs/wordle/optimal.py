@@ -1,0 +1,123 @@
+"""The myopic-optimal player: the guess of largest information gain among the words that are still possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.player import WordPlayer
+from torchrl_lang.envs.wordle.rules import SOLVED, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.transcript import Turns
+from torchrl_lang.envs.wordle.words import WordList, word_number
+
+__all__ = ["OptimalPlayer", "information_gain"]
+
+_CODES = SOLVED + 1
+
+_TIE = 1e-9
+"""Gains this close are equal: rounding is below 1e-11."""
+
+
+def information_gain(table: Tensor) -> Tensor:
+    """How much each guess tells about the hidden word, in nats, when it is uniform over the words.
+
+    With ``c`` words, of which ``n_o`` answer a guess with the colours ``o``, the gain is the entropy of the answer,
+    ``log c - sum_o (n_o / c) log n_o`` (ILQL's expert player, Snell et al. 2022, arXiv 2206.11871).
+
+    Args:
+        table: codes of each guess for each word, uint8 ``[G, c]``.
+
+    Returns:
+        float64 ``[G]``.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordIndex, feedback_table, information_gain
+        >>> letters = WordIndex(["brake", "crake", "drake", "cadre"]).letters
+        >>> information_gain(feedback_table(letters, letters)).exp()  # cadre gets four different answers
+        tensor([2.8284, 2.8284, 2.8284, 4.0000], dtype=torch.float64)
+    """
+    n_guesses, n_words = table.shape
+    n = torch.arange(n_words + 1, dtype=torch.float64, device=table.device)
+    n_log_n = torch.special.xlogy(n, n)
+    # So many guesses at once fit into the processor's cache, and their bins into int16.
+    step = min(max(1, 2**17 // n_words), 2**15 // _CODES)
+    first_bin = _CODES * torch.arange(step, dtype=torch.int16, device=table.device)[:, None]
+    expected = torch.empty(n_guesses, dtype=torch.float64, device=table.device)
+    for start in range(0, n_guesses, step):
+        codes = table[start : start + step].to(torch.int16)
+        bins = (codes + first_bin[: codes.shape[0]]).flatten()
+        count = torch.bincount(bins, minlength=codes.shape[0] * _CODES)
+        expected[start : start + step] = n_log_n.index_select(0, count).view(-1, _CODES).sum(-1)
+    return n[-1].log() - expected / n_words
+
+
+class OptimalPlayer(WordPlayer):
+    """Plays the word of largest information gain (:func:`information_gain`) among those that agree with all colours.
+
+    The ILQL paper's expert. Ties are drawn uniformly. It remembers what it found out about a state of the game, so many
+    games cost little more than their different states. Where no word agrees with a row, it plays any word.
+
+    Args:
+        words: see :class:`WordPlayer`; these are also the words it takes for possible.
+        **kwargs: see :class:`WordPlayer`.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv
+        >>> words = ["brake", "crake", "drake", "cadre"]
+        >>> env, player = WordleEnv(words, batch_size=[8], seed=0), OptimalPlayer(words, seed=0)
+        >>> games = env.rollout(2, player, break_when_any_done=False)
+        >>> WordIndex.text(games["action"][0, 0, :5])
+        'cadre'
+    """
+
+    table: Tensor
+    """Codes of each word as a guess for each word, uint8 ``[W, W]``."""
+
+    def __init__(self, words: WordList | None = None, **kwargs: Any) -> None:
+        super().__init__(words, **kwargs)
+        table = feedback_table(self.index.letters, self.index.letters, self.sets.rules)
+        self.register_buffer("table", table, persistent=False)
+        self._best: dict[bytes, Sequence[int]] = {}
+
+    def _choose_word(self, turns: Turns) -> Tensor:
+        states = self._states(turns)
+        new = {state: row for row, state in enumerate(states) if state not in self._best}
+        if new:
+            index = torch.tensor(list(new.values()), device=turns.tries.device)
+            self._best.update(zip(new, self.best_words(turns.rows(index)), strict=True))
+        draws = self.uniform(turns.tries).tolist()
+        words = []
+        for state, draw in zip(states, draws, strict=True):
+            best = self._best[state]
+            words.append(best[int(draw * len(best))])
+        return self.index.letters[words]
+
+    def best_words(self, turns: Turns) -> list[Sequence[int]]:
+        """For each game the indices of all words of largest gain; of all words where none is possible."""
+        possible = turns.narrow(self.sets)
+        sizes = self.sets.size(possible).tolist()
+        members = self.sets.members(possible).nonzero()[:, 1].split(sizes)
+        return [self._best_of(words) for words in members]
+
+    def _best_of(self, words: Tensor) -> Sequence[int]:
+        n = words.shape[0]
+        if n == 0:
+            return range(len(self.index))
+        if n <= 2:  # either of two tells them apart
+            return words.tolist()
+        table = self.table if n == len(self.index) else self.table[words[:, None], words]
+        gain = information_gain(table)
+        return words[gain > gain.max() - _TIE].tolist()
+
+    @staticmethod
+    def _states(turns: Turns) -> list[bytes]:
+        """What each game has told so far, whatever the order of the guesses."""
+        told = word_number(turns.guess) * _CODES + feedback_code(turns.colours)
+        place = torch.arange(told.shape[1], device=told.device)
+        told = torch.where(place < turns.answered[:, None], told, -1).sort(-1).values
+        data = told.cpu().numpy().tobytes()
+        size = told.shape[1] * told.element_size()
+        return [data[start : start + size] for start in range(0, len(data), size)]

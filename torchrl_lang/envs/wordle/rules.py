@@ -1,0 +1,130 @@
+"""The rules of Wordle: which colours a guess gets, letter by letter or as one of 243 codes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.words import WORD_LENGTH
+
+__all__ = ["BLACK", "GREEN", "SOLVED", "YELLOW", "Rules", "check_rules", "feedback", "feedback_code", "feedback_table"]
+
+Rules = Literal["official", "ilql"]
+
+BLACK, YELLOW, GREEN = 0, 1, 2
+
+SOLVED = 3**WORD_LENGTH - 1
+"""The code of five green squares."""
+
+
+def check_rules(rules: str) -> None:
+    """Raise ValueError unless ``rules`` names a set of rules."""
+    if rules not in ("official", "ilql"):
+        raise ValueError(f"rules={rules!r} is unknown: choose 'official' or 'ilql'.")
+
+
+def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
+    """The colours that ``guess`` gets when ``word`` is hidden.
+
+    A letter in its place is green. Under the rules ``"ilql"`` (Snell et al. 2022, arXiv 2206.11871) any other letter is
+    yellow if the word contains it. Under the ``"official"`` ones letters are counted, as in the newspaper's game: each
+    letter of the word that is not green makes at most one equal letter of the guess yellow, from left to right.
+
+    Args:
+        guess: int64 letters ``[..., 5]``.
+        word: int64 letters ``[..., 5]``, broadcast against ``guess``.
+        rules: ``"official"`` or ``"ilql"``.
+
+    Returns:
+        int64 ``[..., 5]``: 0 black, 1 yellow, 2 green.
+
+    Raises:
+        ValueError: the rules are unknown.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordIndex, feedback
+        >>> speed, abide = WordIndex(["speed", "abide"]).letters
+        >>> feedback(speed, abide, "ilql")
+        tensor([0, 0, 1, 1, 1])
+        >>> feedback(speed, abide)  # abide has one e only
+        tensor([0, 0, 1, 0, 1])
+    """
+    check_rules(rules)
+    colours = _colours(_planes(guess), _planes(word), rules)
+    return torch.stack(torch.broadcast_tensors(*colours), -1).to(torch.int64)
+
+
+def feedback_code(colours: Tensor) -> Tensor:
+    """Five colours as one number to the base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import feedback_code
+        >>> feedback_code(torch.tensor([[2, 2, 2, 2, 2], [0, 0, 0, 1, 0]]))
+        tensor([242,   3])
+    """
+    code = colours[..., 0]
+    for position in range(1, WORD_LENGTH):
+        code = code * 3 + colours[..., position]
+    return code
+
+
+def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") -> Tensor:
+    """The code of every guess for every word, computed in chunks.
+
+    Args:
+        guesses: int64 letters ``[G, 5]``.
+        words: int64 letters ``[W, 5]``.
+        rules: ``"official"`` or ``"ilql"``.
+
+    Returns:
+        uint8 ``[G, W]`` of codes (see :func:`feedback_code`).
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordIndex, feedback_table
+        >>> letters = WordIndex(["crane", "speed", "abide"]).letters
+        >>> feedback_table(letters, letters).diagonal()
+        tensor([242, 242, 242], dtype=torch.uint8)
+    """
+    check_rules(rules)
+    n_guesses, n_words = guesses.shape[0], words.shape[0]
+    table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
+    columns = [plane[None, :] for plane in _planes(words)]
+    step = max(1, 2**17 // max(1, n_words))
+    for start in range(0, n_guesses, step):
+        chunk = [plane[:, None] for plane in _planes(guesses[start : start + step])]
+        code, *others = _colours(chunk, columns, rules)
+        for colour in others:
+            code = code * 3 + colour
+        table[start : start + step] = code
+    return table
+
+
+def _planes(letters: Tensor) -> list[Tensor]:
+    """The letters by place, five uint8 ``[...]``: they stay in the processor's cache, ``[..., 5, 5]`` would not."""
+    return list(letters.to(torch.uint8).movedim(-1, 0).contiguous().unbind(0))
+
+
+def _colours(guess: list[Tensor], word: list[Tensor], rules: Rules) -> list[Tensor]:
+    """The colours by place, five uint8 planes, of guesses and words by place."""
+    places = range(WORD_LENGTH)
+    green = [guess[i] == word[i] for i in places]
+    colours = []
+    for i in places:
+        if rules == "ilql":
+            yellow = green[i]
+            for j in places:
+                yellow = yellow | (guess[i] == word[j])
+        else:
+            # Letters of the word that are not green, less the equal letters further left that compete for them.
+            left_over = torch.zeros_like(green[i], dtype=torch.int8)
+            for j in places:
+                if j != i:
+                    left_over = left_over + ((guess[i] == word[j]) & ~green[j])
+                if j < i:
+                    left_over = left_over - ((guess[i] == guess[j]) & ~green[j]).to(torch.int8)
+            yellow = left_over > 0
+        colours.append(torch.where(green[i], GREEN, yellow.to(torch.uint8)))
+    return colours

@@ -1,0 +1,229 @@
+"""Wordle in a terminal: coloured tiles, a game for a person, and games to watch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
+from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
+from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH
+from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
+
+__all__ = ["play_human", "render_letters", "render_row", "use_colour", "watch"]
+
+_ANSI = {BLACK: "\x1b[97;100m", YELLOW: "\x1b[30;43m", GREEN: "\x1b[30;42m"}
+_PLAIN = {BLACK: " {} ", YELLOW: "({})", GREEN: "[{}]"}
+_TOKENIZER = wordle_tokenizer()
+
+
+def use_colour() -> bool:
+    """Whether standard output shows colours: it is a terminal, not a dumb one, and ``NO_COLOR`` is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _tile(letter: str, colour: int, ansi: bool) -> str:
+    return f"{_ANSI[colour]} {letter.upper()} \x1b[0m" if ansi else _PLAIN[colour].format(letter.upper())
+
+
+def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
+    """A game as lines of tiles, one line a guess.
+
+    Args:
+        tokens: integer ``[T]``.
+        attention_mask: bool ``[T]``.
+        action_mask: bool ``[T]``.
+        colour: coloured tiles, or plain text with ``[G]`` for green and ``(Y)`` for yellow; by default whatever
+            standard output can show (see :func:`use_colour`).
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_row
+        >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
+        >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
+        >>> print(render_row(td["tokens"], td["attention_mask"], td["action_mask"], colour=False))
+         C (A) P (E) R
+    """
+    ansi = use_colour() if colour is None else colour
+    lines, said = [], ""
+    real = [(token, mine) for token, mine in zip(tokens.tolist(), action_mask.tolist(), strict=True)]
+    real = real[: int(attention_mask.sum())]
+    position = 1
+    while position < len(real):
+        token, _ = real[position]
+        position += 1
+        if token != _TOKENIZER.control.end_of_action:
+            said += _TOKENIZER.decode([token])
+            continue
+        answer = [t for t, mine in real[position : position + WORD_LENGTH] if t in COLOUR_TOKENS and not mine]
+        if answer:
+            lines.append("".join(_tile(s, COLOUR_TOKENS.index(t), ansi) for s, t in zip(said, answer, strict=True)))
+            position += WORD_LENGTH + 1
+        else:
+            lines.append(f"{said!r} is no valid guess")
+        said = ""
+        if position < len(real) and real[position][0] == _TOKENIZER.control.end_of_dialogue:
+            break
+    if said:
+        lines.append(said)
+    return "\n".join(line.rstrip(" ") if not ansi else line for line in lines)
+
+
+def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
+    """The alphabet in one line, each letter guessed so far in its best colour; arguments of :func:`render_row`."""
+    ansi = use_colour() if colour is None else colour
+    turns = read_turns(tokens[None], attention_mask[None], action_mask[None])
+    best: dict[int, int] = {}
+    for turn in range(int(turns.answered[0])):
+        for letter, shade in zip(turns.guess[0, turn].tolist(), turns.colours[0, turn].tolist(), strict=True):
+            best[letter] = max(shade, best.get(letter, BLACK))
+    ruled_out = (lambda s: f"\x1b[2m {s} \x1b[0m") if ansi else (lambda s: " . ")
+    shown = []
+    for number, letter in enumerate(LETTERS.upper()):
+        shade = best.get(number)
+        if shade is None:
+            shown.append(f" {letter} ")
+        else:
+            shown.append(ruled_out(letter) if shade == BLACK else _tile(letter, shade, ansi))
+    return "".join(shown)
+
+
+def play_human(
+    env: WordleEnv, *, input_fn: Callable[[str], str] = input, print_fn: Callable[[str], None] = print
+) -> float | None:
+    """Let a person play one game.
+
+    What can't be a guess is explained and costs nothing; ``q`` or the end of the input quits.
+
+    Args:
+        env: an environment of one game.
+        input_fn: asks for a line, as :func:`input` does.
+        print_fn: shows a line.
+
+    Returns:
+        The return of the game, ``None`` if the person quit.
+
+    Raises:
+        ValueError: the environment plays more than one game at a time.
+    """
+    _check_single(env)
+    tensordict = env.reset()
+    total, turn = 0.0, 1
+    print_fn(f"Guess the word of five letters, out of {env.n_words:,}. You have {env.max_tries} tries; q quits.")
+    while True:
+        guess = _ask(env, f"Guess {turn} of {env.max_tries}: ", input_fn, print_fn)
+        if guess is None:
+            print_fn(f"The word was {_hidden(env)}.")
+            return None
+        tensordict[ACTION] = _action(env, guess)
+        tensordict = env.step(tensordict)["next"]
+        row = _row(tensordict)
+        print_fn(render_row(*row))
+        total += float(tensordict[REWARD].sum())
+        if bool(tensordict[DONE].all()):
+            solved = total > -turn
+            print_fn(f"Solved in {turn} of {env.max_tries}." if solved else f"The word was {_hidden(env)}.")
+            return total
+        print_fn(render_letters(*row))
+        turn += 1
+
+
+def watch(
+    env: WordleEnv,
+    policy: Callable[[TensorDictBase], TensorDictBase],
+    *,
+    games: int = 1,
+    pause: float = 0.0,
+    print_fn: Callable[[str], None] = print,
+) -> list[float]:
+    """Show a policy at play, guess by guess.
+
+    Args:
+        env: an environment of one game.
+        policy: writes ``action`` into the tensordict that it is given: a player or an actor.
+        games: how many games.
+        pause: seconds to wait after each guess.
+        print_fn: shows a line.
+
+    Returns:
+        The return of each game.
+
+    Raises:
+        ValueError: the environment plays more than one game at a time.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import OptimalPlayer, WordleEnv, watch
+        >>> env = WordleEnv(["crane"], batch_size=[1], seed=0)
+        >>> _ = watch(env, OptimalPlayer(["crane"]))
+        Game 1, hidden: crane
+        [C][R][A][N][E]
+        Solved in 1 of 6.
+    """
+    _check_single(env)
+    totals = []
+    for game in range(1, games + 1):
+        tensordict = env.reset()
+        print_fn(f"Game {game}, hidden: {_hidden(env)}")
+        total, turns, done, shown = 0.0, 0, False, 0
+        while not done:
+            with torch.no_grad():
+                tensordict = env.step(policy(tensordict))["next"]
+            total, turns, done = total + float(tensordict[REWARD].sum()), turns + 1, bool(tensordict[DONE].all())
+            lines = render_row(*_row(tensordict)).splitlines()
+            for line in lines[shown:]:
+                print_fn(line)
+            shown = len(lines)
+            time.sleep(pause)
+        print_fn(f"Solved in {turns} of {env.max_tries}." if total > -turns else "Not solved.")
+        totals.append(total)
+    return totals
+
+
+def _ask(env: WordleEnv, prompt: str, input_fn: Callable[[str], str], print_fn: Callable[[str], None]) -> str | None:
+    """A valid guess, or ``None`` to quit."""
+    while True:
+        try:
+            guess = input_fn(prompt).strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            return None
+        if guess == "q":
+            return None
+        foreign = sorted(set(guess) - set(LETTERS))
+        if foreign:
+            print_fn(f"Only the letters a-z, please, without {' '.join(map(repr, foreign))}.")
+        elif len(guess) != WORD_LENGTH:
+            print_fn(f"Five letters, please: {guess!r} has {len(guess)}.")
+        elif not bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device))):
+            print_fn(f"{guess!r} is not on the list of guesses.")
+        else:
+            return guess
+
+
+def _action(env: WordleEnv, guess: str) -> Tensor:
+    control = env.tokenizer.control
+    tokens = [*env.tokenizer.encode(guess), control.end_of_action]
+    tokens += [control.pad] * env.action_length
+    return torch.tensor(tokens[: env.action_length], device=env.device).expand(*env.batch_size, -1)
+
+
+def _row(tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, attention, agent = (tensordict[key].flatten().cpu() for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+    return tokens, attention, agent
+
+
+def _hidden(env: WordleEnv) -> str:
+    return env.words[env.hidden_word.flatten().tolist()[0]]
+
+
+def _check_single(env: WordleEnv) -> None:
+    if env.batch_size.numel() != 1:
+        raise ValueError(
+            f"One game at a time can be shown, batch_size is {tuple(env.batch_size)}: give batch_size=[1]."
+        )

@@ -1,0 +1,105 @@
+"""Reading games of Wordle from rows: guesses and colours, as tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter
+from torchrl_lang.envs.wordle.wordsets import WordSets
+
+__all__ = ["COLOUR_TOKENS", "Turns", "read_turns"]
+
+_TOKENIZER = wordle_tokenizer()
+
+COLOUR_TOKENS = tuple(_TOKENIZER.encode("<b><y><g>"))
+"""Tokens of a black, a yellow and a green square."""
+
+
+class Turns(NamedTuple):
+    """What a batch of rows tells: the guesses that got colours, in order, and their colours."""
+
+    guess: Tensor
+    """int64 letters ``[N, M, 5]``, zero behind the last."""
+    colours: Tensor
+    """int64 ``[N, M, 5]``: 0 black, 1 yellow, 2 green; zero behind the last."""
+    answered: Tensor
+    """int64 ``[N]``: how many guesses got colours."""
+    tries: Tensor
+    """int64 ``[N]``: how many guesses were made, invalid ones included."""
+
+    def rows(self, index: Tensor) -> Turns:
+        """The rows of an index or mask."""
+        return Turns(*(entry[index] for entry in self))
+
+    def narrow(self, sets: WordSets) -> Tensor:
+        """The words that agree with all colours, as sets uint8 ``[N, C]``."""
+        possible = sets.all(self.tries.shape[0])
+        for turn in range(self.guess.shape[1]):
+            heard = turn < self.answered
+            if not heard.any():
+                break
+            narrowed = sets.narrow(possible, self.guess[:, turn], self.colours[:, turn])
+            possible = torch.where(heard[:, None], narrowed, possible)
+        return possible
+
+
+def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> Turns:
+    """Read the guesses and colours of Wordle rows.
+
+    A guess ends with ``</a>``. It counts as answered where it is five letters of the agent's and five colours follow
+    that the agent did not write; other guesses tell nothing.
+
+    Args:
+        tokens: integer ``[N, T]``.
+        attention_mask: bool ``[N, T]``.
+        action_mask: bool ``[N, T]``.
+
+    Returns:
+        The :class:`Turns` of the rows, with ``M = T // 11`` places for guesses.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import read_turns, wordle_tokenizer
+        >>> tokenizer = wordle_tokenizer()
+        >>> control = tokenizer.control
+        >>> row = [control.begin_action, *tokenizer.encode("crane"), control.end_of_action]
+        >>> row += [*tokenizer.encode("<b><y><b><b><g>"), control.end_of_state]
+        >>> tokens, agent = torch.tensor([row]), torch.zeros(1, 13, dtype=torch.bool)
+        >>> agent[:, 1:7] = True
+        >>> turns = read_turns(tokens, torch.ones_like(agent), agent)
+        >>> turns.colours, turns.answered, turns.tries
+        (tensor([[[0, 1, 0, 0, 2]]]), tensor([1]), tensor([1]))
+    """
+    tokens = tokens.to(torch.int64)
+    n, width = tokens.shape
+    device = tokens.device
+    ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
+    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~action_mask
+    letter = is_letter(tokens) & action_mask
+    answered = ends
+    for distance in range(1, WORD_LENGTH + 1):
+        answered = answered & _look(letter, -distance) & _look(square, distance)
+    places = max(1, width // (2 * WORD_LENGTH + 1))
+    row, end = answered.nonzero(as_tuple=True)
+    turn = answered.cumsum(-1)[row, end] - 1
+    around = torch.arange(1, WORD_LENGTH + 1, device=device)
+    colour_of = torch.zeros(_TOKENIZER.vocab_size, dtype=torch.int64, device=device)
+    for colour, token in enumerate(COLOUR_TOKENS):
+        colour_of[token] = colour
+    guess = torch.zeros((n, places, WORD_LENGTH), dtype=torch.int64, device=device)
+    colours = torch.zeros_like(guess)
+    guess[row, turn] = tokens[row[:, None], end[:, None] - WORD_LENGTH - 1 + around]
+    colours[row, turn] = colour_of[tokens[row[:, None], end[:, None] + around]]
+    return Turns(guess, colours, answered.sum(-1), ends.sum(-1))
+
+
+def _look(mask: Tensor, distance: int) -> Tensor:
+    """The mask so many places to the right (to the left where negative), False beyond the row: bool ``[N, T]``."""
+    away = torch.zeros_like(mask[:, : abs(distance)])
+    if distance > 0:
+        return torch.cat([mask[:, distance:], away], -1)
+    return torch.cat([away, mask[:, :distance]], -1)

@@ -1,0 +1,192 @@
+"""Word lists: the shipped ones, one's own from a list or a file, and words as tensors of letters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["LETTERS", "WORD_LENGTH", "WordIndex", "WordList", "common_words", "demo_words", "guess_words", "load_words"]
+
+WORD_LENGTH = 5
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+WordList = Sequence[str] | str | os.PathLike[str]
+"""Words as a list or as the path of a text file with one word a line."""
+
+_FOLDER = Path(__file__).parent / "words"
+
+
+@cache
+def _shipped(name: str) -> tuple[str, ...]:
+    return tuple((_FOLDER / name).read_text(encoding="ascii").split())
+
+
+def common_words() -> list[str]:
+    """The shipped list of 2,250 common words, sorted: what is guessed at by default.
+
+    Derived from SCOWL (see ``words/NOTICE.txt``).
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import common_words
+        >>> len(common_words()), common_words()[:3]
+        (2250, ['aback', 'abate', 'abbey'])
+    """
+    return list(_shipped("common.txt"))
+
+
+def guess_words() -> list[str]:
+    """The shipped list of 6,706 words to guess with, sorted; it contains the common ones.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import common_words, guess_words
+        >>> set(common_words()) <= set(guess_words())
+        True
+    """
+    return list(_shipped("guesses.txt"))
+
+
+def demo_words(n: int = 120) -> list[str]:
+    """A fixed subset of the common words, evenly spaced over the sorted list: word ``i * 2250 // n`` for each ``i``.
+
+    Args:
+        n: how many, from 1 to 2,250.
+
+    Raises:
+        ValueError: ``n`` is out of range.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import demo_words
+        >>> demo_words(5)
+        ['aback', 'crate', 'grown', 'pared', 'sorta']
+    """
+    words = _shipped("common.txt")
+    if not 1 <= n <= len(words):
+        raise ValueError(f"demo_words takes from 1 to {len(words)} words, got n={n}.")
+    return [words[i * len(words) // n] for i in range(n)]
+
+
+def load_words(words: WordList) -> list[str]:
+    """Check a word list, given as a list or as a text file with one word a line.
+
+    Words are five lower-case letters a-z and differ from each other. Their order is kept: a word's index is its place.
+    White space around a line and empty lines at the end of a file are ignored.
+
+    Args:
+        words: a list of words or the path of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        TypeError: an entry of the list is not a string.
+        ValueError: there is no word, or one has another length, capitals, foreign letters or has come before; the
+            message names its line or position.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import load_words
+        >>> load_words(["crane", "slate"])
+        ['crane', 'slate']
+        >>> load_words(["crane", "Slate"])
+        Traceback (most recent call last):
+            ...
+        ValueError: 'Slate' at position 1 of the word list has capital letters: words are five lower-case letters a-z.
+    """
+    if isinstance(words, (str, os.PathLike)):
+        path = Path(words)
+        if not path.is_file():
+            raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file, one word a line.")
+        entries = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+        source, places = f"'{path.name}'", [f"line {i}" for i in range(1, len(entries) + 1)]
+    else:
+        entries = list(words)
+        source, places = "the word list", [f"position {i}" for i in range(len(entries))]
+    if not entries:
+        raise ValueError(f"{source[0].upper() + source[1:]} is empty: give at least one word.")
+    seen: dict[str, str] = {}
+    for word, place in zip(entries, places, strict=True):
+        if not isinstance(word, str):
+            raise TypeError(f"{word!r} at {place} of {source} is a {type(word).__name__}: words are strings.")
+        fault = _fault(word)
+        if fault:
+            raise ValueError(f"{word!r} at {place} of {source} {fault}: words are five lower-case letters a-z.")
+        if word in seen:
+            raise ValueError(f"{word!r} at {place} of {source} came before, at {seen[word]}: remove one of them.")
+        seen[word] = place
+    return entries
+
+
+def _fault(word: str) -> str | None:
+    """What is wrong with a word, if anything."""
+    if len(word) != WORD_LENGTH:
+        return f"has {len(word)} characters"
+    foreign = sorted({letter for letter in word if letter.lower() not in LETTERS})
+    if foreign:
+        return f"has {', '.join(map(repr, foreign))}"
+    if word != word.lower():
+        return "has capital letters"
+    return None
+
+
+class WordIndex(torch.nn.Module):
+    """Words as tensors: letters of a word, and the index of a word from its letters.
+
+    Args:
+        words: checked words, as :func:`load_words` returns them.
+        device: where the tensors live.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordIndex
+        >>> index = WordIndex(["crane", "slate"])
+        >>> index.letters
+        tensor([[ 2, 17,  0, 13,  4],
+                [18, 11,  0, 19,  4]])
+        >>> index.find(index.letters.flip(0)), index.text(index.letters[1])
+        (tensor([1, 0]), 'slate')
+    """
+
+    letters: Tensor
+    """int64 ``[W, 5]``."""
+    _numbers: Tensor
+    _order: Tensor
+
+    def __init__(self, words: Sequence[str], device: torch.device | str | int | None = None) -> None:
+        super().__init__()
+        letters = torch.tensor([[LETTERS.index(letter) for letter in word] for word in words], device=device)
+        numbers, order = word_number(letters).sort()
+        self.register_buffer("letters", letters, persistent=False)
+        self.register_buffer("_numbers", numbers, persistent=False)
+        self.register_buffer("_order", order, persistent=False)
+
+    def __len__(self) -> int:
+        return self.letters.shape[0]
+
+    def find(self, letters: Tensor) -> Tensor:
+        """Index of each word of ``letters`` (int64 ``[..., 5]``), ``-1`` where it is not on the list; int64 ``[...]``.
+
+        Tokens that are no letter make a word that is on no list.
+        """
+        number = word_number(letters)
+        place = torch.searchsorted(self._numbers, number).clamp_max(len(self) - 1)
+        found = (self._numbers[place] == number) & is_letter(letters).all(-1)
+        return torch.where(found, self._order[place], -1)
+
+    @staticmethod
+    def text(letters: Tensor) -> str:
+        """The word of ``letters`` (int64 ``[5]``)."""
+        return "".join(LETTERS[letter] for letter in letters.tolist())
+
+
+def is_letter(tokens: Tensor) -> Tensor:
+    """True where a token is one of the 26 letters; letters have the ids 0 to 25."""
+    return (tokens >= 0) & (tokens < len(LETTERS))
+
+
+def word_number(letters: Tensor) -> Tensor:
+    """The letters as one number to the base 26, int64 ``[..., 5]`` to ``[...]``. Sorted words have sorted numbers."""
+    number = letters[..., 0]
+    for position in range(1, WORD_LENGTH):
+        number = number * len(LETTERS) + letters[..., position]
+    return number

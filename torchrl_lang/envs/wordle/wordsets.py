@@ -1,0 +1,126 @@
+"""Sets of words as bits, and which words a guess and its colours leave possible."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW, Rules, check_rules
+from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH
+
+__all__ = ["WordSets"]
+
+_SEEN = WORD_LENGTH + 1  # a word has a letter from 0 to 5 times
+
+
+class WordSets(torch.nn.Module):
+    """Sets of words of one list, each a row of bits, and their narrowing by feedback.
+
+    What a guess and its colours say about a word is five clues, one a place: "has this letter here" or "has not", and
+    "has the letter exactly ``n`` times" or "at least ``n`` times". The set of words that agree with a clue is computed
+    once; a set is narrowed by intersecting it with five of them. So any guess will do, whether on a list or not.
+
+    Args:
+        letters: int64 ``[W, 5]``, the list.
+        rules: ``"official"`` or ``"ilql"``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import WordIndex, WordSets, feedback
+        >>> index = WordIndex(["crane", "crate", "slate", "point"])
+        >>> sets = WordSets(index.letters)
+        >>> crane, crate, slate, _ = index.letters
+        >>> possible = sets.narrow(sets.all(1), crane[None], feedback(crane, slate)[None])
+        >>> sets.members(possible), sets.size(possible)
+        (tensor([[False, False,  True, False]]), tensor([1]))
+    """
+
+    clues: Tensor
+    _members_of: Tensor
+    _rank_in: Tensor
+    _size_of: Tensor
+
+    def __init__(self, letters: Tensor, rules: Rules = "official") -> None:
+        super().__init__()
+        check_rules(rules)
+        self.rules = rules
+        self.n_words = letters.shape[0]
+        byte = torch.arange(256, device=letters.device)[:, None] >> torch.arange(8, device=letters.device) & 1
+        # Eight bools of a byte as one int64, so that unpacking is one lookup a byte.
+        self.register_buffer("_members_of", byte.bool().view(torch.int64)[:, 0].clone(), persistent=False)
+        # Place of the r-th member within a byte.
+        self.register_buffer("_rank_in", byte.sort(dim=-1, descending=True, stable=True).indices, persistent=False)
+        self.register_buffer("_size_of", byte.sum(-1).to(torch.int16), persistent=False)
+        self.register_buffer("clues", self._clue_sets(letters), persistent=False)
+
+    def all(self, n: int) -> Tensor:
+        """``n`` sets of all words, uint8 ``[n, C]`` with eight words a byte."""
+        return self.pack(torch.ones(self.n_words, dtype=torch.bool, device=self.clues.device)).expand(n, -1)
+
+    @staticmethod
+    def pack(members: Tensor) -> Tensor:
+        """Sets with the given members, bool ``[..., W]`` to uint8 ``[..., C]``."""
+        spare = -members.shape[-1] % 8
+        bits = torch.nn.functional.pad(members.to(torch.uint8), (0, spare)).unflatten(-1, (-1, 8))
+        place = torch.arange(8, dtype=torch.uint8, device=members.device)
+        return (bits << place).sum(-1, dtype=torch.uint8)
+
+    def members(self, sets: Tensor) -> Tensor:
+        """True where a word is in the set, uint8 ``[..., C]`` to bool ``[..., W]``."""
+        return self._members_of[sets.to(torch.int32)].view(torch.bool)[..., : self.n_words]
+
+    def size(self, sets: Tensor) -> Tensor:
+        """Number of words in each set, int64 ``[...]``."""
+        return self._size_of[sets.to(torch.int32)].sum(-1)
+
+    def pick(self, sets: Tensor, rank: Tensor) -> Tensor:
+        """The word before which there are ``rank`` others in its set, int64 ``[...]``; ``rank`` is below the size."""
+        upto = self._size_of[sets.to(torch.int32)].cumsum(-1)
+        byte = (upto <= rank[..., None]).sum(-1, keepdim=True).clamp_max(sets.shape[-1] - 1)
+        content = sets.gather(-1, byte)[..., 0].to(torch.int64)
+        before = upto.gather(-1, byte)[..., 0] - self._size_of[content]
+        return byte[..., 0] * 8 + self._rank_in[content, (rank - before).clamp(0, 7)]
+
+    def narrow(self, sets: Tensor, guess: Tensor, colours: Tensor) -> Tensor:
+        """Keep the words for which ``guess`` gets ``colours``.
+
+        Args:
+            sets: uint8 ``[N, C]``.
+            guess: int64 letters ``[N, 5]``.
+            colours: int64 ``[N, 5]``: 0 black, 1 yellow, 2 green.
+
+        Returns:
+            uint8 ``[N, C]``; empty sets where the rules can't give such colours.
+        """
+        same = guess[:, :, None] == guess[:, None, :]  # [N, 5, 5]
+        black = colours == BLACK
+        if self.rules == "ilql":
+            times, exact = (~black).to(torch.int64), black
+        else:
+            times, exact = (same & ~black[:, None, :]).sum(-1), (same & black[:, None, :]).any(-1)
+        clue = _clue_number(guess, colours == GREEN, times, exact)
+        for place in range(WORD_LENGTH):
+            sets = sets & self.clues[clue[:, place]]
+        if self.rules == "official":
+            # Of equal letters the left ones are yellow first.
+            later = torch.ones_like(same[0]).triu(1)
+            wrong = (same & later & black[:, :, None] & (colours == YELLOW)[:, None, :]).flatten(1).any(-1)
+            sets = sets * ~wrong[:, None]
+        return sets
+
+    def _clue_sets(self, letters: Tensor) -> Tensor:
+        """The set of each clue, uint8 ``[5 * 26 * 2 * 6 * 2, C]``, in the order of :func:`_clue_number`."""
+        alphabet = torch.arange(len(LETTERS), device=letters.device)
+        here = letters.T[:, None, :] == alphabet[:, None]  # [5, 26, W]
+        times = here.sum(0)  # [26, W]
+        seen = torch.arange(_SEEN, device=letters.device)[:, None]
+        count = torch.stack([times[:, None] >= seen, times[:, None] == seen], 2)  # [26, 6, 2, W]
+        place = torch.stack([~here, here], 2)  # [5, 26, 2, W]
+        both = self.pack(place)[:, :, :, None, None] & self.pack(count)[None, :, None]
+        return both.flatten(0, 4)
+
+
+def _clue_number(letter: Tensor, here: Tensor, times: Tensor, exact: Tensor) -> Tensor:
+    """Number of the clue at each place, int64 ``[N, 5]``."""
+    place = torch.arange(WORD_LENGTH, device=letter.device)
+    return (((place * len(LETTERS) + letter) * 2 + here) * _SEEN + times) * 2 + exact

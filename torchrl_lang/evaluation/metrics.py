@@ -1,0 +1,160 @@
+"""Figures that say how well games went, with standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, ControlTokens
+
+__all__ = ["Summary", "solved", "summarize", "unanswered"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a player did over a number of games. What was not measured is ``None``."""
+
+    name: str
+    games: int
+    mean_return: float
+    return_error: float | None
+    """Standard error of the mean; ``None`` for a single game."""
+    win_rate: float
+    win_error: float | None
+    """Standard error of the win rate."""
+    mean_turns: float
+    guesses: dict[int, int] = field(default_factory=dict)
+    """Number of turns -> number of games won in so many turns."""
+    lost: int = 0
+    truncated_rate: float = 0.0
+    invalid_rate: float | None = None
+    """Invalid turns among all turns."""
+    kl_per_token: float | None = None
+    """Mean over the agent's tokens of ``log pi - log behaviour``: an unbiased estimate where the policy was sampled."""
+    kl_per_game: float | None = None
+    entropy: float | None = None
+    """Mean over the agent's tokens of the policy's entropy."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON (where the keys of ``guesses`` are strings)."""
+        return asdict(self) | {"guesses": {str(turns): count for turns, count in self.guesses.items()}}
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that a log of a training run wants, by short names.
+
+        ``return`` and ``return_error`` are among them: the best checkpoint is the one with the highest ``return``.
+        """
+        named = {
+            "return": self.mean_return,
+            "return_error": self.return_error,
+            "win_rate": self.win_rate,
+            "win_error": self.win_error,
+            "turns": self.mean_turns,
+            "truncated_rate": self.truncated_rate,
+            "invalid_rate": self.invalid_rate,
+            "kl_per_token": self.kl_per_token,
+            "kl_per_game": self.kl_per_game,
+            "entropy": self.entropy,
+        }
+        return {key: value for key, value in named.items() if value is not None}
+
+
+def summarize(
+    records: GameRecords,
+    *,
+    name: str = "",
+    won: Callable[[GameRecords], Tensor] | None = None,
+    invalid: Callable[[GameRecords], Tensor] | None = None,
+) -> Summary:
+    """Summarize games.
+
+    Args:
+        records: what :func:`~torchrl_lang.evaluation.play_games` returned.
+        name: of the player, for tables.
+        won: records -> bool ``[N]``, the games that count as won; by default :func:`solved`.
+        invalid: records -> int ``[N]``, the number of invalid turns of each game, such as :func:`unanswered`; without
+            it there is no invalid rate.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.evaluation import GameRecords, summarize
+        >>> ended = torch.tensor([True, True, False, True])
+        >>> records = GameRecords(
+        ...     rows=TensorDict(batch_size=[4]), returns=torch.tensor([0.0, -1.0, -6.0, -1.0]),
+        ...     turns=torch.tensor([1, 2, 6, 2]), terminated=ended, truncated=~ended,
+        ...     last_reward=torch.tensor([0.0, 0.0, -1.0, 0.0]), agent_tokens=torch.tensor([6, 12, 36, 12]))
+        >>> summary = summarize(records)
+        >>> summary.mean_return, summary.win_rate, summary.guesses, summary.lost
+        (-2.0, 0.75, {1: 1, 2: 2}, 1)
+    """
+    n = len(records)
+    if n == 0:
+        raise ValueError("There are no games to summarize.")
+    is_won = solved(records) if won is None else won(records)
+    counts = torch.bincount(records.turns[is_won]).tolist()
+    win_rate = float(is_won.double().mean())
+    tokens = max(int(records.agent_tokens.sum()), 1)
+    log_ratio, entropy = records.log_ratio, records.entropy
+    return Summary(
+        name=name,
+        games=n,
+        mean_return=float(records.returns.double().mean()),
+        return_error=float(records.returns.double().std() / math.sqrt(n)) if n > 1 else None,
+        win_rate=win_rate,
+        win_error=math.sqrt(win_rate * (1 - win_rate) / n) if n > 1 else None,
+        mean_turns=float(records.turns.double().mean()),
+        guesses={turns: count for turns, count in enumerate(counts) if count},
+        lost=n - int(is_won.sum()),
+        truncated_rate=float(records.truncated.double().mean()),
+        invalid_rate=None if invalid is None else int(invalid(records).sum()) / max(int(records.turns.sum()), 1),
+        kl_per_token=None if log_ratio is None else float(log_ratio.double().sum()) / tokens,
+        kl_per_game=None if log_ratio is None else float(log_ratio.double().mean()),
+        entropy=None if entropy is None else float(entropy.double().sum()) / tokens,
+    )
+
+
+def solved(records: GameRecords, *, winning_reward: float = 0.0) -> Tensor:
+    """Games that the task itself ended and whose last turn earned ``winning_reward``, bool ``[N]``.
+
+    The default fits games such as Wordle, where every turn costs something but the one that solves it.
+    """
+    return records.terminated & (records.last_reward == winning_reward)
+
+
+def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
+    """Number of utterances of each row that the environment met with silence, int64 ``[N]``.
+
+    A Wordle guess without colours was invalid, so ``invalid=lambda records: unanswered(records.rows, control)`` gives
+    :func:`summarize` the rate of invalid guesses.
+
+    Args:
+        rows: the entries of a row, ``[N, T]``.
+        control: the control tokens of the rows.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.evaluation import unanswered
+        >>> c = CharTokenizer.from_alphabet("ab").control
+        >>> ids = [c.begin_action, 0, c.end_of_action, 1, c.end_of_state, 0, c.end_of_action, c.pad]
+        >>> rows = TensorDict(  # "a" was answered with "b", the second "a" was not
+        ...     tokens=torch.tensor([ids]),
+        ...     attention_mask=torch.tensor([[True] * 7 + [False]]),
+        ...     action_mask=torch.tensor([[False, True, True, False, False, True, True, False]]), batch_size=[1])
+        >>> unanswered(rows, c)
+        tensor([1])
+    """
+    tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+    end = real & (tokens == control.end_of_action)
+    speaks = real & ~agent & (tokens != control.end_of_dialogue)
+    followed = torch.cat([speaks[..., 1:], torch.zeros_like(speaks[..., :1])], -1)
+    return (end & ~followed).sum(-1)

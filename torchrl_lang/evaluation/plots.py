@@ -1,0 +1,145 @@
+"""Pictures of training runs and of games, as PNG files. Needs matplotlib, the extra ``plots``."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchrl_lang.evaluation.metrics import Summary
+
+__all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
+
+Columns = Mapping[str, Sequence[float]]
+"""The log of a run: a list of numbers under each name, all of one length, NaN where nothing was logged."""
+
+
+def read_columns(path: str | Path) -> dict[str, list[float]]:
+    r"""Read a CSV log into columns; an empty cell becomes NaN.
+
+    Examples:
+        >>> import tempfile, pathlib
+        >>> from torchrl_lang.evaluation import read_columns
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "log.csv")
+        ...     _ = path.write_text("step,loss,return\n1,0.5,\n2,0.25,-3.0\n")
+        ...     read_columns(path)
+        {'step': [1.0, 2.0], 'loss': [0.5, 0.25], 'return': [nan, -3.0]}
+    """
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        names = reader.fieldnames or []
+    return {name: [float(row[name]) if row[name] else math.nan for row in rows] for name in names}
+
+
+def plot_learning_curves(
+    path: str | Path,
+    runs: Mapping[str, Columns | str | Path],
+    *,
+    panels: Sequence[str] = ("return", "loss"),
+    references: Mapping[str, float] | None = None,
+    x: str = "step",
+    title: str = "",
+) -> Path:
+    """Draw how runs went: one panel a quantity, one line a run, a band of one standard error where the log has one.
+
+    Args:
+        path: the PNG file; its folder is made where missing.
+        runs: name of each run -> its columns or the path of its CSV log. A quantity ``q`` has a band of ``q ± q_error``
+            where there is a column ``q_error``.
+        panels: the columns to draw, from left to right. A panel that no run has a column for is left out.
+        references: horizontal lines in the first panel, such as the mean return of the data, by name.
+        x: the column of the horizontal axis.
+        title: above the picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no run has any of the panels' columns.
+    """
+    logs = {name: read_columns(run) if isinstance(run, (str, Path)) else run for name, run in runs.items()}
+    shown = [panel for panel in panels if any(panel in log for log in logs.values())]
+    if not shown:
+        names = sorted({column for log in logs.values() for column in log})
+        raise ValueError(f"None of the panels {list(panels)} is a column of the runs, which have {names}.")
+    figure = _figure(width=5.2 * len(shown), height=3.8)
+    for index, panel in enumerate(shown):
+        axes = figure.add_subplot(1, len(shown), index + 1)
+        for name, log in logs.items():
+            if panel in log:
+                _draw_run(axes, name, log, x, panel)
+        if index == 0:
+            for order, (name, level) in enumerate((references or {}).items()):
+                axes.axhline(level, color="0.45", linewidth=1, linestyle=["--", ":", "-."][order % 3], label=name)
+        axes.set(xlabel=x, title=panel.replace("_", " "))
+        _tidy(axes)
+    return _save(figure, path, title)
+
+
+def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, title: str = "") -> Path:
+    """Draw in how many turns players won, as shares of their games, and how many they lost.
+
+    Args:
+        path: the PNG file; its folder is made where missing.
+        summaries: the players, by :func:`~torchrl_lang.evaluation.summarize`.
+        title: above the picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    if not summaries:
+        raise ValueError("There are no summaries to draw.")
+    most = max((turns for summary in summaries for turns in summary.guesses), default=1)
+    labels = [*map(str, range(1, most + 1)), "lost"]
+    width = 0.8 / len(summaries)
+    figure = _figure(width=max(5.2, 0.35 * len(labels) * len(summaries)), height=3.8)
+    axes = figure.add_subplot()
+    for order, summary in enumerate(summaries):
+        counts = [summary.guesses.get(turns, 0) for turns in range(1, most + 1)] + [summary.lost]
+        place = [index + (order - (len(summaries) - 1) / 2) * width for index in range(len(labels))]
+        axes.bar(place, [100 * count / summary.games for count in counts], width, label=summary.name)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set(xlabel="guesses until won", ylabel="% of games")
+    _tidy(axes)
+    return _save(figure, path, title)
+
+
+def _draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
+    # A column that is logged now and then has gaps; the line goes from value to value.
+    error = log.get(f"{panel}_error", [math.nan] * len(log[x]))
+    points = [point for point in zip(log[x], log[panel], error, strict=True) if not math.isnan(point[1])]
+    steps, values, errors = ([point[i] for point in points] for i in range(3))
+    (line,) = axes.plot(steps, values, linewidth=1.5, marker="o" if len(points) < 3 else None, label=name)
+    if any(not math.isnan(e) for e in errors):
+        low, high = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+        axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
+
+
+def _figure(*, width: float, height: float) -> Any:
+    # A bare Figure, not pyplot: no window, no global state, and always the Agg renderer.
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib: pip install 'torchrl-lang[plots]'.") from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def _save(figure: Any, path: str | Path, title: str) -> Path:
+    if title:
+        figure.suptitle(title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+    return path

@@ -1,0 +1,81 @@
+"""What is recorded of games that were played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, ControlTokens
+
+__all__ = ["GameRecords"]
+
+
+@dataclass(frozen=True)
+class GameRecords:
+    """What became of ``N`` games, on the CPU. Game ``i`` is episode ``i`` of the environment's seed."""
+
+    rows: TensorDict
+    """The final transcripts: the entries of a row, ``[N, T]``."""
+    returns: Tensor
+    """float32 ``[N]``: undiscounted sum of rewards."""
+    turns: Tensor
+    """int64 ``[N]``: actions taken."""
+    terminated: Tensor
+    """bool ``[N]``: the task ended."""
+    truncated: Tensor
+    """bool ``[N]``: a limit ended the game."""
+    last_reward: Tensor
+    """float32 ``[N]``: reward of the last turn."""
+    agent_tokens: Tensor
+    """int64 ``[N]``: tokens that the agent wrote."""
+    log_ratio: Tensor | None = None
+    """float32 ``[N]``: sum over the agent's tokens of ``log pi - log behaviour``; ``None`` if unknown."""
+    entropy: Tensor | None = None
+    """float32 ``[N]``: sum over the agent's tokens of the policy's entropy; ``None`` if unknown."""
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+    @classmethod
+    def from_rows(cls, rows: TensorDictBase, control: ControlTokens) -> GameRecords:
+        """Records of games that lie in a data set, so that data and policies stand in one table.
+
+        Args:
+            rows: the entries of a row, ``[N, T]``; ``terminated`` (``[N]`` or ``[N, 1]``) where the data has it, else a
+                game has terminated when its row closes with the end of the dialogue.
+            control: the control tokens of the rows.
+
+        Examples:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from torchrl_lang.data import CharTokenizer
+            >>> from torchrl_lang.evaluation import GameRecords
+            >>> control = CharTokenizer.from_alphabet("ab").control
+            >>> tokens = torch.tensor([[control.begin_action, 0, control.end_of_action, control.end_of_dialogue]])
+            >>> rows = TensorDict(tokens=tokens, attention_mask=tokens >= 0,
+            ...                   action_mask=torch.tensor([[False, True, True, False]]),
+            ...                   token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]), batch_size=[1])
+            >>> records = GameRecords.from_rows(rows, control)
+            >>> records.returns, records.turns, records.terminated
+            (tensor([-1.]), tensor([1]), tensor([True]))
+        """
+        rows = rows.cpu()
+        tokens, real, agent, reward = (rows.get(key) for key in ROW_KEYS)
+        ended = rows.get(TERMINATED, None)
+        if ended is None:
+            ended = ((tokens == control.end_of_dialogue) & real).any(-1)
+        ended = ended.reshape(len(rows))
+        position = torch.arange(tokens.shape[-1])
+        last = torch.where(agent, position, 0).amax(-1, keepdim=True)
+        return cls(
+            rows=TensorDict({key: rows.get(key) for key in ROW_KEYS}, batch_size=[len(rows)]),
+            returns=reward.sum(-1),
+            turns=((tokens == control.end_of_action) & real).sum(-1),
+            terminated=ended,
+            truncated=~ended,
+            last_reward=reward.gather(-1, last).squeeze(-1),
+            agent_tokens=agent.sum(-1),
+        )

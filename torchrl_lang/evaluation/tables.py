@@ -1,0 +1,79 @@
+"""Summaries of games as plain text: a line or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torchrl_lang.evaluation.metrics import Summary
+
+__all__ = ["format_line", "format_table"]
+
+
+def _pm(value: float, error: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _percent(value: float | None, error: float | None = None) -> str | None:
+    if value is None:
+        return None
+    return _pm(100 * value, None if error is None else 100 * error, 1) + " %"
+
+
+def _mean_guesses(summary: Summary) -> str | None:
+    won = sum(summary.guesses.values())
+    return f"{sum(turns * count for turns, count in summary.guesses.items()) / won:.2f}" if won else None
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
+
+
+# Title, alignment, cell of a summary (None: could not be measured).
+_COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
+    ("player", "<", lambda s: s.name),
+    ("games", ">", lambda s: str(s.games)),
+    ("return", ">", lambda s: _pm(s.mean_return, s.return_error, 2)),
+    ("won", ">", lambda s: _percent(s.win_rate, s.win_error)),
+    ("guesses", ">", _mean_guesses),
+    ("invalid", ">", lambda s: _percent(s.invalid_rate)),
+    ("KL/token", ">", lambda s: _number(s.kl_per_token)),
+    ("entropy", ">", lambda s: _number(s.entropy)),
+]
+
+
+def format_table(rows: Sequence[Summary]) -> str:
+    """A plain-text table, one line a player; ``±`` is one standard error, ``guesses`` the mean over games won.
+
+    A column that no player has a value for is left out.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import Summary, format_table
+        >>> bc = Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290)
+        >>> ilql = Summary("ILQL beta 4", 1000, -2.41, 0.05, 0.91, 0.0091, 3.5, {3: 910}, 90)
+        >>> print(format_table([bc, ilql]))
+        player       games        return           won  guesses
+        -------------------------------------------------------
+        BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %     3.58
+        ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %     3.00
+    """
+    columns = []
+    for title, align, show in _COLUMNS:
+        cells = [show(row) for row in rows]
+        if any(cell is not None for cell in cells):
+            texts = [title, *("-" if cell is None else cell for cell in cells)]
+            width = max(map(len, texts))
+            columns.append([f"{text:{align}{width}}" for text in texts])
+    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def format_line(summary: Summary) -> str:
+    """One line of text, for progress reports.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import Summary, format_line
+        >>> format_line(Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290))
+        'BC: games 1000, return -4.06 ± 0.06, won 71.0 ± 1.4 %, guesses 3.58'
+    """
+    cells = [(title, show(summary)) for title, _, show in _COLUMNS[1:]]
+    return f"{summary.name}: " + ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)

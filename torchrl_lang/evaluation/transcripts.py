@@ -1,0 +1,116 @@
+"""Games as text that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tensordict import TensorDictBase
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.schema import ROW_KEYS
+
+__all__ = ["TILES", "format_transcript", "read_turns", "write_transcripts"]
+
+TILES = {"<g>": "🟩", "<y>": "🟨", "<b>": "⬛"}
+"""Spelling of Wordle's colour symbols for a person's eyes."""
+
+
+def read_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bool, str, float]]:
+    """Split one transcript into what was said: ``(is_agent, text, reward)`` in order, control tokens left out.
+
+    Args:
+        row: the entries of one row, ``[T]``.
+        tokenizer: the one that the row was written with.
+    """
+    tokens, real, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
+    control = tokenizer.control
+    turns: list[tuple[bool, str, float]] = []
+    words: list[int] = []
+    earned = 0.0
+    is_agent = bool(tokens) and tokens[0] == control.begin_action
+    for token, exists, written, paid in zip(tokens, real, agent, reward, strict=True):
+        if not exists:
+            break
+        earned += paid
+        if token in (control.end_of_action, control.end_of_state):
+            turns.append((token == control.end_of_action, tokenizer.decode(words), earned))
+            words, earned, is_agent = [], 0.0, False
+        elif token not in control.ids():
+            words.append(token)
+            is_agent = written
+    if words:
+        turns.append((is_agent, tokenizer.decode(words), earned))
+    return turns
+
+
+def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Mapping[str, str] | None = None) -> str:
+    """One transcript, a line for everything that was said: ``>`` the agent, with its reward, ``<`` the environment.
+
+    Args:
+        row: the entries of one row, ``[T]``.
+        tokenizer: the one that the row was written with.
+        spelling: symbols of the environment's text to write differently, such as :data:`TILES`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.evaluation import TILES, format_transcript
+        >>> tokenizer = CharTokenizer.from_alphabet(["a", "b", "<g>", "<y>"])
+        >>> c = tokenizer.control
+        >>> ids = [c.begin_action, 0, 1, c.end_of_action, 2, 3, c.end_of_state]
+        >>> agent = torch.tensor([False, True, True, True, False, False, False])
+        >>> row = TensorDict(tokens=torch.tensor(ids), attention_mask=torch.ones(7, dtype=torch.bool),
+        ...                  action_mask=agent, token_reward=torch.tensor([0.0, 0, 0, -1, 0, 0, 0]))
+        >>> print(format_transcript(row, tokenizer, spelling=TILES))
+        > ab  (-1)
+        < 🟩🟨
+    """
+    lines = []
+    for is_agent, text, reward in read_turns(row, tokenizer):
+        if is_agent:
+            lines.append(f"> {text or '(nothing)'}  ({reward:+g})" if reward else f"> {text or '(nothing)'}  (0)")
+        else:
+            for symbol, written in (spelling or {}).items():
+                text = text.replace(symbol, written)
+            lines.append(f"< {text}")
+    return "\n".join(lines)
+
+
+def write_transcripts(
+    path: str | Path,
+    records: GameRecords,
+    tokenizer: Tokenizer,
+    *,
+    games: int | Sequence[int] = 5,
+    title: str = "",
+    spelling: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a few games to a text file, each under its number, return and length.
+
+    Args:
+        path: the file; its folder is made where missing, the file is overwritten.
+        records: the games.
+        tokenizer: the one that they were played with.
+        games: how many, from the first on, or which.
+        title: first line of the file.
+        spelling: as in :func:`format_transcript`.
+
+    Returns:
+        The path of the file.
+    """
+    chosen = range(min(games, len(records))) if isinstance(games, int) else games
+    blocks = [f"{title}\n{'=' * len(title)}"] if title else []
+    for game in chosen:
+        if not 0 <= game < len(records):
+            raise IndexError(f"There is no game {game}: the records hold games 0 to {len(records) - 1}.")
+        turns = int(records.turns[game])
+        end = "ended" if records.terminated[game] else "cut off"
+        head = f"game {game}: return {float(records.returns[game]):g}, {turns} turn{'s' * (turns != 1)}, {end}"
+        blocks.append(f"{head}\n{format_transcript(records.rows[game], tokenizer, spelling=spelling)}")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,48 @@
+"""Models: trunk over any Hugging Face causal LM, value and Q heads, actors, cached decoding, saving."""
+
+from torchrl_lang.modules.actor import (
+    ACTION_VALUE,
+    LOGITS,
+    NEXT_TOKEN,
+    STATE_VALUE,
+    ActorParts,
+    language_actor,
+    qvalue_module,
+    split_actor,
+    value_module,
+)
+from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
+from torchrl_lang.modules.heads import QValueHead, ValueHead
+from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
+
+__all__ = [
+    "ACTION_VALUE",
+    "HIDDEN",
+    "HIDDEN_PRE_NORM",
+    "LOGITS",
+    "NEXT_TOKEN",
+    "STATE_VALUE",
+    "ActorParts",
+    "NextTokenRule",
+    "QValueHead",
+    "RowCache",
+    "SavedModel",
+    "Trunk",
+    "UtteranceActor",
+    "UtteranceDistribution",
+    "ValueGuidance",
+    "ValueHead",
+    "causal_lm",
+    "fit_vocabulary",
+    "language_actor",
+    "language_model_of",
+    "load_causal_lm",
+    "load_language_model",
+    "qvalue_module",
+    "save_language_model",
+    "split_actor",
+    "trunk_module",
+    "value_module",
+]

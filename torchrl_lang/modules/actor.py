@@ -1,0 +1,160 @@
+"""A language model as a TorchRL actor, in parts that a loss can run where it needs them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.distributions import Categorical
+from transformers import PreTrainedModel
+
+from torchrl_lang.modules.heads import QValueHead, ValueHead
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module
+
+__all__ = [
+    "ACTION_VALUE",
+    "LOGITS",
+    "NEXT_TOKEN",
+    "STATE_VALUE",
+    "ActorParts",
+    "language_actor",
+    "qvalue_module",
+    "split_actor",
+    "value_module",
+]
+
+LOGITS = "logits"
+NEXT_TOKEN = "next_token"
+ACTION_VALUE = "action_value"
+STATE_VALUE = "state_value"
+
+# Models that do something to the logits behind the linear head; evaluating the head alone would be wrong.
+_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+
+
+def language_actor(
+    lm: PreTrainedModel | Trunk,
+    *,
+    head: nn.Module | None = None,
+    expose_pre_norm: bool = False,
+    out_key: str = NEXT_TOKEN,
+) -> ProbabilisticTensorDictSequential:
+    """A causal language model as an actor in three parts: trunk, language-model head, distribution.
+
+    ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``: at each
+    position the distribution of the *next* token. Hence the sample is called ``next_token`` ``[*B, T]``, not
+    ``action``; for whole utterances in a rollout put the actor into an
+    :class:`~torchrl_lang.modules.decoding.UtteranceActor`. The parts share the model's weights, and embeddings that
+    were tied stay tied.
+
+    Args:
+        lm: a causal language model, or a :class:`Trunk` together with ``head``.
+        head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own.
+        expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
+        out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
+
+    Raises:
+        ValueError: there is no head, or the model changes its logits behind the head in a way that a head alone cannot.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> actor = language_actor(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> rows = TensorDict(tokens=torch.zeros(2, 5, dtype=torch.int64),
+        ...                   attention_mask=torch.ones(2, 5, dtype=torch.bool), batch_size=[2])
+        >>> actor.get_dist(rows).logits.shape
+        torch.Size([2, 5, 11])
+    """
+    trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm)
+    if head is None:
+        head = None if isinstance(lm, Trunk) else lm.get_output_embeddings()
+        changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]
+        if head is None or changes:
+            reason = f"its configuration sets {changes}" if changes else "no language-model head came with it"
+            raise ValueError(
+                f"{type(lm).__name__} needs its own head: {reason}. Pass head=, a module hidden -> logits."
+            )
+    return ProbabilisticTensorDictSequential(
+        trunk_module(trunk),
+        TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS]),
+        ProbabilisticTensorDictModule(
+            in_keys=[LOGITS],
+            out_keys=[out_key],
+            distribution_class=Categorical,
+            return_log_prob=True,
+            log_prob_key=f"{out_key}_log_prob",
+        ),
+    )
+
+
+def qvalue_module(head: QValueHead) -> TensorDictModule:
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
+
+    Examples:
+        >>> from torchrl_lang.modules import QValueHead, qvalue_module
+        >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
+        ['hidden_pre_norm']
+    """
+    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
+
+
+def value_module(head: ValueHead) -> TensorDictModule:
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``."""
+    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
+
+
+class ActorParts(NamedTuple):
+    """The parts of a language actor."""
+
+    trunk: TensorDictModuleBase
+    """Writes ``hidden`` ``[*B, T, H]``; or, without a separate head, ``logits`` ``[*B, T, V]``."""
+    head: TensorDictModuleBase | None
+    """``hidden [*N, H] -> logits [*N, V]``, or ``None`` where the trunk writes the logits itself."""
+    prob: ProbabilisticTensorDictModule
+    """The distribution over ``logits``."""
+
+
+def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
+    """Find trunk, head and distribution of any actor by its keys; nothing is copied.
+
+    Everything up to the module that writes ``hidden`` is the trunk, what follows up to the distribution is the head. An
+    actor in which nothing writes ``hidden`` has no head: its trunk writes ``logits`` itself.
+
+    Raises:
+        TypeError: ``actor`` is no :class:`~tensordict.nn.ProbabilisticTensorDictSequential`.
+        ValueError: nothing writes ``logits``, or no distribution reads them.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
+        >>> parts = split_actor(language_actor(causal_lm(vocab_size=5, layers=1, width=8, heads=2, max_length=8)))
+        >>> parts.trunk.out_keys, parts.head.out_keys
+        (['hidden'], ['logits'])
+    """
+    if not isinstance(actor, ProbabilisticTensorDictSequential):
+        raise TypeError(
+            f"An actor is a ProbabilisticTensorDictSequential (trunk, head, distribution), got {type(actor).__name__}: "
+            "build one with language_actor()."
+        )
+    modules = list(actor.module)
+    prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.in_keys), None)
+    before = [] if prob is None else modules[: modules.index(prob)]
+    if prob is None or not any(LOGITS in module.out_keys for module in before):
+        keys = [(type(m).__name__, list(m.in_keys), list(m.out_keys)) for m in modules]
+        raise ValueError(
+            f"An actor needs a module that writes 'logits' and a distribution that reads them, got {keys}."
+        )
+    border = next((i for i, module in enumerate(before) if HIDDEN in module.out_keys), len(before) - 1) + 1
+    head = before[border:]
+    return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+
+
+def _joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
+    return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)

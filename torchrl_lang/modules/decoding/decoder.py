@@ -1,0 +1,190 @@
+"""The decoder: utterances and their log-probabilities on plain tensors, by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_lang.modules.actor import ActorParts, split_actor
+from torchrl_lang.modules.decoding.model import ModelReader, states_at
+from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
+from torchrl_lang.modules.decoding.search import beam_search, best_of
+from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.schema import ControlTokens
+
+__all__ = ["Decoder", "Method"]
+
+Method = Literal["sample", "greedy", "beam", "best_of"]
+
+
+class Decoder(nn.Module):
+    """Continues rows by utterances and says how likely given utterances are. Works on plain tensors.
+
+    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options.
+    """
+
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        rule: NextTokenRule,
+        control: ControlTokens,
+        action_length: int,
+        *,
+        beams: int = 4,
+        candidates: int = 4,
+        advantage_weight: float = 0.0,
+        log_prob_weight: float = 1.0,
+        generator: torch.Generator | None = None,
+        diagnostics: bool = False,
+        cached: bool = True,
+    ) -> None:
+        super().__init__()
+        if action_length < 1 or beams < 1 or candidates < 1:
+            raise ValueError(
+                f"action_length, beams and candidates must be at least 1, got {action_length}, {beams}, {candidates}."
+            )
+        if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
+            raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
+        self.actor = actor
+        self.rule = rule
+        self.control = control
+        self.action_length = action_length
+        self.beams = beams
+        self.candidates = candidates
+        self.advantage_weight = advantage_weight
+        self.log_prob_weight = log_prob_weight
+        self.generator = generator
+        self.diagnostics = diagnostics
+        self.cached = cached
+
+    def utter(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor,
+        *,
+        method: Method = "sample",
+        done: Tensor | None = None,
+        candidates: int = 1,
+    ) -> Utterances:
+        """Continue rows, int64 ``[*B, T]`` flattened to ``N``, by ``N * candidates`` utterances.
+
+        More than one candidate is for ``"sample"``; those of a row stand side by side. Rows that are ``done``, bool
+        ``[*B, 1]``, get an empty utterance.
+        """
+        tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
+        n, device = tokens.shape[0], tokens.device
+        drawn = {"sample": candidates, "best_of": self.candidates}.get(method, 0)
+        uniform = self._uniform(n, drawn, device) if drawn else None
+        speaking = torch.arange(n, device=device) if done is None else (~done.reshape(n)).nonzero().squeeze(-1)
+        silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
+        if speaking.shape[0] == 0:
+            return silent
+        prompt = self._prompt(tokens[speaking], length[speaking])
+        uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
+        with torch.no_grad(), _evaluating(self):
+            said = self._decode(prompt, method, uniform, candidates)
+        if speaking.shape[0] == n:
+            return said
+        place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
+        return silent.place(place, said)
+
+    def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of each token of given utterances, by one pass over row and utterance.
+
+        Args:
+            tokens: int64 ``[N, T]``.
+            attention_mask: bool ``[N, T]``.
+            action: int64 ``[N, K]``.
+
+        Returns:
+            float ``[N, K]``: zero behind the end; ``-inf`` in the last slot of an utterance without an end.
+        """
+        k, end = self.action_length, self.control.end_of_action
+        prompt = self._prompt(tokens.long(), attention_mask.sum(-1))
+        is_end = action == end
+        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to the first end, the end included
+        out = torch.zeros(action.shape, device=action.device)
+        out[:, -1] = torch.where(active[:, -1] & ~is_end[:, -1], -torch.inf, 0.0)
+        slot = torch.arange(k, device=action.device)
+        place = prompt.length[:, None] + slot
+        rows = torch.cat([prompt.tokens, prompt.tokens.new_zeros(action.shape[0], k)], -1).scatter(-1, place, action)
+        row, chosen = active[:, :-1].nonzero(as_tuple=True)  # the last slot is certain
+        if row.shape[0] == 0:
+            return out
+        states = states_at(
+            self._parts,
+            self._value_trunk,
+            rows[:, :-1],
+            prompt.length + active.sum(-1) - 1,
+            row,
+            place[row, chosen] - 1,
+        )
+        log_prob = taken(self.rule(states), action[row, chosen])
+        return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
+
+    def _decode(self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int) -> Utterances:
+        size = prompt.tokens.shape[-1] + self.action_length
+        reader = ModelReader(self._parts, self._value_trunk, size=size, cached=self.cached)
+        common = (reader, self.rule, prompt, self.control, self.action_length)
+        if method == "beam":
+            found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
+            return found.select(torch.arange(prompt.length.shape[0], device=prompt.length.device) * self.beams)
+        if method == "best_of" and uniform is not None:
+            chosen, _ = best_of(
+                *common,
+                uniform=uniform,
+                candidates=self.candidates,
+                advantage_weight=self.advantage_weight,
+                log_prob_weight=self.log_prob_weight,
+                diagnostics=self.diagnostics,
+            )
+            return chosen
+        return sample_utterances(*common, uniform=uniform, candidates=candidates, diagnostics=self.diagnostics)
+
+    @property
+    def _parts(self) -> ActorParts:
+        # Found anew each time: a copy of this module must not go on with the original's parts.
+        return split_actor(self.actor)
+
+    @property
+    def _value_trunk(self) -> TensorDictModuleBase | None:
+        return None if self.rule.guidance is None else self.rule.guidance.value_trunk
+
+    def _prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
+        """Trim to the longest row and check that there is room."""
+        shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one wait for the device
+        if shortest < 1:
+            raise ValueError("A row without a token cannot be continued: rows open with a begin token.")
+        model = getattr(self._parts.trunk, "module", None)
+        limit = model.max_length if isinstance(model, Trunk) else None
+        if limit is not None and longest + self.action_length > limit:
+            raise ValueError(
+                f"A row of {longest} tokens and an utterance of action_length={self.action_length} do not fit the "
+                f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
+            )
+        return Prompt(tokens[:, :longest], length)
+
+    def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
+        # Drawn for all rows, done or not, and before the first token: what one row says never moves another's numbers.
+        where = device if self.generator is None else self.generator.device
+        shape = (n, candidates, self.action_length)
+        return torch.rand(shape, generator=self.generator, device=where).to(device)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every submodule has its own flag again."""
+    training = [m for m in module.modules() if m.training]
+    try:
+        for m in training:
+            m.training = False
+        yield
+    finally:
+        for m in training:
+            m.training = True

@@ -1,0 +1,131 @@
+"""Value guidance: what learned values add to a language model's logits when it speaks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
+from torchrl_lang.modules.decoding.readers import apply_head
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
+
+__all__ = ["VALUE_PREFIX", "ValueGuidance"]
+
+VALUE_PREFIX = "value_"
+"""Before the names of the states of a separate value trunk."""
+
+
+class ValueGuidance(nn.Module):
+    """The value term of the policy ``softmax(filter(logits / temperature) + term)`` (ILQL, arXiv 2206.11871, eq. 5).
+
+    With ``A = min_k Q_k - V``, the least of the heads clipped to ``[value_min, value_max]``:
+
+    - ``"exp"``: ``term = beta * A``;
+    - ``"sign"``: ``term = log(beta)`` where ``A > 0``, else ``log(1 - beta)``;
+
+    and not above ``clip``. With ``"exp"`` and no ``clip`` the value ``V`` is the same for all tokens and cancels in the
+    softmax; then it is not computed and the term is ``beta * min_k Q_k``.
+
+    Args:
+        qvalue: action values, normally those of the target parameters: a :class:`QValueHead` or any module of
+            tensordicts that writes ``action_value`` ``[N, n_q, V]``.
+        value: state value, a :class:`ValueHead` or a module that writes ``state_value`` ``[N, 1]``. Needed for
+            ``"sign"``, for ``clip`` and for ranking by advantage.
+        beta: strength; with ``"sign"`` a weight in ``[0, 1]``.
+        weighting: ``"exp"`` or ``"sign"``.
+        clip: upper bound of the term, e.g. 0 to hold tokens back without pushing any.
+        include_logits: False drops the language model's logits from the sum.
+        value_min: least value that is believed.
+        value_max: greatest value that is believed.
+        value_trunk: the values' own trunk, or a module of tensordicts over one, where they do not share the actor's.
+
+    Raises:
+        ValueError: V is needed and missing, or ``beta`` is out of range.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import QValueHead, ValueGuidance
+        >>> guidance = ValueGuidance(QValueHead(8, 5), beta=4.0)
+        >>> guidance(torch.randn(3, 8)).shape
+        torch.Size([3, 5])
+    """
+
+    def __init__(
+        self,
+        qvalue: nn.Module,
+        value: nn.Module | None = None,
+        *,
+        beta: float,
+        weighting: Literal["exp", "sign"] = "exp",
+        clip: float | None = None,
+        include_logits: bool = True,
+        value_min: float | None = None,
+        value_max: float | None = None,
+        value_trunk: Trunk | TensorDictModuleBase | None = None,
+    ) -> None:
+        super().__init__()
+        if weighting not in ("exp", "sign"):
+            raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
+        if weighting == "sign" and not 0 <= beta <= 1:
+            raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
+        self.needs_value = weighting == "sign" or clip is not None
+        if self.needs_value and value is None:
+            raise ValueError("weighting='sign' and clip need the state value: pass value=.")
+        self.qvalue = qvalue
+        self.value = value
+        self.value_trunk = trunk_module(value_trunk) if isinstance(value_trunk, Trunk) else value_trunk
+        self.beta = beta
+        self.weighting = weighting
+        self.clip = clip
+        self.include_logits = include_logits
+        self.value_min = value_min
+        self.value_max = value_max
+
+    def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
+        """The term for every next token, ``[N, H] -> [N, V]``."""
+        states = {HIDDEN: hidden} if hidden_pre_norm is None else {HIDDEN: hidden, HIDDEN_PRE_NORM: hidden_pre_norm}
+        return self._term(states)
+
+    def term(self, states: Mapping[str, Tensor]) -> Tensor:
+        """The term for every next token, from the states that a reader gives."""
+        return self._term(self._own(states))
+
+    def advantage(self, states: Mapping[str, Tensor]) -> Tensor:
+        """``A = min_k Q_k - V`` of every next token, ``[N, V]``."""
+        own = self._own(states)
+        return self._least_q(own) - self._v(own)
+
+    def _own(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if self.value_trunk is None:
+            return states
+        return {key[len(VALUE_PREFIX) :]: value for key, value in states.items() if key.startswith(VALUE_PREFIX)}
+
+    def _term(self, states: Mapping[str, Tensor]) -> Tensor:
+        score = self._least_q(states)
+        if self.needs_value:
+            score = score - self._v(states)
+        if self.weighting == "exp":
+            term = self.beta * score
+        else:
+            term = torch.where(score > 0, _log(self.beta), _log(1 - self.beta)).to(score.dtype)
+        return term if self.clip is None else term.clamp_max(self.clip)
+
+    def _least_q(self, states: Mapping[str, Tensor]) -> Tensor:
+        least = apply_head(self.qvalue, states, ACTION_VALUE).amin(-2)
+        if self.value_min is None and self.value_max is None:
+            return least
+        return least.clamp(self.value_min, self.value_max)
+
+    def _v(self, states: Mapping[str, Tensor]) -> Tensor:
+        if self.value is None:
+            raise ValueError("Ranking by advantage needs the state value: build ValueGuidance with value=.")
+        return apply_head(self.value, states, STATE_VALUE)
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf

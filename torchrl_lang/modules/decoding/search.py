@@ -1,0 +1,134 @@
+"""Choosing among several utterances: beam search, and the best of N samples by advantage and probability."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.modules.decoding.readers import Reader
+from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, entropy, sample_utterances, taken
+from torchrl_lang.schema import ControlTokens
+
+__all__ = ["beam_search", "best_of"]
+
+
+def beam_search(
+    reader: Reader,
+    rule: NextTokenRule,
+    prompt: Prompt,
+    control: ControlTokens,
+    action_length: int,
+    *,
+    beams: int,
+    diagnostics: bool = False,
+) -> tuple[Utterances, Tensor]:
+    """The most likely utterances that a beam of the given width finds, without length normalisation.
+
+    A beam that has ended keeps its score and competes with those that go on. At the first token there is one beam a
+    prompt; with width 1 this is greedy decoding.
+
+    Args:
+        reader: of rows at least ``P + action_length`` long.
+        rule: distribution of the next token.
+        prompt: ``N`` rows.
+        control: ids of the control tokens.
+        action_length: ``K``.
+        beams: ``W``.
+        diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
+
+    Returns:
+        ``N * W`` utterances, those of a prompt side by side and the best first, and their summed log-probabilities,
+        float ``[N, W]``; ``-inf`` where there are fewer than ``W`` possible utterances.
+    """
+    n, device = prompt.length.shape[0], prompt.length.device
+    out = Utterances.empty(n * beams, action_length, control, device)
+    if action_length == 1 or n == 0:
+        only_first = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf)
+        return out, only_first.expand(n, beams)
+    home = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
+    first = torch.arange(n, device=device).unsqueeze(-1) * beams  # the first beam of each prompt
+    states = {key: value[home] for key, value in reader.start(prompt.tokens, prompt.length).items()}
+    reader.select(home)
+    position = prompt.length[home]
+    score = torch.full((n, beams), -torch.inf, device=device)
+    score[:, 0] = 0.0
+    finished = torch.zeros(n * beams, dtype=torch.bool, device=device)
+    for slot in range(action_length):
+        if slot == action_length - 1:  # certain, as in sampling
+            out.action[:, slot] = torch.where(finished, control.pad, control.end_of_action)
+            break
+        log_prob = rule(states)
+        # A beam that has ended goes on by padding alone, which is certain.
+        only_pad = torch.full_like(log_prob[0], -torch.inf)
+        only_pad[control.pad] = 0.0
+        log_prob = torch.where(finished[:, None], only_pad, log_prob)
+        total = score[:, :, None] + log_prob.unflatten(0, (n, beams))
+        score, best = total.flatten(1).topk(beams, -1)
+        parent = (first + best // log_prob.shape[-1]).flatten()
+        token = (best % log_prob.shape[-1]).flatten()
+        out = out.select(parent)
+        log_prob, finished = log_prob[parent], finished[parent]
+        out.action[:, slot] = token
+        out.token_log_prob[:, slot] = taken(log_prob, token)
+        if diagnostics:
+            out.behavior_log_prob[:, slot] = taken(rule.behavior(states)[parent], token).masked_fill(finished, 0.0)
+            out.token_entropy[:, slot] = entropy(log_prob)
+        finished = finished | (token == control.end_of_action)
+        if bool(finished.all()):  # the one wait for the device
+            break
+        if slot < action_length - 2:
+            reader.select(parent)
+            states = reader.advance(token, position, prompt.tokens.shape[-1] + slot + 1)
+            position = position + 1
+    return out, score
+
+
+def best_of(
+    reader: Reader,
+    rule: NextTokenRule,
+    prompt: Prompt,
+    control: ControlTokens,
+    action_length: int,
+    *,
+    uniform: Tensor,
+    candidates: int,
+    advantage_weight: float = 0.0,
+    log_prob_weight: float = 1.0,
+    diagnostics: bool = False,
+) -> tuple[Utterances, Tensor]:
+    """Sample several utterances for each prompt and keep the one with the highest score.
+
+    The score is ``advantage_weight * sum(Q - V) + log_prob_weight * sum(log p)`` over the tokens that the agent wrote;
+    neither the prompt nor the padding behind the end counts.
+
+    Args:
+        reader: of rows at least ``P + action_length`` long.
+        rule: distribution of the next token.
+        prompt: ``N`` rows.
+        control: ids of the control tokens.
+        action_length: ``K``.
+        uniform: float ``[N * candidates, K]``, see :func:`sample_utterances`.
+        candidates: samples a prompt.
+        advantage_weight: weight of the summed advantages; not computed at zero.
+        log_prob_weight: weight of the summed log-probabilities.
+        diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
+
+    Returns:
+        ``N`` utterances and the scores of all candidates, float ``[N, candidates]``.
+    """
+    drawn = sample_utterances(
+        reader,
+        rule,
+        prompt,
+        control,
+        action_length,
+        uniform=uniform,
+        candidates=candidates,
+        diagnostics=diagnostics,
+        advantage=advantage_weight != 0,
+    )
+    score = advantage_weight * drawn.advantage + log_prob_weight * drawn.token_log_prob.sum(-1)
+    score = score.reshape(-1, candidates)
+    best = score.argmax(-1) + torch.arange(score.shape[0], device=score.device) * candidates
+    return drawn.select(best), score

@@ -1,0 +1,162 @@
+"""The policy of a language task: reads the transcript, says one utterance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from torchrl_lang.modules.decoding.decoder import Decoder, Method
+from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, ControlTokens
+
+__all__ = ["BEHAVIOR_LOG_PROB", "TOKEN_ENTROPY", "UtteranceActor"]
+
+BEHAVIOR_LOG_PROB = "behavior_log_prob"
+TOKEN_ENTROPY = "token_entropy"
+
+_WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
+
+
+class UtteranceActor(TensorDictModuleBase):
+    """Says one utterance for each row: a policy for ``env.rollout`` and for TorchRL's collectors.
+
+    Reads ``tokens`` and ``attention_mask`` ``[*B, T]`` and writes ``action`` int64 ``[*B, K]``, ``action_log_prob``
+    float ``[*B]`` and ``token_log_prob`` float ``[*B, K]``, the log-probability under the distribution that was sampled
+    from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot admits
+    only the end-of-action token, with probability one. Rows that are done, where the tensordict says so, are not read
+    and get an empty utterance.
+
+    Decoding runs without gradients and in evaluation mode and leaves the training flags as they were. Under TorchRL's
+    ``set_exploration_type(ExplorationType.DETERMINISTIC)`` sampling becomes greedy.
+
+    Args:
+        actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`; any actor with those keys
+            works, but only a :class:`~torchrl_lang.modules.Trunk` decodes with a cache.
+        control: ids of the control tokens, ``tokenizer.control``.
+        action_length: ``K``, as the environment has it.
+        guidance: values that steer the words.
+        method: ``"sample"``, ``"greedy"``, ``"beam"`` or ``"best_of"`` (samples, ranked). With ``"best_of"`` the
+            log-probabilities are those of sampling, not of having been chosen.
+        temperature: of the language model's logits, like ``top_k`` and ``top_p``; the value term is not filtered.
+        top_k: keep that many tokens.
+        top_p: keep that much probability.
+        beams: width of the beam.
+        candidates: samples to choose from in ``"best_of"``.
+        advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
+        log_prob_weight: weight of the summed log-probabilities there.
+        forbidden: ids that may not be said, default all control tokens but the end of the action.
+        vocab_size: forbids all ids from here on, where the model has more than the tokenizer.
+        seed: of the actor's own random stream.
+        generator: the stream itself, instead of ``seed``. Without either, torch's global stream is used.
+        diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
+            ``token_entropy``, both ``[*B, K]``.
+        cached: False reads the whole row anew for each token; the same utterances, slower.
+
+    Raises:
+        ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
+        >>> policy = UtteranceActor(language_actor(lm), tokenizer.control, 4, seed=0)
+        >>> rows = TensorDict(tokens=torch.full((2, 6), tokenizer.control.begin_action),
+        ...                   attention_mask=torch.arange(6).expand(2, 6) < 1, batch_size=[2])
+        >>> said = policy(rows)
+        >>> said["action"].shape, said["action_log_prob"].shape
+        (torch.Size([2, 4]), torch.Size([2]))
+        >>> again = policy.get_dist(rows).log_prob(said["action"])
+        >>> torch.testing.assert_close(again, said["action_log_prob"])
+    """
+
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        control: ControlTokens,
+        action_length: int,
+        *,
+        guidance: ValueGuidance | None = None,
+        method: Method = "sample",
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        beams: int = 4,
+        candidates: int = 4,
+        advantage_weight: float = 0.0,
+        log_prob_weight: float = 1.0,
+        forbidden: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        diagnostics: bool = False,
+        cached: bool = True,
+    ) -> None:
+        super().__init__()
+        if method not in ("sample", "greedy", "beam", "best_of"):
+            raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
+        if seed is not None and generator is not None:
+            raise ValueError("Give either seed or generator, not both.")
+        rule = NextTokenRule(
+            control.forbidden_in_action() if forbidden is None else forbidden,
+            vocab_size=vocab_size,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guidance=guidance,
+        )
+        self.method = method
+        self.diagnostics = diagnostics
+        self.decoder = Decoder(
+            actor,
+            rule,
+            control,
+            action_length,
+            beams=beams,
+            candidates=candidates,
+            advantage_weight=advantage_weight,
+            log_prob_weight=log_prob_weight,
+            generator=generator if seed is None else torch.Generator().manual_seed(seed),
+            diagnostics=diagnostics,
+            cached=cached,
+        )
+        self.in_keys = [TOKENS, ATTENTION_MASK]
+        self.out_keys = [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
+        if diagnostics:
+            self.out_keys = [*self.out_keys, BEHAVIOR_LOG_PROB, TOKEN_ENTROPY]
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write an utterance for every row into ``tensordict``."""
+        tokens, attention_mask = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
+        method = self.method
+        if method in ("sample", "best_of") and exploration_type() in _WITHOUT_CHANCE:
+            method = "greedy"
+        said = self.decoder.utter(tokens, attention_mask, method=method, done=tensordict.get(DONE, None))
+        shape = (*tokens.shape[:-1], -1)
+        tensordict.set(ACTION, said.action.reshape(shape))
+        tensordict.set(ACTION_LOG_PROB, said.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
+        tensordict.set(TOKEN_LOG_PROB, said.token_log_prob.reshape(shape))
+        if self.diagnostics:
+            tensordict.set(BEHAVIOR_LOG_PROB, said.behavior_log_prob.reshape(shape))
+            tensordict.set(TOKEN_ENTROPY, said.token_entropy.reshape(shape))
+        return tensordict
+
+    def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
+        """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""
+        mode: Method = "beam" if self.method == "beam" else "greedy"
+        return UtteranceDistribution(self.decoder, tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK), mode=mode)
+
+    def log_prob(self, tensordict: TensorDictBase) -> Tensor:
+        """Log-probability of the ``action`` in the tensordict, ``[*B]``, with gradients."""
+        return self.get_dist(tensordict).log_prob(tensordict.get(ACTION))

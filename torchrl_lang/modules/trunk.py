@@ -1,0 +1,143 @@
+"""The trunk: any Hugging Face causal language model, read as the function from a row of tokens to its hidden states."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+
+__all__ = ["HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module"]
+
+HIDDEN = "hidden"
+HIDDEN_PRE_NORM = "hidden_pre_norm"
+
+_FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm")
+
+
+class Trunk(nn.Module):
+    """A Hugging Face causal language model without its head.
+
+    Rows are padded on the right and attention is causal, so a real token never sees padding and no attention mask is
+    needed: the model runs on the fast causal kernel, and what it computes on padding is never read.
+
+    Args:
+        lm: a causal language model (its head is left aside) or the headless model itself. It is used, not copied.
+        expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
+        final_norm: name of the final norm within the headless model, where it has an unusual one.
+
+    Raises:
+        ValueError: the final norm cannot be found; on calls, rows are longer than the model has positions.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> tokens = torch.randint(11, (3, 5))
+        >>> trunk(tokens, torch.ones(3, 5, dtype=torch.bool)).shape
+        torch.Size([3, 5, 8])
+    """
+
+    def __init__(self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, final_norm: str | None = None) -> None:
+        super().__init__()
+        self.model = lm.base_model
+        self.expose_pre_norm = expose_pre_norm
+        self._pre_norm: Tensor | None = None
+        if expose_pre_norm:
+            self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
+
+    @property
+    def width(self) -> int:
+        """``H``, the size of a hidden state."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def max_length(self) -> int | None:
+        """Number of positions that the model knows, ``None`` where it has no limit."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @property
+    def supports_cache(self) -> bool:
+        """Whether rows can be read piece by piece: every layer attends to all before it, by a mask that we can give."""
+        config = self.model.config
+        window = getattr(config, "sliding_window", None)
+        full = window is None or (self.max_length is not None and window >= self.max_length)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+        known = all(kind == "full_attention" or (kind == "sliding_attention" and full) for kind in kinds)
+        local = "local" in getattr(config, "attention_layers", ())
+        takes_positions = "position_ids" in signature(type(self.model).forward).parameters
+        return known and not local and takes_positions and config._attn_implementation in ("sdpa", "eager")
+
+    def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
+        """Recompute each layer in the backward pass instead of keeping its activations; effective in training mode."""
+        if enabled:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            self.model.gradient_checkpointing_disable()
+        return self
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+        """Hidden state of every position.
+
+        Args:
+            tokens: int64 ``[*B, T]``, right-padded.
+            attention_mask: bool ``[*B, T]``; not looked at (see above), taken because rows have it.
+
+        Returns:
+            float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; and where asked
+            for, the state before it.
+        """
+        self.check_length(tokens.shape[-1])
+        flat = tokens.reshape(-1, tokens.shape[-1])
+        states = self.states(flat, use_cache=False)
+        shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
+        return shaped if self.expose_pre_norm else shaped[0]
+
+    def check_length(self, length: int) -> None:
+        """Raise unless the model has so many positions."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"Rows of {length} tokens do not fit the model's {self.max_length} positions: trim the rows or build "
+                f"the model with max_length={length}."
+            )
+
+    def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Run the model on int64 ``[N, q]`` with any of its own options, such as a cache and explicit positions.
+
+        Returns:
+            ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
+        """
+        # Embeddings are looked up here because some models, given ids with padding and no mask, warn and wait.
+        embedded = self.model.get_input_embeddings()(tokens)
+        hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
+        pre_norm, self._pre_norm = self._pre_norm, None
+        return (hidden,) if pre_norm is None else (hidden, pre_norm)
+
+    def _find_norm(self, name: str | None) -> nn.Module:
+        found = [norm for norm in ([name] if name else _FINAL_NORMS) if hasattr(self.model, norm)]
+        if not found:
+            raise ValueError(
+                f"{type(self.model).__name__} has no module {name or list(_FINAL_NORMS)}: give the name of its final "
+                "norm as final_norm=."
+            )
+        return getattr(self.model, found[0])
+
+    def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._pre_norm = args[0]
+
+
+def trunk_module(trunk: Trunk) -> TensorDictModule:
+    """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden`` (and ``hidden_pre_norm``).
+
+    Examples:
+        >>> from torchrl_lang.modules import Trunk, causal_lm, trunk_module
+        >>> module = trunk_module(Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)))
+        >>> module.in_keys, module.out_keys
+        (['tokens', 'attention_mask'], ['hidden'])
+    """
+    out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
+    return TensorDictModule(trunk, in_keys=[TOKENS, ATTENTION_MASK], out_keys=out_keys)

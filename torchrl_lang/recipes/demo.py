@@ -1,0 +1,168 @@
+"""The demo: scripted players leave a pile of mediocre games; copying them is one thing, learning from them another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from torchrl_lang.data import RowDataset
+from torchrl_lang.envs.wordle import OptimalPlayer
+from torchrl_lang.evaluation import (
+    TILES,
+    GameRecords,
+    Summary,
+    format_table,
+    plot_guess_histogram,
+    plot_learning_curves,
+    write_transcripts,
+)
+from torchrl_lang.recipes import wordle_data
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.recipes.wordle_task import WordleTask, open_dataset
+
+__all__ = ["Demo", "main"]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Scripted games, BC and ILQL from scratch on them, and one table: about ten minutes on two cores."""
+
+    out: Path = option(Path("runs/demo"), "folder of everything that the demo writes")
+    words: int = option(100, "how many of the shipped words")
+    games: int = option(60_000, "games in the data set")
+    steps: int = option(9000, "training steps of BC and of ILQL")
+    eval_games: int = option(1000, "games a row of the table")
+    betas: tuple[float, ...] = option((4.0, 16.0, 64.0), "strengths of ILQL's values in the table")
+    seed: int = option(0, "seed of everything")
+
+
+def main(options: Demo) -> Path:
+    """Run the demo; returns the folder with table, pictures, transcripts and ``results.json``."""
+    began = time.monotonic()
+    _say(1, f"{options.games} games by scripted players of mixed skill, on {options.words} words")
+    data = _make_data(options)
+    _say(2, "train behaviour cloning (bc) and ILQL (ilql) from scratch, side by side")
+    _train(options, data)
+    _say(3, f"play {options.eval_games} games with each")
+    dataset, task = open_dataset(data)
+    summaries = _play(options, dataset, task)
+    _say(4, "what came out")
+    table = format_table(list(summaries.values()))
+    print(table)
+    minutes = (time.monotonic() - began) / 60
+    _write(options, summaries, table, minutes)
+    return options.out
+
+
+def _say(number: int, text: str) -> None:
+    print(f"\n[{number}/4] {text}", flush=True)
+
+
+def _make_data(options: Demo) -> Path:
+    """The data set; one that is there already from an earlier call is used again."""
+    folder = options.out / "data"
+    wanted = wordle_data.WordleData(out=folder, games=options.games, words=str(options.words), seed=options.seed)
+    if (folder / "manifest.json").exists():
+        dataset, task = open_dataset(folder)
+        if (len(dataset), len(task.words), dataset.manifest["seed"]) != (options.games, options.words, options.seed):
+            raise ValueError(f"{folder} holds a data set of other options: delete {options.out} or give another --out.")
+        print(f"using the data set that is there: {folder}")
+    else:
+        wordle_data.main(wanted)
+    return folder
+
+
+def _train(options: Demo, data: Path) -> None:
+    """Both trainings at once, each with half of the cores: small models gain little from a second core."""
+    shared = ["--data", data, "--steps", options.steps, "--seed", options.seed, "--eval-every", max(options.steps // 9, 1)]
+    commands = {
+        "bc": ["train", "wordle_bc", "--out", options.out / "bc", *shared],
+        "ilql": ["train", "wordle_ilql", "--out", options.out / "ilql", *shared],
+    }
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1) if hasattr(os, "sched_getaffinity") else 1
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    _run_side_by_side({name: list(map(str, words)) for name, words in commands.items()}, environment)
+
+
+def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+    """Run commands of this package at once and show what they print; when one fails, stop all.
+
+    Raises:
+        RuntimeError: a command failed; it has said why.
+    """
+    running = {}
+    try:
+        for name, words in commands.items():
+            running[name] = subprocess.Popen(
+                [sys.executable, "-m", "torchrl_lang", *words],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        readers = [Thread(target=_relay, args=(process.stdout,), daemon=True) for process in running.values()]
+        for reader in readers:
+            reader.start()
+        while running:
+            time.sleep(0.2)
+            for name, process in list(running.items()):
+                status = process.poll()
+                if status:
+                    raise RuntimeError(f"Training {name} failed with exit status {status}; its last words are above.")
+                if status == 0:
+                    del running[name]
+        for reader in readers:
+            reader.join()
+    finally:
+        for process in running.values():
+            process.terminate()
+
+
+def _relay(stream: IO[str]) -> None:
+    for line in stream:
+        print(line, end="", flush=True)
+
+
+def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Summary]:
+    """One row of the table a player; every player meets the same hidden words."""
+    control = dataset.tokenizer.control
+    seed = options.seed + 1000
+    summaries = {"data": task.summary(GameRecords.from_rows(dataset[:], control), "data")}
+    players = {"BC": load_run(options.out / "bc").policy(seed=seed)}
+    ilql = load_run(options.out / "ilql")
+    players |= {f"ILQL beta {beta:g}": ilql.policy(beta, seed=seed) for beta in options.betas}
+    players["optimal (myopic)"] = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
+    for name, policy in players.items():
+        summaries[name], records = task.judge(policy, games=options.eval_games, seed=seed, name=name)
+        print(f"{name}: mean return {summaries[name].mean_return:.2f}", flush=True)
+        path = options.out / "transcripts" / f"{name.replace(' ', '_')}.txt"
+        write_transcripts(path, records, dataset.tokenizer, games=10, title=name, spelling=TILES)
+    return summaries
+
+
+def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes: float) -> None:
+    out = options.out
+    levels = {name: summaries[name].mean_return for name in ("data", "optimal (myopic)")}
+    runs = {name: out / name / "log.csv" for name in ("bc", "ilql")}
+    curves = plot_learning_curves(
+        out / "learning_curves.png", runs, panels=("return", "win_rate", "loss"), references=levels, title="Wordle, offline"
+    )
+    histogram = plot_guess_histogram(out / "guesses.png", list(summaries.values()), title="Guesses needed")
+    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
+    results = {
+        "options": {name: getattr(options, name) for name in ("words", "games", "steps", "eval_games", "seed")},
+        "minutes": round(minutes, 2),
+        "players": {name: summary.as_dict() for name, summary in summaries.items()},
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(f"\nlearning curves  {curves}\nguesses needed   {histogram}\ntranscripts      {out / 'transcripts'}")
+    print(f"figures          {out / 'results.json'}\n{minutes:.1f} minutes")

@@ -1,0 +1,148 @@
+"""Offline training on a data set of games: the loop that the recipes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.objectives import LossModule, TargetNetUpdater
+
+from torchrl_lang.data import RowDataset, row_buffer, top_fraction
+from torchrl_lang.evaluation import format_line
+from torchrl_lang.modules import causal_lm, load_causal_lm
+from torchrl_lang.recipes.options import check_record, option, required, write_options
+from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.training import Checkpointer, Progress, RandomState, adamw, make_log, train_steps, warmup_cosine
+
+__all__ = ["OfflineOptions", "build_lm", "train_offline"]
+
+
+@dataclass(frozen=True)
+class OfflineOptions:
+    """Options of every recipe that learns from a data set."""
+
+    data: Path = required("folder of a data set, see `generate`")
+    out: Path = required("folder of the run; a run that is there already is continued")
+    steps: int = option(8000, "optimiser steps")
+    batch_size: int = option(64, "games in a batch")
+    lr: float = option(2e-3, "peak learning rate")
+    warmup: int = option(100, "steps until the peak")
+    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak")
+    weight_decay: float = option(0.01, "AdamW's weight decay")
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm")
+    fraction: float = option(1.0, "share of best episodes to learn from (percent BC)")
+    model: str = option("gpt2", "Hugging Face model type of a model from scratch, or a name or folder to load")
+    layers: int = option(3, "transformer blocks of a model from scratch")
+    width: int = option(64, "its width")
+    heads: int = option(4, "its attention heads")
+    bf16: bool = option(False, "compute in bfloat16")
+    compile: bool = option(False, "compile the loss (needs a C++ compiler; slow to start)")
+    eval_every: int = option(1000, "steps between evaluations, each with a checkpoint")
+    eval_games: int = option(256, "games an evaluation")
+    log_every: int = option(50, "steps between rows of the log")
+    logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
+    seed: int = option(0, "seed of weights, batches and games")
+
+
+def build_lm(options: OfflineOptions, dataset: RowDataset) -> torch.nn.Module:
+    """The language model: from scratch, or a pretrained one fitted to the tokenizer."""
+    tokenizer = dataset.tokenizer
+    if Path(options.model).exists() or "/" in options.model:
+        return load_causal_lm(options.model, tokenizer)
+    return causal_lm(
+        options.model,
+        vocab_size=tokenizer.vocab_size,
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        max_length=dataset.rows["tokens"].shape[-1],
+        pad=tokenizer.control.pad,
+        # Hugging Face's 0.02 is made for widths near a thousand; a narrow model starts near silence with it.
+        initializer_range=options.width**-0.5,
+    )
+
+
+def train_offline(
+    options: OfflineOptions,
+    dataset: RowDataset,
+    task: WordleTask,
+    loss: LossModule,
+    policy: TensorDictModuleBase,
+    save: Callable[[Path], Any],
+    *,
+    target_updater: TargetNetUpdater | None = None,
+) -> float:
+    """Train, evaluate, checkpoint; at the end the best checkpoint by return becomes the run's model.
+
+    The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was killed
+    goes on from its last checkpoint, to the same numbers as one that was not.
+
+    Args:
+        options: of the recipe.
+        dataset: games to learn from.
+        task: how the policy is judged.
+        loss: what is minimised.
+        policy: what is judged; shares its weights with the loss.
+        save: writes the trained model to a folder.
+        target_updater: moves the loss's target parameters.
+
+    Returns:
+        The best mean return of the evaluations.
+    """
+    _record(options, task)
+    rows = dataset if options.fraction == 1.0 else top_fraction(dataset, options.fraction)
+    buffer = row_buffer(rows, options.batch_size, seed=options.seed)
+    optimizer = adamw(loss, options.lr, weight_decay=options.weight_decay)
+    scheduler = warmup_cosine(optimizer, options.steps, warmup=options.warmup, final=options.final_lr)
+    checkpoints = Checkpointer(options.out / "checkpoints")
+    parts: dict[str, Any] = {
+        "loss": loss,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "sampler": buffer.sampler,
+        "random": RandomState(),
+    }
+    for name, part in parts.items():
+        checkpoints.register(name, part)
+    start = checkpoints.restore() or 0
+    log = make_log(options.out, trackers=options.logger)
+    log.rewind(start or None)
+    training = train_steps(
+        torch.compile(loss) if options.compile else loss,
+        buffer.sample,
+        optimizer,
+        steps=options.steps,
+        start=start,
+        scheduler=scheduler,
+        target_updater=target_updater,
+        max_grad_norm=options.max_grad_norm,
+        autocast=torch.bfloat16 if options.bf16 else None,
+    )
+    with Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return")) as progress:
+        for step, figures in training:
+            progress.update(step, figures)
+            if step % options.log_every == 0 or step == options.steps:
+                log.log(step, figures)
+            if step % options.eval_every == 0 or step == options.steps:
+                summary, _ = task.judge(policy, games=options.eval_games, seed=options.seed + 1)
+                log.log(step, summary.scalars())
+                progress.update(step, {"return": summary.mean_return})
+                checkpoints.save(step, summary.scalars())
+    log.close()
+    best = checkpoints.restore("best")
+    save(options.out / "model")
+    metrics = checkpoints.metrics("best")
+    print(f"{options.out.name}: best at step {best}, mean return {metrics['return']:.2f}; model in {options.out / 'model'}")
+    return metrics["return"]
+
+
+def _record(options: OfflineOptions, task: WordleTask) -> None:
+    path = options.out / "config.json"
+    if path.exists():
+        check_record(path, options, free=("data", "out", "logger", "eval_games"))
+    else:
+        write_options(path, options, notes=task.notes())

@@ -1,0 +1,40 @@
+"""Behaviour cloning of Wordle games: speak as the data speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchrl_lang.modules import UtteranceActor, language_actor, save_language_model
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.wordle_task import open_dataset
+from torchrl_lang.training import seed_everything
+
+__all__ = ["WordleBC", "main"]
+
+
+@dataclass(frozen=True)
+class WordleBC(OfflineOptions):
+    """Behaviour cloning on a data set of Wordle games; with --fraction below 1 of the best ones alone."""
+
+    transition_weight: float = option(0.0, "weight of the environment's words in the loss")
+
+
+def main(options: WordleBC) -> float:
+    """Train; returns the best mean return."""
+    dataset, task = open_dataset(options.data)
+    seed_everything(options.seed)
+    lm = build_lm(options, dataset)
+    actor = language_actor(lm)
+    loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
+    tokenizer = dataset.tokenizer
+    policy = UtteranceActor(actor, tokenizer.control, action_length=6)
+    return train_offline(
+        options,
+        dataset,
+        task,
+        loss,
+        policy,
+        save=lambda folder: save_language_model(folder, lm, tokenizer=tokenizer.config()),
+    )

@@ -1,0 +1,59 @@
+"""Make a data set of Wordle games: scripted players in a TorchRL collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchrl_lang.data import generate_dataset
+from torchrl_lang.envs.wordle import OptimalPlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
+from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
+
+__all__ = ["WordleData", "main"]
+
+
+@dataclass(frozen=True)
+class WordleData:
+    """A data set of Wordle games, played by scripted players."""
+
+    out: Path = required("folder of the data set")
+    games: int = option(60_000, "number of games")
+    words: str = option("120", "how many of the shipped words, `all` of them, or a file with one word a line")
+    rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
+    player: Literal["mediocre", "careful", "careless", "random", "wrong", "repeat", "optimal"] = option(
+        "mediocre", "who plays: a mixture of players, or one of them"
+    )
+    batch: int = option(2048, "games played side by side")
+    seed: int = option(0, "seed of words and players")
+    overwrite: bool = option(False, "replace a data set that is there")
+
+
+def main(options: WordleData) -> Path:
+    """Play and write; returns the folder."""
+    task = WordleTask.of(options.words, options.rules)
+    words = list(task.words)
+    common = {"rules": options.rules, "seed": options.seed}
+    players = {
+        "mediocre": lambda: mediocre_player(task, seed=options.seed),
+        "careful": lambda: RandomWordPlayer(words, prob_smart=1.0, **common),
+        "careless": lambda: RandomWordPlayer(words, prob_smart=0.5, **common),
+        "random": lambda: RandomWordPlayer(words, **common),
+        "wrong": lambda: WrongPlayer(words, **common),
+        "repeat": lambda: RepeatPlayer(words, **common),
+        "optimal": lambda: OptimalPlayer(words, **common),
+    }
+    dataset = generate_dataset(
+        task.env(min(options.batch, options.games)),
+        players[options.player](),
+        options.out,
+        episodes=options.games,
+        seed=options.seed,
+        source=f"{options.player} player on {len(words)} words, {options.rules} rules",
+        notes=task.notes(),
+        overwrite=options.overwrite,
+    )
+    figures = dataset.manifest
+    print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
+    return options.out

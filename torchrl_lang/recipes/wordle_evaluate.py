@@ -1,0 +1,49 @@
+"""Evaluate a trained run: a table of players, transcripts, a picture, figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchrl_lang.evaluation import TILES, format_table, plot_guess_histogram, write_transcripts
+from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.trained import load_run
+
+__all__ = ["WordleEvaluate", "main"]
+
+
+@dataclass(frozen=True)
+class WordleEvaluate:
+    """Play a fixed set of games with a trained run."""
+
+    run: Path = required("folder of a finished run")
+    games: int = option(1000, "number of games")
+    beta: tuple[float, ...] = option((), "strengths of the values; default 0, and 4 16 64 where values were learned")
+    method: Literal["sample", "greedy", "beam", "best_of"] = option("sample", "how words are chosen")
+    seed: int = option(1, "seed of the games")
+    plots: bool = option(True, "draw the histogram (needs matplotlib)")
+
+
+def main(options: WordleEvaluate) -> Path:
+    """Evaluate; writes ``evaluation.json``, ``transcripts.txt`` and ``guesses.png`` into the run's folder."""
+    run = load_run(options.run)
+    betas = options.beta or ((0.0, 4.0, 16.0, 64.0) if run.has_values else (0.0,))
+    summaries = []
+    for beta in betas:
+        name = f"{options.run.name} beta {beta:g}" if beta else options.run.name
+        policy = run.policy(beta, method=options.method, seed=options.seed)
+        summary, records = run.task.judge(policy, games=options.games, seed=options.seed, name=name)
+        summaries.append(summary)
+        print(f"played {name}: mean return {summary.mean_return:.2f}", flush=True)
+    print(format_table(summaries))
+    best = max(summaries, key=lambda summary: summary.mean_return)
+    write_transcripts(
+        options.run / "transcripts.txt", records, run.tokenizer, games=10, title=summaries[-1].name, spelling=TILES
+    )
+    (options.run / "evaluation.json").write_text(json.dumps([s.as_dict() for s in summaries], indent=2) + "\n")
+    if options.plots:
+        plot_guess_histogram(options.run / "guesses.png", summaries)
+    print(f"best: {best.name}; transcripts, figures and picture in {options.run}")
+    return options.run

@@ -1,0 +1,73 @@
+"""ILQL on Wordle games: learn what each letter is worth from a fixed pile of games, then say what is worth most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.modules import (
+    QValueHead,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    language_actor,
+    qvalue_module,
+    save_language_model,
+    value_module,
+)
+from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.wordle_task import open_dataset
+from torchrl_lang.training import seed_everything
+
+__all__ = ["WordleILQL", "main"]
+
+
+@dataclass(frozen=True)
+class WordleILQL(OfflineOptions):
+    """Implicit language Q-learning on a data set of Wordle games (arXiv 2206.11871)."""
+
+    beta: float = option(16.0, "strength of the values in the policy that is evaluated while training")
+    gamma: float = option(0.99, "discount, one a token of the agent's")
+    expectile: float = option(0.8, "tau of the value's expectile regression")
+    cql_weight: float = option(0.01, "weight of the conservative term")
+    lmbda: float = option(0.0, "above 0 the value regresses on lambda-returns of the target Q")
+    transition_weight: float = option(0.0, "weight of the environment's words in the policy's loss")
+    tau: float = option(0.01, "step of the target heads towards the online ones")
+
+
+def main(options: WordleILQL) -> float:
+    """Train; returns the best mean return."""
+    dataset, task = open_dataset(options.data)
+    seed_everything(options.seed)
+    tokenizer = dataset.tokenizer
+    lm = build_lm(options, dataset)
+    actor = language_actor(lm)
+    width = lm.config.hidden_size
+    qvalue, value = QValueHead(width, tokenizer.vocab_size), ValueHead(width)
+    loss = ILQLLoss(
+        actor,
+        qvalue_module(qvalue),
+        value_module(value),
+        gamma=options.gamma,
+        expectile=options.expectile,
+        cql_weight=options.cql_weight,
+        target="lambda" if options.lmbda else "td",
+        lmbda=options.lmbda,
+        transition_weight=options.transition_weight,
+        actor_normalizer="action",
+    )
+    updater = SoftUpdate(loss, tau=options.tau)
+    guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
+    policy = UtteranceActor(actor, tokenizer.control, action_length=6, guidance=guidance)
+
+    def save(folder: Path) -> None:
+        target = QValueHead(width, tokenizer.vocab_size)
+        target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
+        heads = {"target_qvalue": target, "qvalue": qvalue, "value": value}
+        save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+
+    return train_offline(options, dataset, task, loss, policy, save, target_updater=updater)

@@ -1,0 +1,42 @@
+"""Play Wordle in the terminal, or watch a trained run play."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchrl_lang.envs.wordle import OptimalPlayer, play_human, watch
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.recipes.wordle_task import WordleTask
+
+__all__ = ["WordlePlay", "main"]
+
+
+@dataclass(frozen=True)
+class WordlePlay:
+    """Play Wordle in the terminal, with coloured tiles; or watch."""
+
+    watch: str | None = option(None, "watch instead of playing: the folder of a finished run, or `optimal`")
+    beta: float = option(16.0, "strength of the learned values of the run that is watched")
+    games: int = option(3, "games to watch")
+    words: str = option("all", "how many of the shipped words, `all` of them, or a file; a run brings its own")
+    rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
+    seed: int | None = option(None, "seed of the hidden words; default: a new one each time")
+
+
+def main(options: WordlePlay) -> None:
+    """Play or watch until the games are over."""
+    seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
+    if options.watch is None:
+        play_human(WordleTask.of(options.words, options.rules).env(1, seed=seed))
+        return
+    if options.watch == "optimal":
+        task = WordleTask.of(options.words, options.rules)
+        policy = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
+    else:
+        run = load_run(Path(options.watch))
+        task, policy = run.task, run.policy(options.beta if run.has_values else 0.0, seed=seed)
+    watch(task.env(1, seed=seed), policy, games=options.games)

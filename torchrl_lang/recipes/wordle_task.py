@@ -1,0 +1,90 @@
+"""What all Wordle recipes share: which words and rules, who plays the data, how a player is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torchrl_lang.data import RowDataset, load_dataset
+from torchrl_lang.envs.wordle import (
+    MixturePlayer,
+    RandomWordPlayer,
+    RepeatPlayer,
+    Rules,
+    WordleEnv,
+    WrongPlayer,
+    common_words,
+    demo_words,
+    load_words,
+)
+from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize, unanswered
+
+__all__ = ["WordleTask", "mediocre_player", "open_dataset"]
+
+
+@dataclass(frozen=True)
+class WordleTask:
+    """The words that may be hidden, and the rules; travels with a data set in its manifest."""
+
+    words: tuple[str, ...]
+    rules: Rules = "official"
+
+    @classmethod
+    def of(cls, words: str, rules: Rules) -> WordleTask:
+        """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
+        if words == "all":
+            return cls(tuple(common_words()), rules)
+        return cls(tuple(demo_words(int(words)) if words.isdigit() else load_words(words)), rules)
+
+    def env(self, batch_size: int, **options: Any) -> WordleEnv:
+        """The environment, natively batched."""
+        return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
+
+    def judge(self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256) -> tuple[Summary, GameRecords]:
+        """Play a fixed set of games and sum up."""
+        env = self.env(min(batch, games))
+        records = play_games(env, policy, games=games, seed=seed)
+        return self.summary(records, name), records
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Figures of games that were played."""
+        control = self.env(1).tokenizer.control
+        return summarize(records, name=name, invalid=lambda games: unanswered(games.rows, control))
+
+    def notes(self) -> dict[str, Any]:
+        """For a data set's manifest."""
+        return {"task": "wordle", **asdict(self)}
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> WordleTask:
+        """From a data set's manifest, or a run's record."""
+        if notes.get("task") != "wordle":
+            raise ValueError(
+                f"This data set is of the task {notes.get('task')!r}, not of Wordle: make one with "
+                "`python -m torchrl_lang generate wordle`."
+            )
+        return cls(tuple(notes["words"]), notes["rules"])
+
+
+def open_dataset(folder: Path) -> tuple[RowDataset, WordleTask]:
+    """A data set of Wordle games and the task that it is about."""
+    dataset = load_dataset(folder)
+    return dataset, WordleTask.from_notes(dataset.manifest["notes"])
+
+
+def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:
+    """Plays a fixed pile of mediocre games: each game by a careful, a careless, a stubborn or a contrary player.
+
+    Careful: any word that agrees with all colours. Careless: that, or any word at all, half and half. Contrary: a word
+    that the colours rule out. Stubborn: its earlier guesses again.
+    """
+    words, rules = list(task.words), task.rules
+    players = [
+        RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
+        RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed + 1),
+        WrongPlayer(words, rules=rules, seed=seed + 2),
+        RepeatPlayer(words, rules=rules, seed=seed + 3),
+    ]
+    return MixturePlayer(players, [0.35, 0.35, 0.25, 0.05], per="game", seed=seed + 4)

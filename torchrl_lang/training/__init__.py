@@ -1,0 +1,33 @@
+"""What a training script needs around a loss: the loop, optimisers, checkpoints, logs and a progress bar."""
+
+from torchrl_lang.training.checkpoint import Checkpointer, Stateful
+from torchrl_lang.training.checkpoint_files import CheckpointError
+from torchrl_lang.training.csv_log import CSVLog
+from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
+from torchrl_lang.training.loop import total_loss, train_steps
+from torchrl_lang.training.optim import adamw, warmup_cosine
+from torchrl_lang.training.progress import Progress
+from torchrl_lang.training.scalars import Scalar, to_scalars
+from torchrl_lang.training.seeding import RandomState, seed_everything
+from torchrl_lang.training.state import join_state, split_state
+
+__all__ = [
+    "LOGGERS",
+    "CSVLog",
+    "CheckpointError",
+    "Checkpointer",
+    "Progress",
+    "RandomState",
+    "RunLog",
+    "Scalar",
+    "Stateful",
+    "adamw",
+    "join_state",
+    "make_log",
+    "seed_everything",
+    "split_state",
+    "to_scalars",
+    "total_loss",
+    "train_steps",
+    "warmup_cosine",
+]

@@ -1,0 +1,126 @@
+"""A training run's figures in one CSV file that survives being killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchrl_lang.training.scalars import Scalar, to_scalars
+
+__all__ = ["CSVLog"]
+
+# TorchRL's CSVLogger keeps a file per scalar and appends to what it finds: a resumed run writes its steps a second
+# time, and whoever reads loss and return of one step has to join them again.
+
+
+class CSVLog:
+    """One row a logged step, a column a quantity, empty where a step has no value for it.
+
+    Figures that are logged for the last step again join its row; a quantity that appears later becomes a new column.
+    Rows are on their way to the disk when :meth:`log` returns; a row that a crash tore is dropped on opening.
+
+    Args:
+        path: the file; its folder is made where missing. A file that is there already is continued.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.training import CSVLog
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log = CSVLog(f"{folder}/log.csv")
+        ...     _ = log.log(10, {"loss": 0.5})
+        ...     _ = log.log(10, {"return": -3.0})
+        ...     _ = log.log(20, {"loss": 0.25})
+        ...     log.rewind(10)  # the run goes on from its checkpoint of step 10
+        ...     print(open(log.path).read())
+        step,loss,return
+        10,0.5,-3.0
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._names: list[str] = ["step"]
+        self._rows: list[dict[str, Scalar]] = []
+        if self.path.exists():
+            self._read()
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that was logged."""
+        return int(self._rows[-1]["step"]) if self._rows else None
+
+    def log(self, step: int, figures: Mapping[str, Any]) -> dict[str, Scalar]:
+        """Log figures of a step.
+
+        Args:
+            step: not before the last one.
+            figures: dict or tensordict of numbers and one-element tensors, which are fetched from their device at once.
+
+        Returns:
+            The figures as plain numbers.
+        """
+        scalars = to_scalars(figures)
+        last = self.last_step
+        if last is not None and step < last:
+            raise ValueError(f"Step {step} comes after step {last} in {self.path}: call rewind({step}) first.")
+        if "step" in scalars:
+            raise ValueError("'step' is the name of the first column: log that figure under another name.")
+        new_names = [name for name in scalars if name not in self._names]
+        self._names += new_names
+        if step == last:
+            self._rows[-1] |= scalars
+        else:
+            self._rows.append({"step": step, **scalars})
+        if new_names or step == last:
+            self._rewrite()
+        else:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                file.write(self._line(self._rows[-1]))
+        return scalars
+
+    def rewind(self, step: int | None) -> None:
+        """Forget what was logged after ``step``, or everything (``None``): where a resumed run goes on from."""
+        self._rows = [] if step is None else [row for row in self._rows if row["step"] <= step]
+        if step is None:
+            self._names = ["step"]
+        self._rewrite()
+
+    def columns(self) -> dict[str, list[float]]:
+        """All figures by name, NaN where a step has none; what :mod:`torchrl_lang.evaluation.plots` draws."""
+        return {name: [float(row.get(name, "nan")) for row in self._rows] for name in self._names}
+
+    def close(self) -> None:
+        """Nothing is held open; here for the sake of other logs."""
+
+    def _line(self, row: Mapping[str, Scalar]) -> str:
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerow([row.get(name, "") for name in self._names])
+        return buffer.getvalue()
+
+    def _rewrite(self) -> None:
+        header = self._line({name: name for name in self._names})  # type: ignore[misc]
+        temporary = self.path.with_name(f".{self.path.name}.writing")
+        temporary.write_text(header + "".join(map(self._line, self._rows)), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+    def _read(self) -> None:
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        reader = csv.DictReader(io.StringIO(whole))
+        self._names = list(reader.fieldnames or ["step"])
+        if self._names[0] != "step":
+            raise ValueError(f"{self.path} is no log of this kind: its first column is {self._names[0]!r}, not 'step'.")
+        self._rows = [{name: _number(cell) for name, cell in row.items() if cell} for row in reader]
+        if whole != text:
+            self._rewrite()
+
+
+def _number(cell: str) -> Scalar:
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)

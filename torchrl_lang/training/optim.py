@@ -1,0 +1,96 @@
+"""Optimisers and schedules with the choices that language models want."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+__all__ = ["adamw", "warmup_cosine"]
+
+
+def adamw(
+    modules: nn.Module | Iterable[nn.Module],
+    lr: float,
+    *,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    fused: bool | None = None,
+) -> AdamW:
+    """AdamW (arXiv 1711.05101) that decays matrices only: not biases, norms or embeddings.
+
+    A parameter that several modules share is taken once; an embedding that is also an output layer counts as embedding.
+    Frozen parameters, such as a loss module's targets, are left out.
+
+    Args:
+        modules: a loss module, or the modules to train.
+        lr: learning rate.
+        weight_decay: of the matrices.
+        betas: decay of the two moments.
+        eps: added to the denominator.
+        fused: one kernel for all parameters; by default wherever all of them lie on a CPU or a CUDA device.
+
+    Raises:
+        ValueError: there is nothing to train.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.training import adamw
+        >>> optimizer = adamw(torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 2)), 1e-3)
+        >>> [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in optimizer.param_groups]
+        [(0.01, [(2, 3)]), (0.0, [(5, 3), (2,)])]
+    """
+    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("These modules have no parameter that requires a gradient.")
+    layers = [layer for module in modules for layer in module.modules()]
+    embedding = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
+    decayed = [p for key, p in trained.items() if p.ndim >= 2 and key not in embedding]
+    others = [p for key, p in trained.items() if p.ndim < 2 or key in embedding]
+    groups = [(decayed, weight_decay), (others, 0.0)]
+    if fused is None:
+        fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
+    return AdamW(
+        [{"params": params, "weight_decay": decay} for params, decay in groups if params],
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        fused=fused,
+    )
+
+
+def warmup_cosine(optimizer: Optimizer, steps: int, *, warmup: int = 0, final: float = 0.1) -> LambdaLR:
+    """Learning rate that rises linearly for ``warmup`` steps, then falls along half a cosine until step ``steps``.
+
+    Args:
+        optimizer: its learning rates are the peak.
+        steps: of the whole run; later steps stay at the end.
+        warmup: step ``i`` of them has ``(i + 1) / warmup`` of the peak, so the first step is not lost.
+        final: share of the peak at the end.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.training import warmup_cosine
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> scheduler, rates = warmup_cosine(optimizer, 6, warmup=2, final=0.0), []
+        >>> for _ in range(6):
+        ...     rates.append(round(scheduler.get_last_lr()[0], 3))
+        ...     optimizer.step(); scheduler.step()
+        >>> rates
+        [0.5, 1.0, 1.0, 0.75, 0.25, 0.0]
+    """
+    if not 0 <= warmup < steps:
+        raise ValueError(f"warmup must be at least 0 and less than steps={steps}, got {warmup}.")
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min((step - warmup) / max(steps - 1 - warmup, 1), 1.0)
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,126 @@
+"""A progress bar that also works where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, TextIO
+
+from tqdm import tqdm
+
+from torchrl_lang.training.scalars import Scalar, to_scalars
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Shows how far a run is, how fast, and its latest figures: a bar in a terminal, else a line now and then.
+
+    Figures are fetched from their device only when they are shown. A figure stays on show until it is given again.
+
+    Args:
+        total: number of units in all.
+        label: what is going on.
+        start: units done before.
+        unit: name of a unit.
+        shown: the figures to show, of all that are given; default: all.
+        piped: what to do where the stream is no terminal: a line every ``every`` seconds, or nothing.
+        every: seconds between lines.
+        stream: where to write; standard error by default.
+
+    Examples:
+        >>> import sys
+        >>> from torchrl_lang.training import Progress
+        >>> with Progress(4, label="train", stream=sys.stdout, every=3600) as progress:
+        ...     for step in range(1, 5):
+        ...         progress.update(step, {"loss": 1 / step})
+        train: 0/4 step
+        train: 4/4 step, 100 %, ..., loss 0.25
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        label: str = "",
+        start: int = 0,
+        unit: str = "step",
+        shown: tuple[str, ...] | None = None,
+        piped: Literal["lines", "silent"] = "lines",
+        every: float = 10.0,
+        stream: TextIO | None = None,
+    ) -> None:
+        if piped not in ("lines", "silent"):
+            raise ValueError(f"piped must be 'lines' or 'silent', got {piped!r}.")
+        self.total, self.label, self.unit, self.shown = total, label, unit, shown
+        self.stream = sys.stderr if stream is None else stream
+        self._start = self._done = start
+        self._figures: dict[str, Any] = {}
+        self._bar: tqdm | None = None
+        self._silent = False
+        if self.stream.isatty():
+            self._bar = tqdm(
+                total=total, desc=label, initial=start, unit=unit, file=self.stream, dynamic_ncols=True, leave=True
+            )
+        else:
+            self._silent = piped == "silent"
+            self._write(f"{label}: {start}/{total} {unit}")
+        self._every = 0.5 if self._bar is not None else every
+        self._began = self._last = time.monotonic()
+
+    def update(self, done: int, figures: Mapping[str, Any] | None = None) -> None:
+        """Say that ``done`` units are done, and what the latest figures are."""
+        if self._bar is not None:
+            self._bar.update(done - self._done)
+        self._done = done
+        for key, value in (figures or {}).items():
+            if self.shown is None or key in self.shown:
+                self._figures[key] = value
+        now = time.monotonic()
+        if now - self._last >= self._every:
+            self._last = now
+            self._show(now)
+
+    def close(self) -> None:
+        """Show the last figures and let go of the terminal."""
+        self._show(time.monotonic())
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _show(self, now: float) -> None:
+        if self._silent:
+            return
+        figures = [f"{name} {_short(value)}" for name, value in to_scalars(self._figures).items()]
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(figures))
+            return
+        speed = (self._done - self._start) / max(now - self._began, 1e-9)
+        share = 100 * self._done // max(self.total, 1)
+        parts = [f"{self._done}/{self.total} {self.unit}", f"{share} %", f"{speed:.3g} {self.unit}/s"]
+        if 0 < self._done < self.total and speed:
+            parts.append(f"{_clock((self.total - self._done) / speed)} left")
+        self._write(f"{self.label}: " + ", ".join([*parts, *figures]))
+
+    def _write(self, line: str) -> None:
+        if not self._silent:
+            self.stream.write(line.removeprefix(": ") + "\n")
+            self.stream.flush()
+
+
+def _short(value: Scalar) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
