@@ -104,7 +104,7 @@ def test_partial_reset_keeps_the_begun_utterances_of_others():
     ]
 
 
-@pytest.mark.parametrize("made", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("made", [0, 1, 2, 3, 4])
 def test_set_state_goes_on_from_any_token(made):
     def play(env, td, moves):
         for token in moves:
@@ -115,8 +115,7 @@ def test_set_state_goes_on_from_any_token(made):
     right, end = env.tokenizer.encode("r")[0], env.tokenizer.control.end_of_action
     moves = [right, end, end, right, end, right, right, right, end]
     state = play(env, env.reset(), moves[:made])
-    if state["done"].any():
-        pytest.skip("a walk that has ended cannot go on")
+    assert not state["done"].any()
     other = TokenEnv(CorridorEnv(length=4, batch_size=[2], seed=99))
     other.reset()
     came = other.reset(state.select(*ROW_KEYS).clone(), set_state=True)

@@ -28,7 +28,10 @@ def ilql_losses(
         r = [reward[b, p + 1] for p in positions]
         boot = 0.0 if terminated[b] else v[b, last]
         tq = [min(target_q[b, p, k, tokens[b, p + 1]] for k in range(q.shape[2])) for p in positions]
-        tq = [np.clip(x, -np.inf if value_min is None else value_min, np.inf if value_max is None else value_max) for x in tq]
+        tq = [
+            np.clip(x, -np.inf if value_min is None else value_min, np.inf if value_max is None else value_max)
+            for x in tq
+        ]
         for j, p in enumerate(positions):
             n += 1
             a = tokens[b, p + 1]

@@ -22,7 +22,9 @@ def gradients(loss, rows):
 def assert_same(left, right, **tolerance):
     assert left.keys() == right.keys()
     for name in left.keys():
-        torch.testing.assert_close(left[name], right[name], equal_nan=True, msg=lambda text: f"{name}: {text}", **tolerance)
+        torch.testing.assert_close(
+            left[name], right[name], equal_nan=True, msg=lambda text: f"{name}: {text}", **tolerance
+        )
 
 
 def test_input_is_left_as_it_was(make_loss, rows):

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate
 
+from tests.modules.toys import Golden
 from tests.objectives.oracle import ilql_losses
 from tests.objectives.tables import make_table, table_loss
+from torchrl_lang.functional import cql_term, expectile_loss, margin_term
+from torchrl_lang.modules import language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import ILQLLoss
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = list(range(0, 32, 2))
@@ -132,7 +137,9 @@ def test_gradients_match_the_papers_code(case):
     data, _, _, _, leaves = run(case)
     for name, leaf in leaves.items():
         expected = torch.as_tensor(data[f"grad_{name}"]).double()
-        torch.testing.assert_close(leaf.grad, expected, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            leaf.grad, expected, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_a_cut_off_row_counts_its_own_decisions_only():
@@ -140,3 +147,91 @@ def test_a_cut_off_row_counts_its_own_decisions_only():
     data, _ = load(20)
     rows, _ = to_rows(data)
     assert int(rows["action_mask"][:, 1:].sum()) == int((data["terminals"][:, :-1] == 0).sum()) - 1
+
+
+# -- a whole model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published():
+    """The published model's weights in our modules, its batch as rows, and its options."""
+    golden = Golden()
+    data = {key: value for key, value in golden.arrays.items() if key.startswith(("in_", "cfg_"))}
+    config = {key[4:]: float(value) for key, value in data.items() if key.startswith("cfg_")}
+    config = {key: None if np.isnan(value) else value for key, value in config.items()}
+    names = ("tokens", "attn_mask", "state_idxs", "action_idxs", "rewards", "terminals")
+    rows, _ = to_rows({name: data[f"in_{name}"] for name in names})
+    loss = ILQLLoss(
+        language_actor(golden.lm), qvalue_module(golden.qvalue), value_module(golden.value), **options_of(config)
+    )
+    updater = SoftUpdate(loss, tau=config["alpha"])
+    target = TensorDict.from_module(golden.target_qvalue)
+    loss.target_qvalue_network_params.get("module").data.update_(target.data)
+    return golden, loss, updater, rows
+
+
+def terms_with_the_papers_fault(loss, rows):
+    """Our sums plus the two padded actions that the paper's code counts, over its count; differentiable.
+
+    Rows 5 and 6 are unfinished games, shorter than the batch. Each has one more live slot there: the action at position
+    0 again, with reward 0 and a terminal successor, beside the value of the row's last state.
+    """
+    loss.reduction = "sum"
+    out = loss(rows)
+    trunk = loss.actor_network[0]
+    hidden = trunk(rows.copy())["hidden"]
+    row, last = torch.tensor([5, 6]), rows["attention_mask"].sum(-1)[5:7] - 1
+    action = rows["tokens"][row, 1]
+    q = loss.qvalue_network.module(hidden[row, 0])
+    target = loss.target_qvalue_network().module.taken(hidden[row, 0], action).amin(-1).detach()
+    error = target - loss.value_network.module(hidden[row, last]).squeeze(-1)
+    fault = {
+        "value": expectile_loss(error, loss.expectile),
+        "qvalue": q.gather(-1, action[:, None, None].expand(-1, 2, 1)).square(),
+        "cql": loss.cql_weight * cql_term(q, action),
+        "margin": loss.margin_weight * margin_term(q, action),
+    }
+    n = rows["action_mask"].sum() + 2
+    terms = {name: (out[f"loss_{name}"] + value.sum()) / n for name, value in fault.items()}
+    return terms | {"actor": out["loss_actor"] / rows["attention_mask"][:, 1:].sum()}
+
+
+def test_a_whole_model_gives_the_published_losses_and_gradients(published):
+    golden, loss, _, rows = published
+    terms = terms_with_the_papers_fault(loss, rows)
+    weights = {"value": 1.0, "qvalue": 1.0, "cql": 0.1, "margin": 0.05, "actor": 1.0}
+    for term, name in TERMS.items():
+        expected = weights[term] * golden[f"out_{name}_loss"]
+        torch.testing.assert_close(terms[term], expected.float(), rtol=1e-5, atol=1e-6)
+    sum(terms.values()).backward()
+    for name, parameter in golden.lm.named_parameters():
+        expected = golden[f"grad/model.{name}"]
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=2e-6, msg=lambda t, name=name: f"{name}: {t}")
+    for k, name in enumerate(("q", "q2")):
+        expected = golden[f"grad/{name}.2.weight"]
+        torch.testing.assert_close(golden.qvalue.out_weight.grad[k], expected, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(golden.qvalue.in_bias.grad[k], golden[f"grad/{name}.0.bias"], rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(golden.value.in_weight.grad[0], golden["grad/v.0.weight"], rtol=1e-4, atol=2e-6)
+
+
+def test_three_steps_of_sgd_give_the_published_parameters(published):
+    golden, loss, updater, rows = published
+    optimizer = torch.optim.SGD([p for p in loss.parameters() if p.requires_grad], lr=0.05)
+    totals = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        total = sum(terms_with_the_papers_fault(loss, rows).values())
+        total.backward()
+        optimizer.step()
+        updater.step()
+        totals.append(total.detach())
+    torch.testing.assert_close(torch.stack(totals), golden["sgd_losses"].float(), rtol=1e-5, atol=1e-6)
+    found = {
+        "model.transformer.wte.weight": golden.lm.get_input_embeddings().weight,
+        "v.2.weight": golden.value.out_weight[0],
+        "q.2.bias": golden.qvalue.out_bias[0],
+        "target_q.2.weight": loss.target_qvalue_network_params["module", "out_weight"][0],
+        "target_q2.0.weight": loss.target_qvalue_network_params["module", "in_weight"][1],
+    }
+    for name, value in found.items():
+        torch.testing.assert_close(value.detach(), golden[f"param_after3/{name}"], rtol=1e-4, atol=1e-6)

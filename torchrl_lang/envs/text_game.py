@@ -36,7 +36,8 @@ class TextGameEnv(LanguageEnv):
     r"""A batch of plain-Python games; each row of the batch has its own game object.
 
     Every episode has a game seed, drawn from the environment's seed and the number of the episode. A reset tensordict
-    may name it instead, ``game_seed`` int64 ``[*B]``. :attr:`game_seed` tells the seeds in play.
+    may name it instead, ``game_seed`` int64 ``[*B]`` (and names it again where the tensordict is used again).
+    :attr:`game_seed` tells the seeds in play.
 
     ``reset(tensordict, set_state=True)`` begins the games of ``game_seed`` anew and plays the agent's part of the rows
     again. The row so played must be the row that came, token for token and reward for reward: a game whose chance does

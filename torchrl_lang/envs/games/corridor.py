@@ -111,6 +111,7 @@ class CorridorEnv(LanguageEnv):
         named = None if options is None else options.get("place", None)
         if named is not None:
             place = self._named(named.reshape(self._n), fresh)
+        # The digits come first in the alphabet: a place is its own token.
         return place[:, None], torch.ones_like(place), {"place": place}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:

@@ -1,0 +1,48 @@
+"""What the tests of Wordle share: rows and actions from text, and the rules written once more in plain Python."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
+
+TOKENIZER = wordle_tokenizer()
+CONTROL = TOKENIZER.control
+SYMBOL = {symbol: number for number, symbol in enumerate(TOKENIZER.symbols)}
+
+
+def letters(*words: str) -> Tensor:
+    return torch.tensor([[ord(letter) - ord("a") for letter in word] for word in words])
+
+
+def action(env: WordleEnv, *guesses: str) -> Tensor:
+    """One action a row, closed by the agent where there is room."""
+    rows = []
+    for guess in guesses:
+        tokens = [*TOKENIZER.encode(guess), CONTROL.end_of_action] + [CONTROL.pad] * env.action_length
+        rows.append(tokens[: env.action_length])
+    return torch.tensor(rows).reshape(*env.batch_size, -1)
+
+
+def play(env: WordleEnv, td, *guesses: str):
+    return env.step(td.clone().set("action", action(env, *guesses)))["next"]
+
+
+def text(td) -> str:
+    return TOKENIZER.decode(td["tokens"][td["attention_mask"]].tolist())
+
+
+def plain_feedback(guess: str, word: str, rules: str) -> list[int]:
+    """The rules as one would tell them: green first, then each letter left in the word colours one guess letter."""
+    colours = [2 if g == w else 0 for g, w in zip(guess, word, strict=True)]
+    left = [w for w, colour in zip(word, colours, strict=True) if colour == 0]
+    for place, letter in enumerate(guess):
+        if colours[place]:
+            continue
+        if rules == "ilql":
+            colours[place] = int(letter in word)
+        elif letter in left:
+            left.remove(letter)
+            colours[place] = 1
+    return colours

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.envs.wordle.helpers import letters, plain_feedback
+from torchrl_lang.envs.wordle import WordIndex, WordSets, feedback, feedback_code, feedback_table, guess_words
+
+BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
+WORDS = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many repeat
+
+
+def colours(text: str) -> list[int]:
+    return ["byg".index(letter) for letter in text]
+
+
+@pytest.mark.parametrize(
+    ("rules", "guess", "word", "expected"),
+    [
+        ("ilql", "speed", "abide", "bbyyy"),
+        ("ilql", "geese", "abide", "byybg"),
+        ("ilql", "eerie", "erase", "gyybg"),
+        ("ilql", "erase", "speed", "ybbyy"),
+        ("official", "speed", "abide", "bbyby"),
+        ("official", "geese", "abide", "bbbbg"),
+        ("official", "eerie", "erase", "gbybg"),
+        ("official", "erase", "speed", "ybbyy"),
+        ("official", "allee", "lapel", "yyyyb"),
+        ("official", "lolls", "lapel", "gbybb"),
+        ("official", "crane", "crane", "ggggg"),
+    ],
+)
+def test_worked_by_hand(rules, guess, word, expected):
+    assert feedback(letters(guess)[0], letters(word)[0], rules).tolist() == colours(expected)
+
+
+@BOTH
+@settings(max_examples=200, deadline=None)
+@given(guess=WORDS, word=WORDS)
+def test_against_the_rules_in_plain_python(rules, guess, word):
+    assert feedback(letters(guess), letters(word), rules).tolist() == [plain_feedback(guess, word, rules)]
+
+
+@BOTH
+def test_table_holds_the_code_of_every_pair(rules):
+    index = WordIndex(guess_words()[::40])
+    table = feedback_table(index.letters[:90], index.letters, rules)
+    direct = feedback_code(feedback(index.letters[:90, None], index.letters[None], rules))
+    assert table.dtype == torch.uint8
+    assert torch.equal(table.to(torch.int64), direct)
+
+
+def test_table_in_chunks_is_the_table_at_once(monkeypatch):
+    index = WordIndex(guess_words()[:700])
+    table = feedback_table(index.letters, index.letters)  # 700 * 700 words take several chunks
+    assert torch.equal(table[500:], feedback_table(index.letters[500:], index.letters))
+    assert (table.diagonal() == 242).all()
+    assert ((table == 242).sum(-1) == 1).all()
+
+
+def test_feedback_broadcasts_and_leaves_its_input():
+    guess, word = letters("speed", "geese"), letters("abide")
+    before = guess.clone()
+    assert feedback(guess, word[0]).shape == (2, 5)
+    assert feedback(guess[:, None], word[None]).shape == (2, 1, 5)
+    assert torch.equal(guess, before)
+
+
+def test_unknown_rules():
+    with pytest.raises(ValueError, match="'newspaper'.*'official' or 'ilql'"):
+        feedback(letters("speed"), letters("abide"), "newspaper")
+
+
+@BOTH
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_narrowing_keeps_exactly_the_words_with_those_colours(rules, data):
+    """Any guess, on the list or not, and any colours, even ones that no word could give."""
+    words = data.draw(st.lists(WORDS, min_size=1, max_size=30, unique=True))
+    guesses = data.draw(st.lists(WORDS, min_size=1, max_size=4))
+    answers = [
+        data.draw(
+            st.one_of(
+                st.sampled_from([plain_feedback(guess, word, rules) for word in words]),
+                st.lists(st.integers(0, 2), min_size=5, max_size=5),
+            )
+        )
+        for guess in guesses
+    ]
+    sets = WordSets(WordIndex(words).letters, rules)
+    narrowed = sets.narrow(sets.all(len(guesses)), letters(*guesses), torch.tensor(answers))
+    expected = [[plain_feedback(g, word, rules) == a for word in words] for g, a in zip(guesses, answers, strict=True)]
+    assert sets.members(narrowed).tolist() == expected
+    assert sets.size(narrowed).tolist() == [sum(row) for row in expected]
+    for row, members in enumerate(expected):
+        there = [number for number, member in enumerate(members) if member]
+        picked = sets.pick(narrowed[row].expand(len(there), -1), torch.arange(len(there)))
+        assert picked.tolist() == there
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65])
+def test_sets_of_any_size(n):
+    sets = WordSets(WordIndex(guess_words()[:n]).letters)
+    members = torch.rand(20, n, generator=torch.Generator().manual_seed(n)) < 0.4
+    packed = sets.pack(members)
+    assert torch.equal(sets.members(packed), members)
+    assert sets.size(sets.all(3)).tolist() == [n] * 3
+    assert torch.equal(sets.size(packed), members.sum(-1))

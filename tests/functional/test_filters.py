@@ -1,0 +1,91 @@
+"""Top-k, top-p and temperature, by hand and against a loop over the sorted tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_lang.functional import filter_logits, top_k_filter, top_p_filter
+
+PROBS = torch.tensor([0.3, 0.5, 0.05, 0.15]).log()
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"),
+    [
+        (0.4, [1]),  # the token that passes p is kept
+        (0.6, [0, 1]),
+        (0.81, [0, 1, 3]),
+        (0.94, [0, 1, 3]),
+        (0.96, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
+)
+def test_top_p_table(p, kept):
+    assert top_p_filter(PROBS, p).isfinite().nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize(("k", "kept"), [(1, [1]), (2, [0, 1]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
+def test_top_k_table(k, kept):
+    assert top_k_filter(PROBS, k).isfinite().nonzero().flatten().tolist() == kept
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(-30, 30), min_size=2, max_size=12), st.floats(0.02, 0.98))
+def test_top_p_is_the_smallest_set_that_passes_p_with_ties(logits, p):
+    logits = torch.tensor(logits, dtype=torch.float64) / 8
+    probs = logits.softmax(-1)
+    total, threshold = 0.0, -math.inf
+    for value in sorted(logits.tolist(), reverse=True):
+        total += float(probs[logits == value][0])
+        threshold = value
+        if total > p + 1e-9:
+            break
+        if total > p - 1e-9:
+            return  # a tie with p itself: rounding decides
+    assert torch.equal(top_p_filter(logits, p).isfinite(), logits >= threshold)
+
+
+def test_top_p_one_keeps_everything_whatever_the_rounding():
+    torch.manual_seed(0)
+    logits = torch.randn(64, 5000) * 4
+    assert torch.equal(top_p_filter(logits, 1.0), logits)
+
+
+def test_ties_are_kept():
+    logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
+    assert top_k_filter(logits, 1).tolist() == [-math.inf, 2.0, 2.0, -math.inf]
+    assert top_p_filter(logits, 0.1).tolist() == [-math.inf, 2.0, 2.0, -math.inf]
+
+
+def test_filters_compose_and_leave_their_input():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    before = logits.clone()
+    got = filter_logits(logits, temperature=0.5, top_k=3, top_p=0.5)
+    assert got.tolist() == [[4.0, -math.inf, -math.inf, -math.inf]]
+    assert torch.equal(logits, before)
+    assert filter_logits(logits) is logits
+
+
+def test_what_has_been_filtered_stays_out():
+    logits = torch.tensor([2.0, -math.inf, 1.0, -math.inf])
+    assert top_p_filter(logits, 0.99).isfinite().tolist() == [True, False, True, False]
+    assert top_k_filter(logits, 3).isfinite().tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, "got 1.5"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        filter_logits(PROBS, **options)

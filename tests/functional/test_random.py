@@ -1,0 +1,64 @@
+"""Draws that depend on seed and counter alone, and look uniform."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchrl_lang.functional import random_index
+
+
+def test_the_same_draw_in_any_batch_and_order():
+    together = random_index(7, torch.arange(100), 1000)
+    alone = torch.cat([random_index(7, torch.tensor([i]), 1000) for i in range(100)])
+    assert torch.equal(together, alone)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(random_index(7, order, 1000), together[order])
+    assert torch.equal(random_index(7, torch.arange(100).reshape(4, 25), 1000), together.reshape(4, 25))
+
+
+def test_the_draw_is_splitmix64():
+    def reference(seed, counter, n):
+        """In Python's own integers, modulo 2**64."""
+        bits, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+        def mix(x):
+            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & bits
+            x = (x ^ x >> 27) * 0x94D049BB133111EB & bits
+            return x ^ x >> 31
+
+        return (mix((mix(seed + golden & bits) + counter * golden) & bits) >> 1) % n
+
+    for seed in (0, 1, 2**62 - 1, 123456789):
+        counters = [0, 1, 2, 10**6, 2**40]
+        for n in (1, 2, 1000, 2**31):
+            expected = [reference(seed, counter, n) for counter in counters]
+            assert random_index(seed, torch.tensor(counters), n).tolist() == expected
+
+
+@pytest.mark.parametrize("n", [2, 7, 120])
+@pytest.mark.parametrize("seed", [0, 1, 987654321])
+def test_uniform(n, seed):
+    draws = 200 * n
+    counts = random_index(seed, torch.arange(draws), n).bincount(minlength=n).double()
+    chi_square = ((counts - 200) ** 2 / 200).sum().item()
+    assert len(counts) == n
+    # Mean n - 1, standard deviation sqrt(2 (n - 1)); five of them above is one chance in many thousands.
+    assert chi_square < n - 1 + 5 * (2 * (n - 1)) ** 0.5 + 5
+
+
+def test_neighbouring_seeds_and_counters_are_unrelated():
+    counters = torch.arange(20_000)
+    one, two = random_index(0, counters, 100), random_index(1, counters, 100)
+    for pair in ((one, two), (one[1:], one[:-1])):
+        agree = (pair[0] == pair[1]).float().mean().item()
+        assert agree == pytest.approx(0.01, abs=0.004)
+
+
+def test_seed_broadcasts_and_no_stream_is_moved():
+    state = torch.get_rng_state()
+    seeds = torch.arange(5)
+    draws = random_index(seeds, torch.zeros(5, dtype=torch.int64), 2**31)
+    assert draws.dtype == torch.int64
+    assert len(set(draws.tolist())) == 5
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,104 @@
+"""Returns against the plain recursions, by hand, and where powers of gamma underflow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_lang.functional import lambda_returns, returns_to_go, reverse_linear_scan, td_target
+
+rewards = st.floats(-5, 5, width=32)
+step = st.tuples(rewards, st.floats(-5, 5, width=32), st.booleans())  # reward, value, is a decision
+rows = st.integers(1, 20).flatmap(lambda n: st.lists(st.lists(step, min_size=n, max_size=n), min_size=1, max_size=3))
+unit = st.floats(0, 1, width=32)
+
+
+def columns(table):
+    table = torch.tensor(table, dtype=torch.float64)
+    return table[..., 0], table[..., 1], table[..., 2].bool()
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows)
+def test_scan_is_the_recursion(table):
+    decay, increment, _ = columns(table)
+    expected = torch.zeros_like(increment)
+    after = torch.zeros_like(increment[:, 0])
+    for t in reversed(range(increment.shape[1])):
+        after = increment[:, t] + decay[:, t] * after
+        expected[:, t] = after
+    torch.testing.assert_close(reverse_linear_scan(decay, increment), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_rewards_to_go_by_hand():
+    both = torch.tensor([True, True, True])
+    assert returns_to_go(torch.tensor([0.0, 0.0, 1.0]), both, 0.5).tolist() == [0.25, 0.5, 1.0]
+    # Tokens of the environment cost no discount, and what stands there is ignored.
+    reward = torch.tensor([1.0, 99.0, 2.0, 99.0, 4.0, 99.0])
+    decision = torch.tensor([True, False, True, False, True, False])
+    assert returns_to_go(reward, decision, 0.5).tolist() == [3.0, 4.0, 4.0, 4.0, 4.0, 0.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows, unit)
+def test_rewards_to_go_are_the_sums(table, gamma):
+    reward, _, decision = columns(table)
+    got = returns_to_go(reward, decision, gamma)
+    for r, d, g in zip(reward, decision, got, strict=True):
+        own = r[d].tolist()
+        expected = [sum(gamma ** (i - j) * own[i] for i in range(j, len(own))) for j in range(len(own))]
+        torch.testing.assert_close(g[d], torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+def test_underflow_of_gamma_to_the_t_is_no_nan():
+    decision = torch.ones(1200, dtype=torch.bool)
+    got = returns_to_go(torch.ones(1200), decision, 0.9)
+    expected = (1 - 0.9 ** (1200 - torch.arange(1200.0, dtype=torch.float64))) / 0.1
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=0)
+    late = torch.zeros(1200).index_fill(0, torch.tensor([1199]), 1.0)
+    assert returns_to_go(late, decision, 0.9)[0] == 0  # 0.9**1199 in float32
+    assert returns_to_go(late, decision, 0.9).isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_limits_of_gamma(gamma):
+    reward, decision = torch.tensor([1.0, 2.0, 4.0]), torch.ones(3, dtype=torch.bool)
+    expected = [1.0, 2.0, 4.0] if gamma == 0 else [7.0, 6.0, 4.0]
+    assert returns_to_go(reward, decision, gamma).tolist() == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows, unit, unit, st.floats(-5, 5, width=32))
+def test_lambda_returns_are_the_recursion(table, gamma, lmbda, worth):
+    reward, value, decision = columns(table)
+    bootstrap = torch.full(reward.shape[:1], worth, dtype=torch.float64)
+    got = lambda_returns(reward, value, bootstrap, decision, gamma, lmbda)
+    after = bootstrap
+    for t in reversed(range(reward.shape[1])):
+        mixed = (1 - lmbda) * value[:, t] + lmbda * (reward[:, t] + gamma * after)
+        after = torch.where(decision[:, t], mixed, after)
+        torch.testing.assert_close(got[:, t], after, rtol=1e-8, atol=1e-8)
+
+
+def test_limits_of_lambda():
+    reward, value = torch.tensor([1.0, 0.0, 2.0]), torch.tensor([10.0, 0.0, 20.0])
+    decision, bootstrap = torch.tensor([True, False, True]), torch.tensor(8.0)
+    assert lambda_returns(reward, value, bootstrap, decision, 0.5, 0.0)[decision].tolist() == [10.0, 20.0]
+    assert lambda_returns(reward, value, bootstrap, decision, 0.5, 1.0)[decision].tolist() == [4.0, 6.0]
+
+
+def test_returns_keep_their_input_and_dtype():
+    for dtype in (torch.float32, torch.float64):
+        reward, decision = torch.ones(2, 3, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)
+        before = reward.clone()
+        assert returns_to_go(reward, decision, 0.9).dtype == dtype
+        assert lambda_returns(reward, reward, reward[:, 0], decision, 0.9, 0.5).dtype == dtype
+        assert torch.equal(reward, before)
+
+
+def test_td_target_by_hand():
+    reward, value = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([4.0, float("nan"), -2.0])
+    ended = torch.tensor([False, True, False])
+    assert td_target(reward, value, ended, 0.5).tolist() == [3.0, 1.0, -1.0]

@@ -1,0 +1,109 @@
+"""The terms of the value losses: by hand, by their definitions, and their corner cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+
+numbers = st.floats(-10, 10, width=32)
+
+
+@pytest.mark.parametrize(
+    ("error", "expectile", "loss"),
+    [(2.0, 0.75, 3.0), (-2.0, 0.75, 1.0), (0.0, 0.9, 0.0), (-1.0, 0.9, 0.1), (3.0, 0.5, 4.5)],
+)
+def test_expectile_table(error, expectile, loss):
+    assert expectile_loss(torch.tensor(error), expectile).item() == pytest.approx(loss, rel=1e-5)
+
+
+@given(st.lists(numbers, min_size=1, max_size=8))
+def test_expectile_one_half_is_half_the_square(errors):
+    error = torch.tensor(errors)
+    torch.testing.assert_close(expectile_loss(error, 0.5), error.square() / 2)
+
+
+def test_the_minimum_of_the_expectile_loss_is_the_expectile():
+    # Of outcomes 0 and 1, equally likely, the tau-expectile is tau.
+    estimates = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    outcomes = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    for tau in (0.5, 0.7, 0.9):
+        best = estimates[expectile_loss(outcomes - estimates, tau).sum(0).argmin()]
+        assert best.item() == pytest.approx(tau, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_terms_keep_the_dtype(dtype):
+    error = torch.tensor([1.0, -2.0], dtype=dtype)
+    assert expectile_loss(error, 0.7).dtype == dtype
+    assert expectile_loss(error, torch.tensor(0.7)).dtype == dtype
+    assert advantage_weight(error, 0.7, "sign").dtype == dtype
+    assert advantage_weight(error, 0.7).dtype == dtype
+    expected = torch.tensor([0.7, 0.3 * 4], dtype=torch.float64)
+    torch.testing.assert_close(expectile_loss(error.double(), 0.7), expected, rtol=1e-14, atol=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.lists(numbers, min_size=6, max_size=6), min_size=1, max_size=4),
+    st.floats(0.2, 5),
+    st.floats(-1, 1, width=32),
+)
+def test_cql_and_margin_by_their_definitions(heads, table, temperature, margin):
+    q = torch.tensor(table, dtype=torch.float64).unsqueeze(1) * torch.arange(1, heads + 1)[None, :, None]
+    action = torch.arange(len(table)) % 6
+    cql, hinge = cql_term(q, action, temperature), margin_term(q, action, margin)
+    for n in range(len(table)):
+        for head in range(heads):
+            values, taken = q[n, head].tolist(), q[n, head, action[n]].item()
+            top = max(values) / temperature
+            lse = top + math.log(sum(math.exp(v / temperature - top) for v in values))
+            assert cql[n, head].item() == pytest.approx(lse - taken / temperature, abs=1e-9)
+            squares = sum(max(0.0, v - taken + margin) ** 2 for v in values)
+            assert hinge[n, head].item() == pytest.approx(squares, abs=1e-9)
+
+
+def test_margin_of_the_best_action_is_margin_squared():
+    q = torch.tensor([[[5.0, 1.0, -2.0]]])
+    assert margin_term(q, torch.tensor([0])).item() == 0
+    assert margin_term(q, torch.tensor([0]), 0.5).item() == 0.25
+
+
+def test_terms_of_no_decision_at_all():
+    q, action = torch.zeros(0, 2, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
+    assert cql_term(q, action).shape == (0, 2)
+    assert margin_term(q, action).shape == (0, 2)
+    cql_term(q, action).sum().backward()
+
+
+def test_advantage_weight_table():
+    advantage = torch.tensor([-1.0, 0.0, 2.0])
+    table = [
+        ({"temperature": 0.0}, [1, 1, 1]),
+        ({"temperature": 1.0}, [math.exp(-1), 1, math.exp(2)]),
+        ({"temperature": 1.0, "clip": 1.5}, [math.exp(-1), 1, 1.5]),
+        ({"temperature": 1.0, "weighting": "sign"}, [0, 0, 1]),
+        ({"temperature": 0.5, "weighting": "sign"}, [0.5, 0.5, 0.5]),
+        ({"temperature": 0.8, "weighting": "sign", "clip": 0.5}, [0.2, 0.2, 0.5]),
+    ]
+    for options, expected in table:
+        torch.testing.assert_close(advantage_weight(advantage, **options), torch.tensor(expected, dtype=torch.float32))
+    assert advantage_weight(torch.tensor([1000.0]), 1.0, clip=20.0).item() == 20
+    with pytest.raises(ValueError, match="'exp' or 'sign', got 'soft'"):
+        advantage_weight(advantage, 1.0, "soft")
+
+
+def test_masked_mean_never_sees_what_is_masked():
+    values = torch.tensor([1.0, float("nan"), 3.0, float("inf")], requires_grad=True)
+    mask = torch.tensor([True, False, True, False])
+    mean = masked_mean(values, mask)
+    assert mean.item() == 2
+    mean.backward()
+    assert values.grad.tolist() == [0.5, 0, 0.5, 0]
+    assert masked_mean(values.detach(), mask & False).item() == 0

@@ -1,0 +1,84 @@
+"""Rows that are well-formed pass; for every way to be wrong there is an error that says which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row
+
+
+def rows(**edits):
+    td = TensorDict(
+        tokens=torch.tensor([[3, 7, 2, 8, 1, 0], [4, 8, 1, 0, 0, 0]]),
+        attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]).bool(),
+        action_mask=torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0]]).bool(),
+        token_reward=torch.tensor([[0, 0, 0, 0, -1, 0], [0, 0, 0.5, 0, 0, 0]]),
+        batch_size=[2],
+    )
+    for key, (index, value) in edits.items():
+        td[key][index] = value
+    return td
+
+
+def test_good_rows_pass():
+    check_row(rows())
+    check_row(rows(), vocab_size=9)
+    check_row(rows().reshape(2, 1), vocab_size=9)
+    check_row(rows()[0])
+    check_row(rows().set("tokens", rows()["tokens"].int()))
+    check_row(rows(tokens=((0, 5), -7)), vocab_size=9)  # padding may hold anything
+
+
+@pytest.mark.parametrize("key", ROW_KEYS)
+def test_a_missing_entry(key):
+    with pytest.raises(KeyError, match=f"A row needs '{key}'"):
+        check_row(rows().exclude(key))
+
+
+@pytest.mark.parametrize(
+    ("key", "dtype", "expected"),
+    [
+        ("tokens", torch.float32, "torch.int64 or torch.int32"),
+        ("attention_mask", torch.int64, "torch.bool"),
+        ("action_mask", torch.float32, "torch.bool"),
+        ("token_reward", torch.int64, "torch.float32"),
+    ],
+)
+def test_another_dtype(key, dtype, expected):
+    td = rows()
+    with pytest.raises(TypeError, match=f"'{key}' must be {expected}, got {dtype}"):
+        check_row(td.set(key, td[key].to(dtype)))
+
+
+def test_another_shape():
+    td = rows()
+    with pytest.raises(ValueError, match=r"'action_mask' has shape \(2, 5\) but 'tokens' has \(2, 6\)"):
+        check_row(td.set("action_mask", td["action_mask"][:, :5]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"attention_mask": ((1, 4), True)}, "Row 1 has a real token right of padding at position 4"),
+        ({"attention_mask": ((0, 0), False)}, "Row 0 has a real token right of padding at position 1"),
+        ({"action_mask": ((1, 3), True)}, "Row 1 has an agent's token on padding at position 3"),
+        ({"token_reward": ((0, 1), 1.0)}, "Row 0 has a reward on a token that the agent did not write at position 1"),
+        ({"token_reward": ((1, 5), -1.0)}, "Row 1 has a reward on a token that the agent did not write at position 5"),
+        ({"token_reward": ((0, 0), float("nan"))}, "Row 0 has a reward on a token that the agent did not write"),
+        ({"tokens": ((0, 3), 9)}, r"Row 0 has a token id out of range at position 3: ids lie in \[0, 9\)"),
+        ({"tokens": ((1, 0), -1)}, "Row 1 has a token id out of range at position 0"),
+    ],
+)
+def test_values_that_cannot_be(edit, message):
+    with pytest.raises(ValueError, match=message):
+        check_row(rows(**edit), vocab_size=9)
+
+
+def test_control_tokens_differ():
+    control = ControlTokens(5, 4, 3, 2, 1, 0)
+    assert control.ids() == (5, 4, 3, 2, 1, 0)
+    assert set(control.forbidden_in_action()) == {5, 3, 2, 1, 0}
+    with pytest.raises(ValueError, match="six different ids"):
+        ControlTokens(0, 1, 2, 3, 4, 4)
