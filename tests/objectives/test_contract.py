@@ -23,7 +23,7 @@ def assert_same(left, right, **tolerance):
     assert left.keys() == right.keys()
     for name in left.keys():
         torch.testing.assert_close(
-            left[name], right[name], equal_nan=True, msg=lambda text: f"{name}: {text}", **tolerance
+            left[name], right[name], equal_nan=True, msg=lambda text, name=name: f"{name}: {text}", **tolerance
         )
 
 

@@ -68,24 +68,24 @@ def dense(values, places, width):
 
 
 def options_of(config):
-    return dict(
-        gamma=config["gamma"],
-        expectile=config["tau"],
-        value_weight=config["v_loss_weight"],
-        qvalue_weight=config["q_loss_weight"],
-        cql_weight=config["cql_loss_weight"],
-        margin_weight=config["dm_loss_weight"],
-        actor_weight=config["awac_weight"],
-        cql_temperature=config["cql_temp"],
-        margin=config["dm_margin"],
-        advantage_temperature=config["beta"],
-        advantage_weighting="exp" if config["exp_weights"] else "sign",
-        weight_clip=config["clip_weight"],
-        transition_weight=config["transition_weight"],
-        value_min=config["value_min"],
-        value_max=config["value_max"],
-        target="mc" if config["mc_returns"] else "td",
-    )
+    return {
+        "gamma": config["gamma"],
+        "expectile": config["tau"],
+        "value_weight": config["v_loss_weight"],
+        "qvalue_weight": config["q_loss_weight"],
+        "cql_weight": config["cql_loss_weight"],
+        "margin_weight": config["dm_loss_weight"],
+        "actor_weight": config["awac_weight"],
+        "cql_temperature": config["cql_temp"],
+        "margin": config["dm_margin"],
+        "advantage_temperature": config["beta"],
+        "advantage_weighting": "exp" if config["exp_weights"] else "sign",
+        "weight_clip": config["clip_weight"],
+        "transition_weight": config["transition_weight"],
+        "value_min": config["value_min"],
+        "value_max": config["value_max"],
+        "target": "mc" if config["mc_returns"] else "td",
+    }
 
 
 def run(case):
@@ -125,7 +125,7 @@ def test_losses_match_plain_loops(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in FAULTY])
 def test_losses_match_the_papers_code(case):
-    data, config, out, plain, _ = run(case)
+    data, _, out, plain, _ = run(case)
     for term, name in TERMS.items():
         np.testing.assert_allclose(plain[term], data[f"out_{name}_loss"], rtol=1e-5, atol=1e-6, err_msg=term)
     total = sum(float(value.detach()) for key, value in out.items() if key.startswith("loss_"))
@@ -206,7 +206,9 @@ def test_a_whole_model_gives_the_published_losses_and_gradients(published):
     sum(terms.values()).backward()
     for name, parameter in golden.lm.named_parameters():
         expected = golden[f"grad/model.{name}"]
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=2e-6, msg=lambda t, name=name: f"{name}: {t}")
+        torch.testing.assert_close(
+            parameter.grad, expected, rtol=1e-4, atol=2e-6, msg=lambda t, name=name: f"{name}: {t}"
+        )
     for k, name in enumerate(("q", "q2")):
         expected = golden[f"grad/{name}.2.weight"]
         torch.testing.assert_close(golden.qvalue.out_weight.grad[k], expected, rtol=1e-4, atol=2e-6)

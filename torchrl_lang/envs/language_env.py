@@ -109,7 +109,7 @@ class LanguageEnv(EnvBase):
         self._set_seed(seed)
         self._make_specs()
 
-    # -- what a task fills in ------------------------------------------------------------------------------------------
+    # -- what a task fills in --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
@@ -147,7 +147,7 @@ class LanguageEnv(EnvBase):
         """Specs of further observations, each of shape ``[*B, ...]``."""
         return {}
 
-    # -- TorchRL -------------------------------------------------------------------------------------------------------
+    # -- TorchRL ---------------------------------------------------------------------------------------------------
 
     def _make_specs(self) -> None:
         batch, width, device = self.batch_size, self.row_length, self.device
@@ -228,7 +228,7 @@ class LanguageEnv(EnvBase):
         out.set(REWARD, torch.where(live, reply.reward, 0.0).reshape(*self.batch_size, 1))
         return out
 
-    # -- helpers -------------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
         reset = None if options is None else options.get("_reset", None)

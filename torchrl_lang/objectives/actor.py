@@ -44,7 +44,7 @@ def actor_loss(
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (``[*B, T]``).
         detach: no gradient flows from here into the trunk.
     """
-    index, dense_weight = batch.index, None
+    index, dense_weight = batch.place, None
     if weight is None:
         weight = torch.ones_like(batch.reward)
     if batch.counted is not None:

@@ -22,8 +22,8 @@ class BCLoss(RowLoss):
     ``w_t`` is not zero. On a data set's best episodes (:func:`torchrl_lang.data.top_fraction`) this is %BC.
 
     Args:
-        actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and a
-            head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``.
+        actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and
+            a head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``.
         transition_weight: weight of the environment's tokens.
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.

@@ -35,11 +35,11 @@ class DecisionBatch(NamedTuple):
     """int64 ``[B, T]``: the token that follows each position."""
     next_reward: Tensor
     """float32 ``[B, T]``: the reward of writing it."""
-    state_index: Tensor
+    state_place: Tensor
     """int64 ``[S]``: places of the states in a batch flattened to ``[B * T]``."""
     state: Tensor
     """int64 ``[N]``: where each decision stands among the states."""
-    index: Tensor
+    place: Tensor
     """int64 ``[N]``: places of the decisions in a batch flattened to ``[B * T]``."""
     action: Tensor
     """int64 ``[N]``: the token that was written."""
@@ -105,8 +105,8 @@ class RowLoss(LossModule):
         tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
         found = find_decisions(attention, action_mask)
-        state_index = found.row * width + found.position
-        index = state_index[found.state]
+        state_place = found.row * width + found.position
+        place = state_place[found.state]
         next_token = shift_left(tokens).long()
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
@@ -119,15 +119,15 @@ class RowLoss(LossModule):
             decision=decision_mask(action_mask),
             next_token=next_token,
             next_reward=next_reward,
-            state_index=state_index,
+            state_place=state_place,
             state=found.state,
-            index=index,
-            action=next_token.flatten()[index],
-            reward=next_reward.flatten()[index],
+            place=place,
+            action=next_token.flatten()[place],
+            reward=next_reward.flatten()[place],
             last=found.last,
             terminated=found.last & ended[found.row[found.state]],
             row_terminated=ended,
-            counted=None if counted is None else counted.flatten()[index],
+            counted=None if counted is None else counted.flatten()[place],
         )
 
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class RowLoss(LossModule):
         return rows
 
     def _counted(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
-        """bool ``[B, T]`` of the positions that count, by ``loss_mask_key``; None where no mask is present."""
+        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key``; None where no mask is present."""
         counted = None
         for key in self._loss_mask_keys():
             mask = tensordict.get(key, None)
@@ -174,7 +174,7 @@ class RowLoss(LossModule):
         return counted
 
     def _reduce_decisions(self, values: Tensor, batch: DecisionBatch) -> Tensor:
-        """Reduce one value a decision, ``[N]``: mean or sum over what counts, or the values at their places, ``[*B, T]``."""
+        """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
         if batch.counted is not None:
             # Select rather than multiply: a masked value may be infinite.
             values = torch.where(batch.counted, values, 0)
@@ -188,7 +188,7 @@ class RowLoss(LossModule):
 
     def _scatter(self, values: Tensor, batch: DecisionBatch) -> Tensor:
         """Values of decisions at their places in ``[*B, T]``, zero elsewhere."""
-        dense = values.new_zeros(batch.decision.numel()).index_copy(0, batch.index, values)
+        dense = values.new_zeros(batch.decision.numel()).index_copy(0, batch.place, values)
         return dense.reshape(batch.shape)
 
 

@@ -83,7 +83,16 @@ def _make_data(options: Demo) -> Path:
 
 def _train(options: Demo, data: Path) -> None:
     """Both trainings at once, each with half of the cores: small models gain little from a second core."""
-    shared = ["--data", data, "--steps", options.steps, "--seed", options.seed, "--eval-every", max(options.steps // 9, 1)]
+    shared = [
+        "--data",
+        data,
+        "--steps",
+        options.steps,
+        "--seed",
+        options.seed,
+        "--eval-every",
+        max(options.steps // 9, 1),
+    ]
     commands = {
         "bc": ["train", "wordle_bc", "--out", options.out / "bc", *shared],
         "ilql": ["train", "wordle_ilql", "--out", options.out / "ilql", *shared],
@@ -154,7 +163,11 @@ def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes:
     levels = {name: summaries[name].mean_return for name in ("data", "optimal (myopic)")}
     runs = {name: out / name / "log.csv" for name in ("bc", "ilql")}
     curves = plot_learning_curves(
-        out / "learning_curves.png", runs, panels=("return", "win_rate", "loss"), references=levels, title="Wordle, offline"
+        out / "learning_curves.png",
+        runs,
+        panels=("return", "win_rate", "loss"),
+        references=levels,
+        title="Wordle, offline",
     )
     histogram = plot_guess_histogram(out / "guesses.png", list(summaries.values()), title="Guesses needed")
     (out / "table.txt").write_text(table + "\n", encoding="utf-8")

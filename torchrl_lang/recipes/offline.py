@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
+from transformers import PreTrainedModel
 
 from torchrl_lang.data import RowDataset, row_buffer, top_fraction
-from torchrl_lang.evaluation import format_line
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.wordle_task import WordleTask
@@ -48,7 +48,7 @@ class OfflineOptions:
     seed: int = option(0, "seed of weights, batches and games")
 
 
-def build_lm(options: OfflineOptions, dataset: RowDataset) -> torch.nn.Module:
+def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
     """The language model: from scratch, or a pretrained one fitted to the tokenizer."""
     tokenizer = dataset.tokenizer
     if Path(options.model).exists() or "/" in options.model:
@@ -78,8 +78,8 @@ def train_offline(
 ) -> float:
     """Train, evaluate, checkpoint; at the end the best checkpoint by return becomes the run's model.
 
-    The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was killed
-    goes on from its last checkpoint, to the same numbers as one that was not.
+    The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
+    killed goes on from its last checkpoint, to the same numbers as one that was not.
 
     Args:
         options: of the recipe.
@@ -111,8 +111,9 @@ def train_offline(
     start = checkpoints.restore() or 0
     log = make_log(options.out, trackers=options.logger)
     log.rewind(start or None)
+    compiled: Any = torch.compile(loss) if options.compile else loss
     training = train_steps(
-        torch.compile(loss) if options.compile else loss,
+        compiled,
         buffer.sample,
         optimizer,
         steps=options.steps,
@@ -136,7 +137,8 @@ def train_offline(
     best = checkpoints.restore("best")
     save(options.out / "model")
     metrics = checkpoints.metrics("best")
-    print(f"{options.out.name}: best at step {best}, mean return {metrics['return']:.2f}; model in {options.out / 'model'}")
+    where = options.out / "model"
+    print(f"{options.out.name}: best at step {best}, mean return {metrics['return']:.2f}; model in {where}", flush=True)
     return metrics["return"]
 
 

@@ -59,7 +59,7 @@ def _reader(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if get_origin(kind) in (Union, types.UnionType):
-        inner = [part for part in get_args(kind) if part is not type(None)][0]
+        inner = next(part for part in get_args(kind) if part is not type(None))
         read = _reader(inner)["type"]
         return {"type": lambda text: None if text.lower() == "none" else read(text), "metavar": inner.__name__.upper()}
     if get_origin(kind) is tuple:
@@ -99,7 +99,9 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = ()) -> Non
     """
     before = read_options(path)
     now = json.loads(json.dumps(_plain(options), default=str))
-    differ = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value and key not in free}
+    differ = {
+        key: (before.get(key), value) for key, value in now.items() if before.get(key) != value and key not in free
+    }
     if differ:
         changes = ", ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in differ.items())
         raise ValueError(f"{path.parent} holds a run with other options: {changes}. Give another --out, or delete it.")

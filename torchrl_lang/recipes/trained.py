@@ -29,7 +29,9 @@ class Trained:
         """Whether values were learned that can steer the words."""
         return "target_qvalue" in self.model.heads
 
-    def policy(self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any) -> UtteranceActor:
+    def policy(
+        self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any
+    ) -> UtteranceActor:
         """The player; ``beta`` above 0 lets the learned values steer it.
 
         Raises:

@@ -34,15 +34,15 @@ def main(options: WordleData) -> Path:
     """Play and write; returns the folder."""
     task = WordleTask.of(options.words, options.rules)
     words = list(task.words)
-    common = {"rules": options.rules, "seed": options.seed}
+    rules, seed = options.rules, options.seed
     players = {
         "mediocre": lambda: mediocre_player(task, seed=options.seed),
-        "careful": lambda: RandomWordPlayer(words, prob_smart=1.0, **common),
-        "careless": lambda: RandomWordPlayer(words, prob_smart=0.5, **common),
-        "random": lambda: RandomWordPlayer(words, **common),
-        "wrong": lambda: WrongPlayer(words, **common),
-        "repeat": lambda: RepeatPlayer(words, **common),
-        "optimal": lambda: OptimalPlayer(words, **common),
+        "careful": lambda: RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
+        "careless": lambda: RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed),
+        "random": lambda: RandomWordPlayer(words, rules=rules, seed=seed),
+        "wrong": lambda: WrongPlayer(words, rules=rules, seed=seed),
+        "repeat": lambda: RepeatPlayer(words, rules=rules, seed=seed),
+        "optimal": lambda: OptimalPlayer(words, rules=rules, seed=seed),
     }
     dataset = generate_dataset(
         task.env(min(options.batch, options.games)),

@@ -67,7 +67,7 @@ def main(options: WordleILQL) -> float:
     def save(folder: Path) -> None:
         target = QValueHead(width, tokenizer.vocab_size)
         target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
-        heads = {"target_qvalue": target, "qvalue": qvalue, "value": value}
+        heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     return train_offline(options, dataset, task, loss, policy, save, target_updater=updater)

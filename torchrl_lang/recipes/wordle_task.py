@@ -42,7 +42,9 @@ class WordleTask:
         """The environment, natively batched."""
         return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
 
-    def judge(self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256) -> tuple[Summary, GameRecords]:
+    def judge(
+        self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256
+    ) -> tuple[Summary, GameRecords]:
         """Play a fixed set of games and sum up."""
         env = self.env(min(batch, games))
         records = play_games(env, policy, games=games, seed=seed)

@@ -27,7 +27,7 @@ def colours(text: str) -> list[int]:
         ("official", "geese", "abide", "bbbbg"),
         ("official", "eerie", "erase", "gbybg"),
         ("official", "erase", "speed", "ybbyy"),
-        ("official", "allee", "lapel", "yyyyb"),
+        ("official", "allee", "lapel", "yyygb"),
         ("official", "lolls", "lapel", "gbybb"),
         ("official", "crane", "crane", "ggggg"),
     ],
@@ -69,7 +69,7 @@ def test_feedback_broadcasts_and_leaves_its_input():
 
 
 def test_unknown_rules():
-    with pytest.raises(ValueError, match="'newspaper'.*'official' or 'ilql'"):
+    with pytest.raises(ValueError, match=r"'newspaper'.*'official' or 'ilql'"):
         feedback(letters("speed"), letters("abide"), "newspaper")
 
 

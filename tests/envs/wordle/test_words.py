@@ -70,7 +70,7 @@ def test_load_words_says_what_is_wrong(words, message, tmp_path):
 def test_load_words_other_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
         load_words(tmp_path / "missing.txt")
-    with pytest.raises(TypeError, match="7 at position 1 .* int"):
+    with pytest.raises(TypeError, match=r"7 at position 1 .* int"):
         load_words(["crane", 7])
     path = tmp_path / "gap.txt"
     path.write_text("crane\n\nslate\n")

@@ -127,6 +127,8 @@ class MixturePlayer(Player):
         per: Literal["move", "game"] = "move",
         seed: int | None = None,
     ) -> None:
+        if not players:
+            raise ValueError("A MixturePlayer needs at least one player.")
         widths = {player.action_length for player in players}
         if len(widths) != 1:
             raise ValueError(

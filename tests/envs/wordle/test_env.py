@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs.utils import check_env_specs
+
+from tests.envs.wordle.helpers import SYMBOL, action, letters, play, text
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code
+from torchrl_lang.schema import ROW_KEYS
+
+WORDS = ["erase", "abide", "speed", "crane", "slate"]
+
+
+def hidden(*numbers: int) -> TensorDict:
+    return TensorDict(hidden_word=torch.tensor(numbers), batch_size=[len(numbers)])
+
+
+def test_a_game_of_the_paper_token_by_token():
+    env = WordleEnv(WORDS, batch_size=[1], rules="ilql", action_length=7)
+    td = env.reset(hidden(0))
+    assert text(td[0]) == "<a>"
+    rewards = []
+    for guess in ("crane", "xx", "abcdef", "geese", "speed", "abide"):
+        td = play(env, td, guess)
+        rewards.append(td["reward"].item())
+    assert text(td[0]) == (
+        "<a>crane</a><b><g><g><b><g></s>xx</a>abcdef</a>geese</a><b><y><y><g><g></s>speed</a><y><b><y><y><b></s>"
+        "abide</a><y><b><b><b><g></s></eod>"
+    )
+    assert rewards == [-1.0] * 6
+    assert td["attention_mask"].sum() == 60
+    # Where the paper's code counts an action at index i, our mask is True on the token i + 1.
+    acts = [*range(6), *range(12, 28), *range(34, 40), *range(46, 52)]
+    assert (td["action_mask"][0].nonzero().flatten() - 1).tolist() == acts
+    assert (td["token_reward"][0].nonzero().flatten() - 1).tolist() == [5, 14, 21, 27, 39, 51]
+    assert td["token_reward"].sum() == -6
+    assert td["terminated"].item()
+    assert not td["truncated"].item()
+
+
+@pytest.mark.parametrize("tries", [1, 3, 6])
+def test_return_of_a_game_solved_by_the_kth_guess(tries):
+    env = WordleEnv(WORDS, batch_size=[1])
+    td = env.reset(hidden(0))
+    for guess in ["crane", "xxxxx", "abide", "speed", "slate"][: tries - 1]:
+        td = play(env, td, guess)
+        assert not td["done"].item()
+    td = play(env, td, "erase")
+    assert td["terminated"].item()
+    assert td["reward"].item() == 0
+    assert td["token_reward"].sum().item() == -(tries - 1)
+
+
+@pytest.mark.parametrize("max_tries", [1, 2, 8])
+def test_tries_used_up_terminate(max_tries):
+    env = WordleEnv(WORDS, batch_size=[1], max_tries=max_tries)
+    assert env.row_length == 2 + 12 * max_tries
+    td = env.reset(hidden(0))
+    for number in range(max_tries):
+        td = play(env, td, "crane")
+        assert td["terminated"].item() == (number == max_tries - 1)
+        assert not td["truncated"].item()
+    assert td["attention_mask"].all()  # the longest game fills the row
+
+
+def test_stepping_a_finished_game_changes_nothing():
+    env = WordleEnv(WORDS, batch_size=[2])
+    td = play(env, env.reset(hidden(0, 1)), "erase", "erase")
+    after = play(env, td, "crane", "crane")
+    assert text(after[0]) == text(td[0])
+    assert after["reward"].flatten().tolist() == [0, -1]
+    assert after["terminated"].flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "guess", ["", "x", "four", "sixsix", "cran<g>", "</s>abcd", "<a>abcd", "<|pad|>", "</eod>aaaa"]
+)
+def test_invalid_guesses_cost_a_try_and_get_no_colours(guess):
+    env = WordleEnv(["crane"], batch_size=[1], action_length=8, max_tries=2, consistent=True)
+    td = env.reset()
+    ids = [SYMBOL[s] for s in re.findall(r"<[^>]*>|.", guess)]
+    full = [*ids, SYMBOL["</a>"]] + [SYMBOL["<|pad|>"]] * 8
+    td["action"] = torch.tensor([full[:8]])
+    td = env.step(td)["next"]
+    assert td["reward"].item() == -1
+    assert not td["done"].item()
+    said = "" if guess == "<|pad|>" else guess
+    assert text(td[0]) == f"<a>{said}</a>"
+    assert td["consistent"].all()
+    td = play(env, td, "crane")
+    assert td["terminated"].item()
+    assert td["reward"].item() == 0
+
+
+def test_long_invalid_guesses_fit_into_the_row():
+    env = WordleEnv(["crane"], batch_size=[1], action_length=20)
+    td = env.reset()
+    for _ in range(6):
+        td["action"] = torch.zeros(1, 20, dtype=torch.int64)
+        td = env.step(td)["next"]
+    assert td["terminated"].item()
+    assert not td["truncated"].item()
+    assert td["attention_mask"].sum() == 1 + 6 * 21 + 1
+
+
+def test_a_word_needs_no_room_for_its_end():
+    env = WordleEnv(["crane"], batch_size=[1], action_length=5)
+    td = play(env, env.reset(), "crane")
+    assert text(td[0]) == "<a>crane</a><g><g><g><g><g></s></eod>"
+    assert td["action_mask"].sum() == 5  # the environment closed the guess
+
+
+def test_which_guesses_are_valid(tmp_path):
+    path = tmp_path / "more.txt"
+    path.write_text("zebra\n")
+    for guesses, valid in ((None, (True, True, True)), ("words", (True, False, False)), (path, (True, True, False))):
+        env = WordleEnv(["crane", "slate"], batch_size=[3], guesses=guesses)
+        td = play(env, env.reset(hidden(0, 0, 0)), "slate", "zebra", "qqqqq")
+        assert tuple("</s>" in text(row) for row in td.unbind(0)) == valid
+        assert (td["reward"] == -1).all()
+
+
+def test_shipped_words_and_options():
+    env = WordleEnv(batch_size=[2])
+    assert (env.n_words, env.row_length, env.action_length) == (2250, 74, 6)
+    check_env_specs(WordleEnv(WORDS, batch_size=[3], consistent=True, seed=0))
+    for kwargs, message in (
+        ({"max_tries": 0}, "max_tries"),
+        ({"action_length": 4}, "action_length"),
+        ({"rules": "mine"}, "rules='mine'"),
+        ({"words": ["crane", "Slate"]}, "capital"),
+        ({"words": ["crane"], "guesses": ["crane", "crane"]}, "came before"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            WordleEnv(**kwargs)
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_consistent_words_after_every_guess(rules):
+    env = WordleEnv(batch_size=[64], rules=rules, consistent=True, seed=0)
+    td = env.reset()
+    assert td["consistent"].all()
+    player = RandomWordPlayer(seed=0)
+    all_words, word = letters(*env.words), letters(*env.words)[env.hidden_word]
+    expected = torch.ones(64, 2250, dtype=torch.bool)
+    for _ in range(4):
+        td = player(td)
+        guess = td["action"][:, :5]
+        live = ~td["done"]
+        code = feedback_code(feedback(guess, word, rules))
+        same = feedback_code(feedback(guess[:, None], all_words[None], rules)) == code[:, None]
+        expected = torch.where(live, expected & same, expected)
+        td = env.step(td)["next"]
+        assert torch.equal(td["consistent"], expected)
+        assert td["consistent"].gather(-1, env.hidden_word[:, None]).all()
+
+
+def test_hidden_word_is_named_for_the_rows_that_are_reset():
+    env = WordleEnv(batch_size=[4], seed=0)
+    env.reset(hidden(3, 2, 1, 0))
+    assert env.hidden_word.tolist() == [3, 2, 1, 0]
+    partial = hidden(9, 8, -5, 6).set("_reset", torch.tensor([[True], [False], [False], [True]]))
+    env.reset(partial)  # -5 concerns no row that is reset
+    assert env.hidden_word.tolist() == [9, 2, 1, 6]
+    env.hidden_word.zero_()
+    assert env.hidden_word.tolist() == [9, 2, 1, 6]
+
+
+def test_hidden_word_errors():
+    env = WordleEnv(WORDS, batch_size=[2])
+    with pytest.raises(RuntimeError, match="reset"):
+        _ = env.hidden_word
+    with pytest.raises(ValueError, match=r"hidden_word \[5\] is out of range"):
+        env.reset(hidden(1, 5))
+    with pytest.raises(ValueError, match=r"int64 of shape \(2,\)"):
+        env.reset(TensorDict(hidden_word=torch.tensor([0.0, 1.0]), batch_size=[2]))
+
+
+def test_a_named_word_is_not_played_again_and_not_observed():
+    env = WordleEnv(WORDS, batch_size=[2], seed=0, max_tries=1)
+    td = env.reset(hidden(1, 1))
+    assert "hidden_word" in set(td.keys())  # it is the caller's own entry, TorchRL keeps it in the tensordict
+    assert "hidden_word" not in set(env.observation_spec.keys())
+    seen = set()
+    for _ in range(20):
+        _, td = env.step_and_maybe_reset(td.set("action", action(env, "zzzzz", "zzzzz")))
+        seen |= set(env.hidden_word.tolist())
+    assert seen == {0, 1, 2, 3, 4}
+
+
+def hidden_words_of(batch: int, seed: int | None, games: int = 24) -> list[int]:
+    env = WordleEnv(batch_size=[batch], seed=seed)
+    words = []
+    for _ in range(games // batch):
+        env.reset()
+        words += env.hidden_word.tolist()
+    return words
+
+
+def test_the_same_seed_hides_the_same_words_whatever_the_batch():
+    assert hidden_words_of(1, 7) == hidden_words_of(4, 7) == hidden_words_of(8, 7)
+    assert hidden_words_of(4, 7) != hidden_words_of(4, 8)
+    assert hidden_words_of(4, None) != hidden_words_of(4, None)
+    assert len(set(hidden_words_of(24, 7))) > 20
+
+
+def test_hidden_words_are_uniform():
+    env = WordleEnv(WORDS, batch_size=[5000], seed=0)
+    env.reset()
+    count = env.hidden_word.bincount(minlength=5)
+    assert (count - 1000).abs().max() < 5 * (1000 * 0.8) ** 0.5
+
+
+def test_no_global_random_stream_is_moved_and_nobody_moves_ours():
+    state = torch.get_rng_state()
+    first, second = WordleEnv(batch_size=[4], seed=0), WordleEnv(batch_size=[4], seed=0)
+    other = WordleEnv(batch_size=[4], seed=1)
+    other.rollout(3, RandomWordPlayer(prob_smart=0.5, seed=0))
+    a = first.rollout(12, RandomWordPlayer(seed=0), break_when_any_done=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(123)
+    other.rollout(2, RandomWordPlayer())
+    b = second.rollout(12, RandomWordPlayer(seed=0), break_when_any_done=False)
+    assert torch.equal(a["next", "tokens"], b["next", "tokens"])
+
+
+def test_partial_reset_leaves_the_others_alone():
+    env = WordleEnv(batch_size=[4], seed=0)
+    td = play(env, env.reset(), "crane", "slate", "abide", "zz")
+    words = env.hidden_word
+    fresh = torch.tensor([False, True, False, True])
+    after = env.reset(td.clone().set("_reset", fresh[:, None]))
+    for row in (0, 2):
+        assert text(after[row]) == text(td[row])
+    for row in (1, 3):
+        assert text(after[row]) == "<a>"
+    assert torch.equal(env.hidden_word[~fresh], words[~fresh])
+    td = play(env, after, "crane", "crane", "crane", "crane")
+    assert td["token_reward"].sum(-1).tolist() == [-2, -1, -2, -1]
+
+
+def test_what_the_caller_does_to_a_tensordict_never_reaches_the_game():
+    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent=True)
+    words = torch.tensor([0, 1])
+    td = env.reset(TensorDict(hidden_word=words, batch_size=[2]))
+    words.fill_(4)
+    first = play(env, td, "crane", "crane")
+    expected = [text(row) for row in first.unbind(0)]
+    for key in (*ROW_KEYS, "consistent", "done", "terminated", "truncated", "reward"):
+        first[key].zero_()
+    td = env.step(first.set("action", action(env, "slate", "slate")))["next"]
+    assert [text(row)[: len(said)] for row, said in zip(td.unbind(0), expected, strict=True)] == expected
+    assert env.hidden_word.tolist() == [0, 1]
+    assert td["consistent"].any(-1).all()

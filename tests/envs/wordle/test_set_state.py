@@ -1,0 +1,125 @@
+"""Continuing from a transcript: what the paper's code fails to do (it starts a new game instead)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.envs.wordle.helpers import letters, play, text
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code
+from torchrl_lang.schema import ROW_KEYS
+
+
+def rows_of(td) -> TensorDict:
+    return td.select(*ROW_KEYS).clone()
+
+
+def two_guesses(rules: str = "official", batch: int = 64):
+    env = WordleEnv(batch_size=[batch], seed=0, rules=rules)
+    player = RandomWordPlayer(seed=1)
+    td = env.reset()
+    for _ in range(2):
+        td = env.step(player(td))["next"]
+    return env, td
+
+
+def test_the_game_goes_on_where_the_transcript_stops():
+    env = WordleEnv(["fjord", "crane", "slate"], batch_size=[1], max_tries=3)
+    hidden = TensorDict(hidden_word=torch.tensor([2]), batch_size=[1])
+    td = play(env, play(env, env.reset(hidden), "fjord"), "fjord")
+    other = WordleEnv(["fjord", "crane", "slate"], batch_size=[1], max_tries=3, seed=5)
+    begun = other.reset(rows_of(td).update(hidden), set_state=True)
+    assert text(begun[0]) == text(td[0])
+    assert not begun["done"].item()
+    ended = play(other, begun, "crane")
+    assert text(ended[0]).startswith(text(td[0]) + "crane</a>")
+    assert ended["terminated"].item()  # the third of three tries
+    assert ended["token_reward"].sum() == -3
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_a_hidden_word_is_drawn_that_agrees_with_all_colours(rules):
+    _, td = two_guesses(rules)
+    live = ~td["done"][:, 0]
+    rows = rows_of(td)[live]
+    env = WordleEnv(batch_size=[int(live.sum())], seed=3, rules=rules, consistent=True)
+    begun = env.reset(rows.clone(), set_state=True)
+    word = letters(*env.words)[env.hidden_word]
+    for turn in range(2):
+        at = 1 + 12 * turn
+        guess, said = rows["tokens"][:, at : at + 5], rows["tokens"][:, at + 6 : at + 11]
+        drawn = feedback(guess, word, rules)
+        assert torch.equal(torch.tensor([27, 28, 26])[drawn], said)
+    assert begun["consistent"].gather(-1, env.hidden_word[:, None]).all()
+    assert not begun["consistent"].all()
+
+
+def test_the_draw_is_uniform_over_what_is_possible_and_follows_the_seed():
+    words = ["baker", "maker", "taker", "wager", "zebra"]
+    env = WordleEnv(words, batch_size=[3000], seed=0)
+    td = play(
+        env,
+        env.reset(TensorDict(hidden_word=torch.zeros(3000, dtype=torch.int64), batch_size=[3000])),
+        *["cater"] * 3000,
+    )
+    assert feedback_code(feedback(letters("cater"), letters(*words))).unique().numel() > 1
+
+    def drawn(seed):
+        other = WordleEnv(words, batch_size=[3000], seed=seed)
+        other.reset(rows_of(td), set_state=True)
+        return other.hidden_word
+
+    first = drawn(1)
+    agree = (feedback(letters("cater"), letters(*words)) == feedback(letters("cater"), letters("baker"))).all(-1)
+    count, n = first.bincount(minlength=5), int(agree.sum())
+    assert n > 1
+    assert (count[~agree] == 0).all()
+    assert ((count[agree] - 3000 / n).abs() < 5 * (3000 / n) ** 0.5).all()
+    assert torch.equal(first, drawn(1))
+    assert not torch.equal(first, drawn(2))
+
+
+def test_partial_set_state_leaves_the_other_rows_alone():
+    env, td = two_guesses(batch=3)
+    words = env.hidden_word
+    rows = rows_of(td)
+    env.step(RandomWordPlayer(seed=9)(td))
+    current = env._observe()
+    rows = rows.update(current.select("done", "terminated", "truncated"))
+    fresh = torch.tensor([[True], [False], [False]])
+    after = env.reset(rows.set("_reset", fresh), set_state=True)
+    assert text(after[0]) == text(td[0])
+    assert text(after[1]) == text(current[1])
+    assert env.hidden_word[1:].tolist() == words[1:].tolist()
+
+
+def test_transcripts_that_cannot_go_on():
+    words = ["crane", "slate", "abide"]
+    env = WordleEnv(words, batch_size=[1], max_tries=2)
+    hidden = TensorDict(hidden_word=torch.tensor([1]), batch_size=[1])
+    one = play(env, env.reset(hidden), "crane")
+    rows = rows_of(one)
+    with pytest.raises(ValueError, match=r"Rows \[0\] disagree with their hidden_word"):
+        env.reset(rows.clone().update(TensorDict(hidden_word=torch.tensor([0]), batch_size=[1])), set_state=True)
+    strange = rows.clone()
+    strange["tokens"][0, 7:12] = 28  # five yellow squares
+    with pytest.raises(ValueError, match=r"Rows \[0\] agree with no word"):
+        env.reset(strange, set_state=True)
+    solved = rows.clone()
+    solved["tokens"][0, 7:12] = 26
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot go on: the game is solved"):
+        env.reset(solved, set_state=True)
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot go on"):
+        env.reset(rows_of(play(env, one, "abide")), set_state=True)
+    with pytest.raises(KeyError, match="set_state"):
+        env.reset(TensorDict(batch_size=[1]), set_state=True)
+    # After the errors the environment is as good as new.
+    assert text(env.reset(rows, set_state=True)[0]) == text(one[0])
+
+
+def test_invalid_guesses_in_a_transcript_count_as_tries():
+    env = WordleEnv(["crane"], batch_size=[1], max_tries=3)
+    td = play(env, play(env, env.reset(), "xx"), "")
+    env.reset(rows_of(td), set_state=True)
+    assert play(env, rows_of(td), "slate")["terminated"].item()
