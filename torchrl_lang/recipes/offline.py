@@ -30,7 +30,7 @@ class OfflineOptions:
     steps: int = option(8000, "optimiser steps")
     batch_size: int = option(64, "games in a batch")
     lr: float = option(2e-3, "peak learning rate")
-    warmup: int = option(100, "steps until the peak")
+    warmup: int = option(100, "steps until the peak, at most a tenth of all")
     final_lr: float = option(0.05, "learning rate at the end, as a share of the peak")
     weight_decay: float = option(0.01, "AdamW's weight decay")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm")
@@ -97,7 +97,8 @@ def train_offline(
     rows = dataset if options.fraction == 1.0 else top_fraction(dataset, options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
     optimizer = adamw(loss, options.lr, weight_decay=options.weight_decay)
-    scheduler = warmup_cosine(optimizer, options.steps, warmup=options.warmup, final=options.final_lr)
+    warmup = min(options.warmup, options.steps // 10)
+    scheduler = warmup_cosine(optimizer, options.steps, warmup=warmup, final=options.final_lr)
     checkpoints = Checkpointer(options.out / "checkpoints")
     parts: dict[str, Any] = {
         "loss": loss,

@@ -28,9 +28,8 @@ class Steps:
         self.before, self.after = self._tokens("before_tokens", width), self._tokens("after_tokens", width)
         self.acts = torch.zeros(self.n, width, dtype=torch.bool)
         self.earned = torch.zeros(self.n, width)
-        for row, (at, reward) in enumerate(
-            zip(self._ragged("after_action_idxs"), self._ragged("after_rewards"), strict=True)
-        ):
+        index, rewards = self._ragged("after_action_idxs"), self._ragged("after_rewards")
+        for row, (at, reward) in enumerate(zip(index, rewards, strict=True)):
             self.acts[row, at.astype(np.int64) + 1] = True
             self.earned[row, at.astype(np.int64) + 1] = torch.from_numpy(reward)
         # The paper's code takes a </s> that a player typed for its own: it is an action like any other.
@@ -111,13 +110,8 @@ def test_choices_of_the_expert():
     data = np.load(GOLDEN / "wordle_optimal.npz")
     words = [str(word) for word in data["vocab"]]
     player, index = OptimalPlayer(words, rules="ilql", seed=0), WordIndex(words)
-    for observation, candidates, best, gains in zip(
-        data["observation"].tolist(),
-        data["candidates"].tolist(),
-        data["best_words"].tolist(),
-        data["info_gain"].tolist(),
-        strict=True,
-    ):
+    recorded = (data[key].tolist() for key in ("observation", "candidates", "best_words", "info_gain"))
+    for observation, candidates, best, gains in zip(*recorded, strict=True):
         tokens = torch.tensor([_encode(observation)])
         agent = torch.ones_like(tokens, dtype=torch.bool) & (tokens < 26)
         turns = read_turns(tokens, torch.ones_like(agent), agent)

@@ -24,12 +24,15 @@ def two_guesses(rules: str = "official", batch: int = 64):
     return env, td
 
 
+def hidden(word: int, batch: int = 1) -> TensorDict:
+    return TensorDict(hidden_word=torch.full((batch,), word), batch_size=[batch])
+
+
 def test_the_game_goes_on_where_the_transcript_stops():
     env = WordleEnv(["fjord", "crane", "slate"], batch_size=[1], max_tries=3)
-    hidden = TensorDict(hidden_word=torch.tensor([2]), batch_size=[1])
-    td = play(env, play(env, env.reset(hidden), "fjord"), "fjord")
+    td = play(env, play(env, env.reset(hidden(2)), "fjord"), "fjord")
     other = WordleEnv(["fjord", "crane", "slate"], batch_size=[1], max_tries=3, seed=5)
-    begun = other.reset(rows_of(td).update(hidden), set_state=True)
+    begun = other.reset(rows_of(td).update(hidden(2)), set_state=True)
     assert text(begun[0]) == text(td[0])
     assert not begun["done"].item()
     ended = play(other, begun, "crane")
@@ -58,11 +61,7 @@ def test_a_hidden_word_is_drawn_that_agrees_with_all_colours(rules):
 def test_the_draw_is_uniform_over_what_is_possible_and_follows_the_seed():
     words = ["baker", "maker", "taker", "wager", "zebra"]
     env = WordleEnv(words, batch_size=[3000], seed=0)
-    td = play(
-        env,
-        env.reset(TensorDict(hidden_word=torch.zeros(3000, dtype=torch.int64), batch_size=[3000])),
-        *["cater"] * 3000,
-    )
+    td = play(env, env.reset(hidden(0, 3000)), *["cater"] * 3000)
     assert feedback_code(feedback(letters("cater"), letters(*words))).unique().numel() > 1
 
     def drawn(seed):
@@ -83,25 +82,23 @@ def test_the_draw_is_uniform_over_what_is_possible_and_follows_the_seed():
 def test_partial_set_state_leaves_the_other_rows_alone():
     env, td = two_guesses(batch=3)
     words = env.hidden_word
-    rows = rows_of(td)
-    env.step(RandomWordPlayer(seed=9)(td))
-    current = env._observe()
-    rows = rows.update(current.select("done", "terminated", "truncated"))
-    fresh = torch.tensor([[True], [False], [False]])
-    after = env.reset(rows.set("_reset", fresh), set_state=True)
+    current = env.step(RandomWordPlayer(seed=9)(td))["next"]
+    rows = rows_of(td).update(current.select("done", "terminated", "truncated"))
+    after = env.reset(rows.set("_reset", torch.tensor([[True], [False], [False]])), set_state=True)
     assert text(after[0]) == text(td[0])
-    assert text(after[1]) == text(current[1])
     assert env.hidden_word[1:].tolist() == words[1:].tolist()
+    after = play(env, after, "zzzzz", "zzzzz", "zzzzz")
+    for row, before in zip(after.unbind(0), (td[0], current[1], current[2]), strict=True):
+        assert text(row).startswith(text(before) + "zzzzz</a>")
 
 
 def test_transcripts_that_cannot_go_on():
     words = ["crane", "slate", "abide"]
     env = WordleEnv(words, batch_size=[1], max_tries=2)
-    hidden = TensorDict(hidden_word=torch.tensor([1]), batch_size=[1])
-    one = play(env, env.reset(hidden), "crane")
+    one = play(env, env.reset(hidden(1)), "crane")
     rows = rows_of(one)
     with pytest.raises(ValueError, match=r"Rows \[0\] disagree with their hidden_word"):
-        env.reset(rows.clone().update(TensorDict(hidden_word=torch.tensor([0]), batch_size=[1])), set_state=True)
+        env.reset(rows.clone().update(hidden(0)), set_state=True)
     strange = rows.clone()
     strange["tokens"][0, 7:12] = 28  # five yellow squares
     with pytest.raises(ValueError, match=r"Rows \[0\] agree with no word"):

@@ -78,15 +78,16 @@ class Player(TensorDictModuleBase):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         generator = state.pop("_generator")
-        return {**state, "_generator_state": None if self.seed is None else generator.get_state()}
+        # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
+        return {**state, "_stream": None if self.seed is None else generator.get_state().numpy().tobytes()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        generator_state = state.pop("_generator_state")
+        stream = state.pop("_stream")
         super().__setstate__(state)
         self._generator = _generator(self.seed)
-        if generator_state is not None:
-            self._generator.set_state(generator_state)
+        if stream is not None:
+            self._generator.set_state(torch.frombuffer(bytearray(stream), dtype=torch.uint8))
 
 
 class WordPlayer(Player):

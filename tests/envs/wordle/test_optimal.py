@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.envs.wordle.helpers import letters, plain_feedback
+from torchrl_lang.envs.wordle import (
+    OptimalPlayer,
+    RandomWordPlayer,
+    Turns,
+    WordleEnv,
+    demo_words,
+    feedback_table,
+    information_gain,
+)
+
+WORDS = st.lists(st.text(alphabet="abcd", min_size=5, max_size=5), min_size=1, max_size=14, unique=True)
+
+
+def turns_of(history: list[tuple[str, list[int]]]) -> Turns:
+    guess, colours = torch.zeros(1, 6, 5, dtype=torch.int64), torch.zeros(1, 6, 5, dtype=torch.int64)
+    for turn, (word, answer) in enumerate(history):
+        guess[0, turn], colours[0, turn] = letters(word)[0], torch.tensor(answer)
+    count = torch.tensor([len(history)])
+    return Turns(guess, colours, count, count)
+
+
+def exact_gain(sizes: Counter) -> tuple[tuple[int, int], ...]:
+    """``prod n^n`` over the group sizes, as prime powers: equal if and only if the information gains are."""
+    powers: Counter = Counter()
+    for n in sizes.values():
+        rest = n
+        for prime in (2, 3, 5, 7, 11, 13):
+            while rest % prime == 0:
+                powers[prime] += n
+                rest //= prime
+    return tuple(sorted(powers.items()))
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+@settings(max_examples=60, deadline=None)
+@given(words=WORDS, data=st.data())
+def test_best_words_against_brute_force_with_exact_ties(rules, words, data):
+    hidden = data.draw(st.sampled_from(words))
+    guesses = data.draw(st.lists(st.text(alphabet="abcd", min_size=5, max_size=5), max_size=2))
+    history = [(guess, plain_feedback(guess, hidden, rules)) for guess in guesses]
+    possible = [w for w in words if all(plain_feedback(guess, w, rules) == answer for guess, answer in history)]
+    groups = {g: Counter(tuple(plain_feedback(g, w, rules)) for w in possible) for g in possible}
+    gain = {g: -sum(n / len(possible) * math.log(n / len(possible)) for n in c.values()) for g, c in groups.items()}
+    best = exact_gain(groups[max(possible, key=gain.__getitem__)])
+    ties = [word for word in possible if exact_gain(groups[word]) == best]
+    player = OptimalPlayer(words, rules=rules, seed=0)
+    (found,) = player.best_words(turns_of(history))
+    assert [words[number] for number in found] == ties
+    assert player.index.text(player.choose(turns_of(history))[0]) in ties
+
+
+def test_gain_worked_by_hand():
+    words = letters("brake", "crake", "drake", "cadre")
+    gain = information_gain(feedback_table(words, words))
+    two_groups = math.log(4) - 0.5 * math.log(2)  # brake gets one answer of itself, one of two words, one of cadre
+    assert gain.tolist() == pytest.approx([two_groups] * 3 + [math.log(4)])
+    assert information_gain(torch.zeros(3, 1, dtype=torch.uint8)).tolist() == [0, 0, 0]
+
+
+def test_gain_of_many_guesses_is_the_gain_of_each():
+    words = letters(*demo_words(900))  # several chunks
+    table = feedback_table(words, words)
+    gain = information_gain(table)
+    for row in (0, 133, 134, 135, 500, 899):
+        share = table[row].to(torch.int64).bincount().double() / 900
+        assert gain[row].item() == pytest.approx(-torch.special.xlogy(share, share).sum().item(), abs=1e-12)
+
+
+def test_ties_are_drawn_uniformly():
+    words = ["baker", "maker", "taker"]
+    player = OptimalPlayer(words, seed=0)
+    td = player(WordleEnv(words, batch_size=[3000], seed=0).reset())
+    count = player.index.find(td["action"][:, :5]).bincount(minlength=3)
+    assert (count - 1000).abs().max() < 5 * (1000 * 2 / 3) ** 0.5
+
+
+def test_it_remembers_states_not_games():
+    words = demo_words(60)
+    player = OptimalPlayer(words, seed=0)
+    env = WordleEnv(words, batch_size=[300], seed=0)
+    env.rollout(6, player, break_when_any_done=False)
+    known = len(player._best)
+    player.best_words = None  # what it knows must do for the same games
+    same = WordleEnv(words, batch_size=[300], seed=0)
+    td = same.reset()
+    player(td)
+    assert len(player._best) == known
+
+
+def test_the_order_of_the_guesses_does_not_matter():
+    words = demo_words(60)
+    player = OptimalPlayer(words, seed=0)
+    first, second = ((w, plain_feedback(w, words[9], "official")) for w in (words[3], words[30]))
+    states = [player._states(turns_of(history))[0] for history in ([first, second], [second, first], [first])]
+    assert states[0] == states[1] != states[2]
+    assert player.best_words(turns_of([first, second])) == player.best_words(turns_of([second, first]))
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_it_plays_better_than_smart_guessing_and_wins(rules):
+    words = demo_words(120)
+
+    def mean_return(player) -> float:
+        env = WordleEnv(words, batch_size=[600], seed=0, rules=rules)
+        td = env.reset()
+        for _ in range(6):
+            td = env.step(player(td))["next"]
+        return td["token_reward"].sum(-1).mean().item()
+
+    expert = mean_return(OptimalPlayer(words, rules=rules, seed=0))
+    assert expert > mean_return(RandomWordPlayer(words, rules=rules, prob_smart=1.0, seed=0)) + 0.1
+    assert expert > -2.2
+
+
+def test_where_nothing_is_possible_any_word_is_played():
+    player = OptimalPlayer(["crane", "slate"], seed=0)
+    (found,) = player.best_words(turns_of([("crane", [1, 1, 1, 1, 1])]))
+    assert list(found) == [0, 1]
+
+
+def test_openers_need_not_be_on_the_list():
+    player = OptimalPlayer(["crane", "slate"], openers=["zzzzz"], seed=0)
+    td = player(WordleEnv(["crane", "slate"], batch_size=[3], seed=0).reset())
+    assert (td["action"][:, :5] == 25).all()

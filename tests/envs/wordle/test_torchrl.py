@@ -1,0 +1,108 @@
+"""Wordle and its players under TorchRL's own collectors, batched environments and transforms."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.envs import ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+
+from tests.envs.wordle.helpers import action
+from torchrl_lang.envs.wordle import (
+    MixturePlayer,
+    OptimalPlayer,
+    RandomWordPlayer,
+    WordleEnv,
+    demo_words,
+    wordle_tokenizer,
+)
+
+WORDS = demo_words(30)
+
+
+def make(batch: int = 4, seed: int | None = 0, **kwargs) -> WordleEnv:
+    return WordleEnv(WORDS, batch_size=[batch], seed=seed, **kwargs)
+
+
+def check_games(data) -> None:
+    """Every finished game is a row whose rewards add up to its return."""
+    done = data["next", "done"].squeeze(-1)
+    assert done.any()
+    rows = data["next"][done]
+    text = [wordle_tokenizer().decode(row["tokens"][row["attention_mask"]].tolist()) for row in rows.unbind(0)]
+    assert all(t.startswith("<a>") and t.endswith("</eod>") for t in text)
+    solved = torch.tensor(["<g><g><g><g><g></s></eod>" in t for t in text])
+    tries = torch.tensor([t.count("</a>") for t in text])
+    assert torch.equal(rows["token_reward"].sum(-1), -(tries - solved.long()).float())
+
+
+def test_collector():
+    player = MixturePlayer([OptimalPlayer(WORDS, seed=0), RandomWordPlayer(WORDS, seed=1)], per="game", seed=2)
+    collector = Collector(make(), player, frames_per_batch=80, total_frames=240, auto_register_policy_transforms=False)
+    batches = list(collector)
+    collector.shutdown()
+    assert [batch.shape for batch in batches] == [(4, 20)] * 3
+    check_games(torch.cat(batches, 1))
+
+
+def test_multi_sync_collector():
+    collector = MultiSyncCollector(
+        [partial(make, seed=0), partial(make, seed=1)],
+        RandomWordPlayer(WORDS, prob_smart=0.5, seed=0),
+        frames_per_batch=80,
+        total_frames=160,
+        auto_register_policy_transforms=False,
+    )
+    batches = list(collector)
+    collector.shutdown()
+    assert sum(batch.numel() for batch in batches) == 160
+    check_games(torch.cat([batch.reshape(-1) for batch in batches]))
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_batched_environments(kind):
+    env = kind(2, [partial(make, seed=0), partial(make, seed=1)])
+    data = env.rollout(12, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
+    env.close()
+    assert data.shape == (2, 4, 12)
+    check_games(data)
+    assert not torch.equal(data[0]["next", "tokens"], data[1]["next", "tokens"])
+
+
+def test_transforms():
+    env = TransformedEnv(make(batch=16), StepCounter(max_steps=3))
+    env.append_transform(RewardSum())
+    data = env.rollout(9, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
+    following = data["next"]
+    row_return = following["token_reward"].sum(-1, keepdim=True)
+    assert torch.equal(following["episode_reward"], row_return)
+    limited = following["step_count"] >= 3
+    assert torch.equal(following["truncated"], limited)
+    assert (following["terminated"] & ~limited).any()
+
+
+def test_a_rollout_needs_nothing_but_the_player():
+    data = make(batch=8).rollout(20, OptimalPlayer(WORDS, seed=0), break_when_any_done=False)
+    ends = data["next", "done"].squeeze(-1)
+    starts = data["attention_mask"].sum(-1) == 1
+    assert torch.equal(starts[:, 1:], ends[:, :-1])
+    check_games(data)
+
+
+def test_compiled_step_without_graph_breaks_is_the_step():
+    kwargs = {"rules": "official", "consistent": True, "guesses": "words"}
+    plain, compiled = make(**kwargs), make(**kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+        first, second = plain.reset(), compiled.reset()
+        for guesses in (("zzzzz", *WORDS[:3]), tuple(WORDS[3:7])):
+            act = action(plain, *guesses)
+            first = plain.step(first.set("action", act))["next"]
+            second = step(second.set("action", act))["next"]
+            assert set(first.keys()) == set(second.keys())
+            for key in first.keys():
+                assert torch.equal(first[key], second[key]), key

@@ -1,0 +1,147 @@
+"""The command line from end to end on a tiny scale: generate, train, resume, evaluate, watch, demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from safetensors.torch import load_file
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes.options import add_options, option, options_from
+
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "data"
+    words = folder.parent / "words.txt"
+    words.write_text("crane\nslate\npurge\nmouse\n")
+    assert main(["generate", "wordle", "--out", str(folder), "--games", "64", "--words", str(words), "--batch", "32"]) == 0
+    return folder
+
+
+def train(recipe, data, out, *more):
+    return main(["train", recipe, "--data", str(data), "--out", str(out), *SMALL, *more])
+
+
+def test_list_names_every_recipe(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo"))
+
+
+def test_train_evaluate_and_watch(data, tmp_path, capsys):
+    run = tmp_path / "ilql"
+    assert train("wordle_ilql", data, run, "--steps", "6", "--eval-every", "3") == 0
+    assert (run / "log.csv").read_text().startswith("step,")
+    assert main(["evaluate", "wordle", "--run", str(run), "--games", "8", "--beta", "0", "4"]) == 0
+    assert "ilql beta 4" in capsys.readouterr().out
+    assert (run / "guesses.png").stat().st_size > 1000
+    assert len(json.loads((run / "evaluation.json").read_text())) == 2
+    assert "game" in (run / "transcripts.txt").read_text().lower()
+    assert main(["play", "wordle", "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
+
+
+def test_best_checkpoint_is_the_one_with_the_best_return(data, tmp_path):
+    run = tmp_path / "bc"
+    assert train("wordle_bc", data, run, "--steps", "6", "--eval-every", "2") == 0
+    rows = [line.split(",") for line in (run / "log.csv").read_text().splitlines()]
+    column = rows[0].index("return")
+    returns = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
+    best = max(returns, key=lambda step: (returns[step], -step))
+    manifests = [json.loads(path.read_text()) for path in (run / "checkpoints").glob("step-*/manifest.json")]
+    assert best in {manifest["step"] for manifest in manifests}
+
+
+def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
+    """Killed without warning once its first checkpoint is there, then called again."""
+    options = ["--steps", "40", "--eval-every", "10"]
+    assert train("wordle_ilql", data, tmp_path / "whole", *options) == 0
+    command = [sys.executable, "-m", "torchrl_lang", "train", "wordle_ilql", "--data", str(data), "--out"]
+    command += [str(tmp_path / "killed"), *SMALL, *options]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120).returncode == 0
+    whole, killed = (tmp_path / name / "model" for name in ("whole", "killed"))
+    for file in ("model.safetensors", "heads.safetensors"):
+        left, right = load_file(whole / file), load_file(killed / file)
+        assert all((left[key] == right[key]).all() for key in left)
+    assert (tmp_path / "whole" / "log.csv").read_text() == (tmp_path / "killed" / "log.csv").read_text()
+
+
+def test_a_run_is_not_continued_with_other_options(data, tmp_path, capsys):
+    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2", "--lr", "0.5") == 2
+    assert "lr was 0.002 and is 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "wordle_bc", "--data", "nowhere", "--out", "x"], "There is no data set in nowhere"),
+        (["evaluate", "wordle", "--run", "nowhere"], "There is no run in nowhere"),
+        (["generate", "wordle", "--out", "x", "--words", "0"], "from 1 to"),
+        (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "No word list at"),
+    ],
+)
+def test_what_a_user_can_mend_is_said_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
+    assert train("wordle_bc", data, tmp_path / "bc", "--steps", "2", "--eval-every", "2") == 0
+    assert main(["evaluate", "wordle", "--run", str(tmp_path / "bc"), "--games", "4", "--beta", "8"]) == 2
+    assert "learned no values" in capsys.readouterr().err
+
+
+def test_demo_writes_all_it_promises(tmp_path, capsys):
+    out = tmp_path / "demo"
+    small = ["--words", "12", "--games", "200", "--steps", "9", "--eval-games", "16"]
+    assert main(["demo", "--out", str(out), *small]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("data", "BC", "ILQL beta 16", "optimal (myopic)"))
+    results = json.loads((out / "results.json").read_text())
+    assert set(results["players"]) == {"data", "BC", "ILQL beta 4", "ILQL beta 16", "ILQL beta 64", "optimal (myopic)"}
+    for name in ("learning_curves.png", "guesses.png", "table.txt", "transcripts/BC.txt"):
+        assert (out / name).stat().st_size > 100
+
+
+@dataclass
+class Everything:
+    """Each kind of option."""
+
+    path: Path = option(Path("x"), "a path")
+    kind: Literal["a", "b"] = option("a", "a choice")
+    flag: bool = option(True, "a switch")
+    maybe: int | None = option(None, "a number or none")
+    many: tuple[float, ...] = option((1.0, 2.0), "numbers")
+
+
+def test_options_of_every_kind():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Everything)
+    assert options_from(Everything, parser.parse_args([])) == Everything()
+    words = ["--path", "y", "--kind", "b", "--no-flag", "--maybe", "3", "--many", "4", "5"]
+    expected = Everything(Path("y"), "b", False, 3, (4.0, 5.0))
+    assert options_from(Everything, parser.parse_args(words)) == expected
+    assert "default: 1.0 2.0" in parser.format_help()

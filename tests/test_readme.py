@@ -1,0 +1,24 @@
+"""The README's Python code runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+
+
+def test_there_is_code_to_run():
+    assert len(BLOCKS) >= 2
+
+
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_code_runs(index, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = {"__name__": "readme"}
+    exec(compile(BLOCKS[index], f"README block {index}", "exec"), space)
+    check = space.get("check")
+    assert check is None or check
