@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.data import row_buffer, rows_from_rollout

@@ -26,7 +26,9 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "data"
     words = folder.parent / "words.txt"
     words.write_text("crane\nslate\npurge\nmouse\n")
-    assert main(["generate", "wordle", "--out", str(folder), "--games", "64", "--words", str(words), "--batch", "32"]) == 0
+    assert (
+        main(["generate", "wordle", "--out", str(folder), "--games", "64", "--words", str(words), "--batch", "32"]) == 0
+    )
     return folder
 
 
@@ -37,7 +39,9 @@ def train(recipe, data, out, *more):
 def test_list_names_every_recipe(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo"))
+    assert all(
+        name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo")
+    )
 
 
 def test_train_evaluate_and_watch(data, tmp_path, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -16,7 +16,16 @@ from torchrl_lang.data import RowDataset, row_buffer, top_fraction
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.wordle_task import WordleTask
-from torchrl_lang.training import Checkpointer, Progress, RandomState, adamw, make_log, train_steps, warmup_cosine
+from torchrl_lang.training import (
+    Checkpointer,
+    Progress,
+    RandomState,
+    adamw,
+    make_log,
+    muon_adamw,
+    train_steps,
+    warmup_cosine,
+)
 
 __all__ = ["OfflineOptions", "build_lm", "train_offline"]
 
@@ -29,9 +38,10 @@ class OfflineOptions:
     out: Path = required("folder of the run; a run that is there already is continued")
     steps: int = option(8000, "optimiser steps")
     batch_size: int = option(64, "games in a batch")
-    lr: float = option(2e-3, "peak learning rate")
+    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that")
     warmup: int = option(100, "steps until the peak, at most a tenth of all")
     final_lr: float = option(0.05, "learning rate at the end, as a share of the peak")
+    optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for the rest")
     weight_decay: float = option(0.01, "AdamW's weight decay")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm")
     fraction: float = option(1.0, "share of best episodes to learn from (percent BC)")
@@ -96,7 +106,8 @@ def train_offline(
     _record(options, task)
     rows = dataset if options.fraction == 1.0 else top_fraction(dataset, options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
-    optimizer = adamw(loss, options.lr, weight_decay=options.weight_decay)
+    make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
+    optimizer = make_optimizer(loss, options.lr, weight_decay=options.weight_decay)
     warmup = min(options.warmup, options.steps // 10)
     scheduler = warmup_cosine(optimizer, options.steps, warmup=warmup, final=options.final_lr)
     checkpoints = Checkpointer(options.out / "checkpoints")

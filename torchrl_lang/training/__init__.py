@@ -5,6 +5,7 @@ from torchrl_lang.training.checkpoint_files import CheckpointError
 from torchrl_lang.training.csv_log import CSVLog
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
+from torchrl_lang.training.muon import MuonAdamW, muon_adamw
 from torchrl_lang.training.optim import adamw, warmup_cosine
 from torchrl_lang.training.progress import Progress
 from torchrl_lang.training.scalars import Scalar, to_scalars
@@ -16,6 +17,7 @@ __all__ = [
     "CSVLog",
     "CheckpointError",
     "Checkpointer",
+    "MuonAdamW",
     "Progress",
     "RandomState",
     "RunLog",
@@ -24,6 +26,7 @@ __all__ = [
     "adamw",
     "join_state",
     "make_log",
+    "muon_adamw",
     "seed_everything",
     "split_state",
     "to_scalars",

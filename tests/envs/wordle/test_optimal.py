@@ -88,14 +88,22 @@ def test_ties_are_drawn_uniformly():
 def test_it_remembers_states_not_games():
     words = demo_words(60)
     player = OptimalPlayer(words, seed=0)
-    env = WordleEnv(words, batch_size=[300], seed=0)
-    env.rollout(6, player, break_when_any_done=False)
-    known = len(player._best)
-    player.best_words = None  # what it knows must do for the same games
-    same = WordleEnv(words, batch_size=[300], seed=0)
-    td = same.reset()
-    player(td)
-    assert len(player._best) == known
+
+    def played():
+        player._generator.manual_seed(0)
+        games = WordleEnv(words, batch_size=[300], seed=0).rollout(6, player, break_when_any_done=False)
+        return games["action"], len(player._best)
+
+    first, known = played()
+    find, player.best_words = player.best_words, None  # what it remembers must do for the same games
+    again, still_known = played()
+    assert torch.equal(first, again)
+    assert 0 < known == still_known
+    player.forget()
+    player.best_words = find
+    again, found_again = played()
+    assert torch.equal(first, again)
+    assert found_again == known
 
 
 def test_the_order_of_the_guesses_does_not_matter():

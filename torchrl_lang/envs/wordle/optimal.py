@@ -82,6 +82,10 @@ class OptimalPlayer(WordPlayer):
         self.register_buffer("table", table, persistent=False)
         self._best: dict[bytes, Sequence[int]] = {}
 
+    def forget(self) -> None:
+        """Forget what was found out about states of the game."""
+        self._best.clear()
+
     def _choose_word(self, turns: Turns) -> Tensor:
         states = self._states(turns)
         new = {state: row for row, state in enumerate(states) if state not in self._best}

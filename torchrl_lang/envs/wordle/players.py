@@ -73,8 +73,8 @@ class RepeatPlayer(WordPlayer):
 
     Examples:
         >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv
-        >>> words = ["crane", "slate", "point"]
-        >>> env, player = WordleEnv(words, batch_size=[8], seed=0), RepeatPlayer(words, seed=0)
+        >>> env = WordleEnv(["fuzzy"], batch_size=[8], seed=0)
+        >>> player = RepeatPlayer(["crane", "slate", "point"], seed=0)
         >>> actions = env.rollout(2, player, break_when_any_done=False)["action"]
         >>> bool((actions[:, 0] == actions[:, 1]).all())
         True
@@ -107,7 +107,7 @@ class MixturePlayer(Player):
         seed: seed of the draw of players; they have their own for their choices.
 
     Raises:
-        ValueError: the probabilities are none, or players' actions differ in width.
+        ValueError: there is no player, the probabilities do not fit, or the players' actions differ in width.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WordleEnv, WrongPlayer
@@ -121,7 +121,7 @@ class MixturePlayer(Player):
 
     def __init__(
         self,
-        players: Sequence[WordPlayer],
+        players: Sequence[Player],
         probabilities: Sequence[float] | None = None,
         *,
         per: Literal["move", "game"] = "move",

@@ -1,0 +1,86 @@
+"""Muon beside AdamW as one optimiser."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon
+
+from torchrl_lang.training import adamw, muon_adamw, warmup_cosine
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+def step(net, optimizer):
+    optimizer.zero_grad()
+    net(torch.arange(7)).square().sum().backward()
+    optimizer.step()
+
+
+def test_every_parameter_is_in_one_part():
+    net = model()
+    optimizer = muon_adamw(net, 1e-3)
+    taken = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(taken) == sorted(id(p) for p in net.parameters())
+    muon = {id(p) for p in optimizer.parts[0].param_groups[0]["params"]}
+    assert muon == {id(net[1].weight), id(net[4].weight)}
+
+
+def test_a_step_is_that_of_both_apart():
+    net, twin = model(), model()
+    step(net, muon_adamw(net, 1e-2, muon_lr=0.1, weight_decay=0.0))
+    matrices = [twin[1].weight, twin[4].weight]
+    others = [p for p in twin.parameters() if all(p is not m for m in matrices)]
+    muon = Muon(matrices, lr=0.1, momentum=0.95, weight_decay=0.0)
+    parts = muon, AdamW(others, lr=1e-2, betas=(0.9, 0.99), weight_decay=0)
+    twin(torch.arange(7)).square().sum().backward()
+    for part in parts:
+        part.step()
+    for left, right in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_a_schedule_reaches_both():
+    net = model()
+    optimizer = muon_adamw(net, 1e-2)
+    scheduler = warmup_cosine(optimizer, 10, warmup=2, final=0.0)
+    assert [group["lr"] for part in optimizer.parts for group in part.param_groups] == [0.05, 0.005]
+    for _ in range(10):
+        step(net, optimizer)
+        scheduler.step()
+    before = copy.deepcopy(net.state_dict())
+    step(net, optimizer)  # the rate is zero now
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_resumed_is_as_if_never_stopped():
+    net = model()
+    optimizer = muon_adamw(net, 1e-2)
+    for _ in range(3):
+        step(net, optimizer)
+    twin = copy.deepcopy(net)
+    resumed = muon_adamw(twin, 1e-2)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert [g["lr"] for g in resumed.param_groups] == [g["lr"] for g in optimizer.param_groups]
+    for _ in range(3):
+        step(net, optimizer)
+        step(twin, resumed)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_frozen_and_shared_parameters():
+    net = model()
+    net[1].weight.requires_grad_(False)
+    assert len(muon_adamw([net, net], 1e-3).parts[0].param_groups[0]["params"]) == 1
+
+
+def test_nothing_for_muon_is_said():
+    with pytest.raises(ValueError, match="use adamw"):
+        muon_adamw(nn.Sequential(nn.Embedding(3, 2), nn.LayerNorm(2)), 1e-3)
+    assert adamw(nn.LayerNorm(2), 1e-3)
