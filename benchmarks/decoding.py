@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from benchmarks.common import interleaved, ratio, row
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.schema import ControlTokens
@@ -49,35 +49,35 @@ def _run(repeats: int) -> list[dict[str, Any]]:
     game = _game()
 
     def act(policy: UtteranceActor) -> Callable[[], None]:
-        return lambda: [policy(row.clone()) for row in game[:-1]] and None
+        return lambda: [policy(entry.clone()) for entry in game[:-1]] and None
 
     def forward() -> None:
         with torch.no_grad():
             split_actor(actor).trunk(game[-1].clone())
 
-    seconds = _medians({name: act(policy) for name, policy in policies.items()} | {"forward": forward}, repeats)
+    jobs = {name: act(policy) for name, policy in policies.items()} | {"forward": forward}
+    times = interleaved(jobs, repeats)
     # Every utterance of 6 tokens passes 4 through the trunk: the first comes with the prompt, the last is certain, and
     # the one before it need not be read.
-    acted = sum(int(row["attention_mask"].sum()) + BATCH * (ACTION_LENGTH - 2) for row in game[:-1])
-    act_rate = acted / seconds["plain"]
-    forward_rate = int(game[-1]["attention_mask"].sum()) / seconds["forward"]
-    rows = []
-    for name in ("guided", "guided and clipped"):
-        ratio = seconds[name] / seconds["plain"]
-        rows.append(
-            _row(f"{name} / plain cached decoding, time", ratio, "x", MAX_GUIDED_RATIO, ratio <= MAX_GUIDED_RATIO)
-        )
-    ratio = act_rate / forward_rate
-    rows.append(
-        _row("acting / plain forward, trunk tokens per second", ratio, "x", MIN_ACTING_RATIO, ratio >= MIN_ACTING_RATIO)
-    )
-    rows.append(_row("acting, trunk tokens per second", act_rate, "tokens/s", None, True))
-    rows.append(_row("acting, utterances per second", BATCH * TURNS / seconds["plain"], "utterances/s", None, True))
-    return rows
-
-
-def _row(name: str, value: float, unit: str, target: float | None, ok: bool) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "target": target, "ok": ok}
+    acted = sum(int(entry["attention_mask"].sum()) + BATCH * (ACTION_LENGTH - 2) for entry in game[:-1])
+    read = int(game[-1]["attention_mask"].sum())
+    speed = (acted / read) * ratio(times, "forward", "plain")
+    plain = statistics.median(times["plain"])
+    return [
+        *(
+            row(
+                f"decoding: {name} / plain cached, time",
+                ratio(times, name, "plain"),
+                "x",
+                MAX_GUIDED_RATIO,
+                at_most=True,
+            )
+            for name in ("guided", "guided and clipped")
+        ),
+        row("acting / plain forward, trunk tokens per second", speed, "x", MIN_ACTING_RATIO),
+        row("acting, trunk tokens per second", acted / plain, "tokens/s"),
+        row("acting, utterances per second", BATCH * TURNS / plain, "utterances/s"),
+    ]
 
 
 def _game() -> list[TensorDict]:
@@ -95,21 +95,3 @@ def _transcripts(length: Tensor) -> TensorDict:
     tokens = torch.randint(26, (BATCH, width)).masked_fill(~attention, CONTROL.pad)
     trimmed = {"tokens": tokens, "attention_mask": attention}
     return TensorDict({key: value[:, : int(length.max())] for key, value in trimmed.items()}, batch_size=[BATCH])
-
-
-def _medians(jobs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each job; the jobs take turns, so that a busy moment hits all of them."""
-    for job in jobs.values():
-        job()
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(row)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.common import row as _row
 from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words
 from torchrl_lang.schema import ACTION, DONE
 
@@ -39,7 +40,7 @@ def _run(repeats: int, games: int) -> list[dict[str, Any]]:
         rate = len(actions) * BATCH / _median(lambda env=env, actions=actions: _play_on(env, actions), repeats)
         rows.append(_row(f"env.step_and_maybe_reset{with_sets}", rate, "turns/s", None))
     rows += _expert(words, repeats, games)
-    return rows
+    return [{**entry, "name": f"wordle: {entry['name']}"} for entry in rows]
 
 
 def _words() -> list[str]:
@@ -117,13 +118,3 @@ def _median(job: Callable[[], None], repeats: int) -> float:
         job()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _row(name: str, value: float, unit: str, target: float | None, at_most: bool = False) -> dict[str, Any]:
-    ok = target is None or (value <= target if at_most else value >= target)
-    return {"name": f"wordle: {name}", "value": value, "unit": unit, "target": target, "ok": ok}
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(row)

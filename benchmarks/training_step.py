@@ -1,0 +1,82 @@
+"""An ILQL training step beside the plain language-model step of the same model on the same rows, one core."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.objectives import SoftUpdate
+
+from benchmarks.common import interleaved, ratio, row
+from torchrl_lang.data import generate_dataset, row_buffer
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
+from torchrl_lang.training import total_loss
+
+MAX_RATIO = 1.15
+# The demo's model, and one twice as wide and a layer deeper.
+SIZES = {"demo model": (3, 64), "4 layers, 128 wide": (4, 128)}
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        batches = _batches()
+        rows = []
+        for name, (layers, width) in SIZES.items():
+            rows += _compare(name, layers, width, batches, repeats=5 if quick else 25)
+        return rows
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _batches() -> list[TensorDictBase]:
+    """Batches of 64 games of the demo's data, trimmed to their longest row."""
+    task = WordleTask.of("100", "official")
+    with tempfile.TemporaryDirectory() as folder:
+        player = mediocre_player(task, seed=0)
+        dataset = generate_dataset(task.env(1024), player, f"{folder}/data", episodes=2000, seed=0, progress=False)
+        buffer = row_buffer(dataset[:], 64, seed=0, drop_last=True)
+        return [buffer.sample() for _ in range(8)]
+
+
+def _compare(name: str, layers: int, width: int, batches: list[TensorDictBase], repeats: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=35, layers=layers, width=width, heads=4, max_length=74, pad=29)
+    actor = language_actor(lm)
+    heads = qvalue_module(QValueHead(width, 35)), value_module(ValueHead(width))
+    ilql = ILQLLoss(actor, *heads)
+    SoftUpdate(ilql, tau=0.01)
+    own = ILQLLoss(actor, *heads, value_trunk=language_actor(causal_lm(vocab_size=35, layers=layers, width=width,
+                   heads=4, max_length=74, pad=29))[0])  # fmt: skip
+    SoftUpdate(own, tau=0.01)
+    bc = BCLoss(actor)
+    at = iter(range(10**9))
+
+    def plain() -> None:
+        """Hugging Face's loss on the padded rows, forward and backward."""
+        rows = batches[next(at) // 4 % len(batches)]
+        labels = torch.where(rows["attention_mask"], rows["tokens"], -100)
+        mask = rows["attention_mask"].long()
+        lm(input_ids=rows["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        lm.zero_grad()
+
+    def step(loss: torch.nn.Module) -> Callable[[], None]:
+        def job() -> None:
+            total_loss(loss(batches[next(at) // 4 % len(batches)])).backward()
+            loss.zero_grad()
+
+        return job
+
+    times = interleaved({"plain": plain, "bc": step(bc), "ilql": step(ilql), "own": step(own)}, repeats)
+    return [
+        row(f"{name}: ILQL / plain language-model step", ratio(times, "ilql", "plain"), "x", MAX_RATIO, at_most=True),
+        row(f"{name}: BC / plain", ratio(times, "bc", "plain"), "x"),
+        row(f"{name}: ILQL with a value trunk of its own / plain", ratio(times, "own", "plain"), "x"),
+        row(f"{name}: plain step", sorted(times["plain"])[len(times["plain"]) // 2] * 1000, "ms"),
+    ]
