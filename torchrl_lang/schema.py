@@ -31,11 +31,13 @@ __all__ = [
     "ACTION_LOG_PROB",
     "ACTION_MASK",
     "ATTENTION_MASK",
+    "BEHAVIOR_LOG_PROB",
     "DONE",
     "REWARD",
     "ROW_KEYS",
     "TERMINATED",
     "TOKENS",
+    "TOKEN_ENTROPY",
     "TOKEN_LOG_PROB",
     "TOKEN_REWARD",
     "TRUNCATED",
@@ -50,6 +52,10 @@ TOKEN_REWARD = "token_reward"
 ACTION = "action"
 ACTION_LOG_PROB = "action_log_prob"
 TOKEN_LOG_PROB = "token_log_prob"
+BEHAVIOR_LOG_PROB = "behavior_log_prob"
+"""float ``[*B, K]``: log-probability of each token of an action under the model that made the data."""
+TOKEN_ENTROPY = "token_entropy"
+"""float ``[*B, K]``: entropy of the distribution that each token of an action was drawn from."""
 REWARD = "reward"
 DONE = "done"
 TERMINATED = "terminated"

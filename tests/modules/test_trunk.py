@@ -110,3 +110,22 @@ def test_which_models_can_be_read_piece_by_piece():
     assert not Trunk(causal_lm("mistral", sliding_window=4, **small)).supports_cache
     assert Trunk(causal_lm("mistral", sliding_window=16, **small)).supports_cache
     assert not Trunk(causal_lm("bloom", **small)).supports_cache  # its positions come from the mask
+
+
+@pytest.mark.parametrize("groups", [2, 3, 7])
+def test_length_groups_change_no_state_and_no_gradient(groups):
+    lm = causal_lm(vocab_size=11, layers=2, width=16, heads=2, max_length=24)
+    length = torch.tensor([[20, 3, 9], [14, 1, 20]])
+    mask = torch.arange(20) < length[..., None]
+    tokens = torch.randint(11, (2, 3, 20), generator=torch.Generator().manual_seed(0))
+    outs, grads = [], []
+    for trunk in (Trunk(lm, expose_pre_norm=True), Trunk(lm, expose_pre_norm=True, length_groups=groups)):
+        lm.zero_grad()
+        states = trunk(tokens, mask)
+        sum(state[mask].square().sum() for state in states).backward()
+        outs.append([state.detach()[mask] for state in states])
+        grads.append({name: p.grad.clone() for name, p in lm.named_parameters() if p.grad is not None})
+    for plain, grouped in zip(*outs, strict=True):
+        torch.testing.assert_close(grouped, plain, rtol=1e-4, atol=1e-5)
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-4)

@@ -309,3 +309,11 @@ def test_value_estimators_by_torchrls_names(rows):
     torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
     with pytest.raises(ValueError, match="ILQLLoss knows"):
         loss.make_value_estimator(ValueEstimators.GAE)
+
+
+def test_without_temperature_the_policys_loss_is_behaviour_cloning(rows):
+    """Over all real tokens, as the paper's code normalises it."""
+    from torchrl_lang.objectives import BCLoss
+
+    actor = make_actor()
+    torch.testing.assert_close(ILQLLoss(actor, *make_heads())(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"])

@@ -1,16 +1,14 @@
 """Playing games with a policy, and what to say about them: figures, transcripts, pictures."""
 
 from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswered
-from torchrl_lang.evaluation.play import BEHAVIOR_LOG_PROB, TOKEN_ENTROPY, play_games
+from torchrl_lang.evaluation.play import play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.evaluation.tables import format_line, format_table
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, read_turns, write_transcripts
 
 __all__ = [
-    "BEHAVIOR_LOG_PROB",
     "TILES",
-    "TOKEN_ENTROPY",
     "GameRecords",
     "Summary",
     "format_line",

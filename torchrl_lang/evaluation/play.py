@@ -15,21 +15,17 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.schema import (
     ACTION_MASK,
+    BEHAVIOR_LOG_PROB,
     DONE,
     REWARD,
     ROW_KEYS,
     TERMINATED,
+    TOKEN_ENTROPY,
     TOKEN_LOG_PROB,
     TRUNCATED,
 )
 
-__all__ = ["BEHAVIOR_LOG_PROB", "TOKEN_ENTROPY", "play_games"]
-
-BEHAVIOR_LOG_PROB = "behavior_log_prob"
-"""float ``[*B, K]``: log-probability of each token under the model that made the data, if a policy says it."""
-
-TOKEN_ENTROPY = "token_entropy"
-"""float ``[*B, K]``: entropy of the distribution that each token was drawn from, if a policy says it."""
+__all__ = ["play_games"]
 
 
 @torch.no_grad()

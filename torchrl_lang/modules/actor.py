@@ -44,6 +44,7 @@ def language_actor(
     *,
     head: nn.Module | None = None,
     expose_pre_norm: bool = False,
+    length_groups: int = 1,
     out_key: str = NEXT_TOKEN,
 ) -> ProbabilisticTensorDictSequential:
     """A causal language model as an actor in three parts: trunk, language-model head, distribution.
@@ -57,6 +58,7 @@ def language_actor(
     Args:
         lm: a causal language model, or a :class:`Trunk` together with ``head``.
         head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own.
+        length_groups: see :class:`Trunk`.
         expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
@@ -73,7 +75,7 @@ def language_actor(
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 5, 11])
     """
-    trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm)
+    trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if head is None:
         head = None if isinstance(lm, Trunk) else lm.get_output_embeddings()
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]

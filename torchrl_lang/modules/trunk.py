@@ -5,8 +5,10 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
+import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
@@ -28,6 +30,9 @@ class Trunk(nn.Module):
     Args:
         lm: a causal language model (its head is left aside) or the headless model itself. It is used, not copied.
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
+        length_groups: sort the rows of a batch by length and run them in so many groups, each cut to its own longest
+            row. The same states with less computed on padding, where rows differ much in length; looks at the lengths,
+            so it waits for the device.
         final_norm: name of the final norm within the headless model, where it has an unusual one.
 
     Raises:
@@ -42,10 +47,20 @@ class Trunk(nn.Module):
         torch.Size([3, 5, 8])
     """
 
-    def __init__(self, lm: PreTrainedModel, *, expose_pre_norm: bool = False, final_norm: str | None = None) -> None:
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        expose_pre_norm: bool = False,
+        length_groups: int = 1,
+        final_norm: str | None = None,
+    ) -> None:
         super().__init__()
+        if length_groups < 1:
+            raise ValueError(f"length_groups must be at least 1, got {length_groups}.")
         self.model = lm.base_model
         self.expose_pre_norm = expose_pre_norm
+        self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
         if expose_pre_norm:
             self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
@@ -85,7 +100,7 @@ class Trunk(nn.Module):
 
         Args:
             tokens: int64 ``[*B, T]``, right-padded.
-            attention_mask: bool ``[*B, T]``; not looked at (see above), taken because rows have it.
+            attention_mask: bool ``[*B, T]``; not needed (see above), and looked at only for ``length_groups``.
 
         Returns:
             float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; and where asked
@@ -93,9 +108,23 @@ class Trunk(nn.Module):
         """
         self.check_length(tokens.shape[-1])
         flat = tokens.reshape(-1, tokens.shape[-1])
-        states = self.states(flat, use_cache=False)
+        if self.length_groups > 1 and attention_mask is not None:
+            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1))
+        else:
+            states = self.states(flat, use_cache=False)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
+
+    def _grouped(self, tokens: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+        """States of ``tokens`` ``[N, T]`` group by group, zero on padding that no group computed."""
+        order = length.argsort()
+        groups = []
+        for rows in order.chunk(self.length_groups):
+            width = max(int(length[rows[-1]]), 1)
+            states = self.states(tokens[rows, :width], use_cache=False)
+            groups.append([F.pad(state, (0, 0, 0, tokens.shape[-1] - width)) for state in states])
+        back = order.argsort()
+        return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*groups, strict=True))
 
     def check_length(self, length: int) -> None:
         """Raise unless the model has so many positions."""

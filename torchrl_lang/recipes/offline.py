@@ -49,6 +49,7 @@ class OfflineOptions:
     layers: int = option(3, "transformer blocks of a model from scratch")
     width: int = option(64, "its width")
     heads: int = option(4, "its attention heads")
+    length_groups: int = option(4, "groups of similar length that a batch is run in, to compute less padding")
     bf16: bool = option(False, "compute in bfloat16")
     compile: bool = option(False, "compile the loss (needs a C++ compiler; slow to start)")
     eval_every: int = option(1000, "steps between evaluations, each with a checkpoint")

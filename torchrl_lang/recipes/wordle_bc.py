@@ -18,7 +18,7 @@ __all__ = ["WordleBC", "main"]
 class WordleBC(OfflineOptions):
     """Behaviour cloning on a data set of Wordle games; with --fraction below 1 of the best ones alone."""
 
-    transition_weight: float = option(0.0, "weight of the environment's words in the loss")
+    transition_weight: float = option(1.0, "weight of the environment's words in the loss")
 
 
 def main(options: WordleBC) -> float:
@@ -26,7 +26,7 @@ def main(options: WordleBC) -> float:
     dataset, task = open_dataset(options.data)
     seed_everything(options.seed)
     lm = build_lm(options, dataset)
-    actor = language_actor(lm)
+    actor = language_actor(lm, length_groups=options.length_groups)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
     policy = UtteranceActor(actor, tokenizer.control, action_length=6)

@@ -33,10 +33,12 @@ class WordleILQL(OfflineOptions):
     beta: float = option(16.0, "strength of the values in the policy that is evaluated while training")
     gamma: float = option(0.99, "discount, one a token of the agent's")
     expectile: float = option(0.8, "tau of the value's expectile regression")
-    cql_weight: float = option(0.01, "weight of the conservative term")
+    value_weight: float = option(0.2, "weight of V's loss beside the policy's")
+    qvalue_weight: float = option(0.2, "weight of Q's loss")
+    cql_weight: float = option(0.002, "weight of the conservative term")
     lmbda: float = option(0.0, "above 0 the value regresses on lambda-returns of the target Q")
-    transition_weight: float = option(0.0, "weight of the environment's words in the policy's loss")
-    tau: float = option(0.01, "step of the target heads towards the online ones")
+    transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
+    tau: float = option(0.02, "step of the target heads towards the online ones")
 
 
 def main(options: WordleILQL) -> float:
@@ -45,7 +47,7 @@ def main(options: WordleILQL) -> float:
     seed_everything(options.seed)
     tokenizer = dataset.tokenizer
     lm = build_lm(options, dataset)
-    actor = language_actor(lm)
+    actor = language_actor(lm, length_groups=options.length_groups)
     width = lm.config.hidden_size
     qvalue, value = QValueHead(width, tokenizer.vocab_size), ValueHead(width)
     loss = ILQLLoss(
@@ -54,6 +56,8 @@ def main(options: WordleILQL) -> float:
         value_module(value),
         gamma=options.gamma,
         expectile=options.expectile,
+        value_weight=options.value_weight,
+        qvalue_weight=options.qvalue_weight,
         cql_weight=options.cql_weight,
         target="lambda" if options.lmbda else "td",
         lmbda=options.lmbda,

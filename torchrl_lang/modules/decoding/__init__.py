@@ -9,11 +9,9 @@ from torchrl_lang.modules.decoding.readers import CachedReader, Reader, Recomput
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, pick, sample_utterances
 from torchrl_lang.modules.decoding.search import beam_search, best_of
-from torchrl_lang.modules.decoding.utterance_actor import BEHAVIOR_LOG_PROB, TOKEN_ENTROPY, UtteranceActor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 
 __all__ = [
-    "BEHAVIOR_LOG_PROB",
-    "TOKEN_ENTROPY",
     "CachedReader",
     "Decoder",
     "ModelReader",

@@ -15,12 +15,19 @@ from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.rule import NextTokenRule
-from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, ControlTokens
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_LOG_PROB,
+    ATTENTION_MASK,
+    BEHAVIOR_LOG_PROB,
+    DONE,
+    TOKEN_ENTROPY,
+    TOKEN_LOG_PROB,
+    TOKENS,
+    ControlTokens,
+)
 
-__all__ = ["BEHAVIOR_LOG_PROB", "TOKEN_ENTROPY", "UtteranceActor"]
-
-BEHAVIOR_LOG_PROB = "behavior_log_prob"
-TOKEN_ENTROPY = "token_entropy"
+__all__ = ["UtteranceActor"]
 
 _WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
 
