@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import IO
+from typing import IO, Any
 
 from torchrl_lang.data import RowDataset
 from torchrl_lang.envs.wordle import OptimalPlayer
@@ -39,9 +39,9 @@ class Demo:
     out: Path = option(Path("runs/demo"), "folder of everything that the demo writes")
     words: int = option(100, "how many of the shipped words")
     games: int = option(60_000, "games in the data set")
-    steps: int = option(9000, "training steps of BC and of ILQL")
+    steps: int = option(5000, "training steps of BC and of ILQL")
     eval_games: int = option(1000, "games a row of the table")
-    betas: tuple[float, ...] = option((4.0, 16.0, 64.0), "strengths of ILQL's values in the table")
+    betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "strengths of ILQL's values in the table")
     seed: int = option(0, "seed of everything")
 
 
@@ -146,9 +146,9 @@ def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Sum
     control = dataset.tokenizer.control
     seed = options.seed + 1000
     summaries = {"data": task.summary(GameRecords.from_rows(dataset[:], control), "data")}
-    players = {"BC": load_run(options.out / "bc").policy(seed=seed)}
-    ilql = load_run(options.out / "ilql")
-    players |= {f"ILQL beta {beta:g}": ilql.policy(beta, seed=seed) for beta in options.betas}
+    bc, ilql = load_run(options.out / "bc"), load_run(options.out / "ilql")
+    players: dict[str, Any] = {"BC": bc.policy(seed=seed), "BC greedy": bc.policy(method="greedy")}
+    players |= {f"ILQL beta {beta:g}": ilql.policy(beta, method="greedy") for beta in options.betas}
     players["optimal (myopic)"] = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
     for name, policy in players.items():
         summaries[name], records = task.judge(policy, games=options.eval_games, seed=seed, name=name)

@@ -20,7 +20,7 @@ class WordleEvaluate:
 
     run: Path = required("folder of a finished run")
     games: int = option(1000, "number of games")
-    beta: tuple[float, ...] = option((), "strengths of the values; default 0, and 4 16 64 where values were learned")
+    beta: tuple[float, ...] = option((), "strengths of the values; default 0, and 2 4 8 where values were learned")
     method: Literal["sample", "greedy", "beam", "best_of"] = option("sample", "how words are chosen")
     seed: int = option(1, "seed of the games")
     plots: bool = option(True, "draw the histogram (needs matplotlib)")
@@ -29,7 +29,7 @@ class WordleEvaluate:
 def main(options: WordleEvaluate) -> Path:
     """Evaluate; writes ``evaluation.json``, ``transcripts.txt`` and ``guesses.png`` into the run's folder."""
     run = load_run(options.run)
-    betas = options.beta or ((0.0, 4.0, 16.0, 64.0) if run.has_values else (0.0,))
+    betas = options.beta or ((0.0, 2.0, 4.0, 8.0) if run.has_values else (0.0,))
     summaries = []
     for beta in betas:
         name = f"{options.run.name} beta {beta:g}" if beta else options.run.name

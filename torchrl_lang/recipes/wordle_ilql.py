@@ -30,13 +30,13 @@ __all__ = ["WordleILQL", "main"]
 class WordleILQL(OfflineOptions):
     """Implicit language Q-learning on a data set of Wordle games (arXiv 2206.11871)."""
 
-    beta: float = option(16.0, "strength of the values in the policy that is evaluated while training")
+    beta: float = option(4.0, "strength of the values in the policy that is evaluated while training")
     gamma: float = option(0.99, "discount, one a token of the agent's")
     expectile: float = option(0.8, "tau of the value's expectile regression")
     value_weight: float = option(0.2, "weight of V's loss beside the policy's")
     qvalue_weight: float = option(0.2, "weight of Q's loss")
     cql_weight: float = option(0.002, "weight of the conservative term")
-    lmbda: float = option(0.0, "above 0 the value regresses on lambda-returns of the target Q")
+    lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q")
     transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
     tau: float = option(0.02, "step of the target heads towards the online ones")
 
@@ -66,7 +66,7 @@ def main(options: WordleILQL) -> float:
     )
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
-    policy = UtteranceActor(actor, tokenizer.control, action_length=6, guidance=guidance)
+    policy = UtteranceActor(actor, tokenizer.control, action_length=6, guidance=guidance, method="greedy")
 
     def save(folder: Path) -> None:
         target = QValueHead(width, tokenizer.vocab_size)

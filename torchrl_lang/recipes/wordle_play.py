@@ -20,7 +20,7 @@ class WordlePlay:
     """Play Wordle in the terminal, with coloured tiles; or watch."""
 
     watch: str | None = option(None, "watch instead of playing: the folder of a finished run, or `optimal`")
-    beta: float = option(16.0, "strength of the learned values of the run that is watched")
+    beta: float = option(4.0, "strength of the learned values of the run that is watched")
     games: int = option(3, "games to watch")
     words: str = option("all", "how many of the shipped words, `all` of them, or a file; a run brings its own")
     rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
@@ -38,5 +38,5 @@ def main(options: WordlePlay) -> None:
         policy = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
     else:
         run = load_run(Path(options.watch))
-        task, policy = run.task, run.policy(options.beta if run.has_values else 0.0, seed=seed)
+        task, policy = run.task, run.policy(options.beta if run.has_values else 0.0, method="greedy")
     watch(task.env(1, seed=seed), policy, games=options.games)

@@ -11,7 +11,6 @@ from torchrl_lang.data import RowDataset, load_dataset
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     RandomWordPlayer,
-    RepeatPlayer,
     Rules,
     WordleEnv,
     WrongPlayer,
@@ -77,16 +76,15 @@ def open_dataset(folder: Path) -> tuple[RowDataset, WordleTask]:
 
 
 def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:
-    """Plays a fixed pile of mediocre games: each game by a careful, a careless, a stubborn or a contrary player.
+    """Plays a fixed pile of mediocre games: each game by a careful, a careless or a contrary player.
 
     Careful: any word that agrees with all colours. Careless: that, or any word at all, half and half. Contrary: a word
-    that the colours rule out. Stubborn: its earlier guesses again.
+    that the colours rule out.
     """
     words, rules = list(task.words), task.rules
     players = [
         RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
         RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed + 1),
         WrongPlayer(words, rules=rules, seed=seed + 2),
-        RepeatPlayer(words, rules=rules, seed=seed + 3),
     ]
-    return MixturePlayer(players, [0.35, 0.35, 0.25, 0.05], per="game", seed=seed + 4)
+    return MixturePlayer(players, [0.5, 0.3, 0.2], per="game", seed=seed + 3)
