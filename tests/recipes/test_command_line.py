@@ -125,12 +125,6 @@ def test_demo_writes_all_it_promises(tmp_path, capsys):
     results = json.loads((out / "results.json").read_text())
     ilql = {f"ILQL beta {beta}" for beta in (2, 4, 8, 16)}
     assert set(results["players"]) == {"data", "BC", "BC greedy", "optimal (myopic)"} | ilql
-        "data",
-        "BC",
-        "BC greedy",
-        *(f"ILQL beta {beta}" for beta in (2, 4, 8, 16)),
-        "optimal (myopic)",
-    }
     for name in ("learning_curves.png", "guesses.png", "table.txt", "transcripts/BC.txt"):
         assert (out / name).stat().st_size > 100
 
