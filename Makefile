@@ -10,7 +10,7 @@ demo: $(STAMP)  ## Play, learn and compare: about ten minutes, pictures in runs/
 	$(BIN)/python -m torchrl_lang demo
 
 test: check  ## Lint, types, tests and the documentation's examples
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)  ## Lint, import order and types
 	$(BIN)/ruff check .

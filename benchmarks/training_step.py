@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -47,20 +49,33 @@ def _batches() -> list[TensorDictBase]:
 
 def _compare(name: str, layers: int, width: int, batches: list[TensorDictBase], repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    lm = causal_lm(vocab_size=35, layers=layers, width=width, heads=4, max_length=74, pad=29)
-    actor = language_actor(lm)
-    heads = qvalue_module(QValueHead(width, 35)), value_module(ValueHead(width))
-    ilql = ILQLLoss(actor, *heads)
-    SoftUpdate(ilql, tau=0.01)
-    own = ILQLLoss(actor, *heads, value_trunk=language_actor(causal_lm(vocab_size=35, layers=layers, width=width,
-                   heads=4, max_length=74, pad=29))[0])  # fmt: skip
-    SoftUpdate(own, tau=0.01)
-    bc = BCLoss(actor)
-    at = iter(range(10**9))
+    shape = {"layers": layers, "width": width, "heads": 4, "max_length": 74}
+    lm = causal_lm(vocab_size=35, pad=29, **shape)
+    other = causal_lm(vocab_size=35, pad=29, **shape)
+
+    def ilql(groups: int, own_trunk: bool = False) -> ILQLLoss:
+        actor = language_actor(lm, length_groups=groups)
+        trunk = language_actor(other, length_groups=groups)[0] if own_trunk else None
+        heads = qvalue_module(QValueHead(width, 35)), value_module(ValueHead(width))
+        loss = ILQLLoss(actor, *heads, value_trunk=trunk)
+        SoftUpdate(loss, tau=0.01)
+        return loss
+
+    losses = {
+        "ILQL": ilql(4),
+        "ILQL, batch not split by length": ilql(1),
+        "ILQL, a value trunk of its own": ilql(4, own_trunk=True),
+        "BC": BCLoss(language_actor(lm, length_groups=4)),
+    }
+    turn = itertools.count()
+
+    def batch() -> TensorDictBase:
+        """The same batch for every job of a round."""
+        return batches[next(turn) // (len(losses) + 1) % len(batches)]
 
     def plain() -> None:
         """Hugging Face's loss on the padded rows, forward and backward."""
-        rows = batches[next(at) // 4 % len(batches)]
+        rows = batch()
         labels = torch.where(rows["attention_mask"], rows["tokens"], -100)
         mask = rows["attention_mask"].long()
         lm(input_ids=rows["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
@@ -68,15 +83,17 @@ def _compare(name: str, layers: int, width: int, batches: list[TensorDictBase], 
 
     def step(loss: torch.nn.Module) -> Callable[[], None]:
         def job() -> None:
-            total_loss(loss(batches[next(at) // 4 % len(batches)])).backward()
+            total_loss(loss(batch())).backward()
             loss.zero_grad()
 
         return job
 
-    times = interleaved({"plain": plain, "bc": step(bc), "ilql": step(ilql), "own": step(own)}, repeats)
+    times = interleaved({"plain": plain} | {label: step(loss) for label, loss in losses.items()}, repeats)
+    targets = {"ILQL": MAX_RATIO}
     return [
-        row(f"{name}: ILQL / plain language-model step", ratio(times, "ilql", "plain"), "x", MAX_RATIO, at_most=True),
-        row(f"{name}: BC / plain", ratio(times, "bc", "plain"), "x"),
-        row(f"{name}: ILQL with a value trunk of its own / plain", ratio(times, "own", "plain"), "x"),
-        row(f"{name}: plain step", sorted(times["plain"])[len(times["plain"]) // 2] * 1000, "ms"),
+        *(
+            row(f"{name}: {label} / plain step", ratio(times, label, "plain"), "x", targets.get(label), at_most=True)
+            for label in losses
+        ),
+        row(f"{name}: plain language-model step", statistics.median(times["plain"]) * 1000, "ms"),
     ]

@@ -1,0 +1,88 @@
+"""Behaviour cloning: numbers by hand, both normalisers, actors with and without a head of their own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch.distributions import Categorical
+
+from tests.objectives.conftest import make_actor, make_bc, make_rows
+from torchrl_lang.modules import split_actor
+from torchrl_lang.objectives import BCLoss
+
+
+class Table(torch.nn.Module):
+    """Writes logits ``[B, T, V]`` out of the input."""
+
+    def forward(self, table):
+        return table
+
+
+def headless():
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(Table(), in_keys=["table"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"], distribution_class=Categorical),
+    )
+
+
+def by_hand():
+    """Tokens 0 1 0 1 and padding; the agent wrote positions 1 and 3; two symbols, p(1) = 3/4 everywhere."""
+    logits = torch.tensor([0.0, math.log(3.0)]).expand(1, 5, 2)
+    return TensorDict(
+        tokens=torch.tensor([[0, 1, 0, 1, 0]]),
+        attention_mask=torch.tensor([[True, True, True, True, False]]),
+        action_mask=torch.tensor([[False, True, False, True, False]]),
+        table=logits,
+        batch_size=[1],
+    )
+
+
+A, B = math.log(4 / 3), math.log(4)  # cross-entropy of symbol 1 and of symbol 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 2 * A / 3),  # three real tokens follow another
+        ({"actor_normalizer": "action"}, A),
+        ({"transition_weight": 0.5}, (2 * A + 0.5 * B) / 3),
+        ({"transition_weight": 1.0, "reduction": "sum"}, 2 * A + B),
+    ],
+)
+def test_numbers_by_hand(options, expected):
+    assert BCLoss(headless(), **options)(by_hand())["loss_actor"].item() == pytest.approx(expected)
+
+
+def test_reduction_none_puts_each_loss_at_its_decision():
+    out = BCLoss(headless(), reduction="none", transition_weight=1.0)(by_hand())["loss_actor"]
+    torch.testing.assert_close(out, torch.tensor([[A, B, A, 0.0, 0.0]]))
+
+
+def test_a_trunk_that_writes_logits_gives_the_same_loss():
+    rows, actor = make_rows(), make_actor()
+    trunk, head, _ = split_actor(actor)
+    with torch.no_grad():
+        rows["table"] = head.module(trunk.module(rows["tokens"]))
+    torch.testing.assert_close(BCLoss(headless())(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"])
+
+
+def test_without_weight_the_environments_words_are_not_read_as_labels():
+    rows = make_rows()
+    loss = make_bc()
+    agent = rows["action_mask"]
+    # The last token of a row is nobody's context: another one there changes nothing unless it is the agent's.
+    last = rows["attention_mask"].sum(-1) - 1
+    theirs = ~agent[torch.arange(6), last]
+    assert theirs.any()
+    changed = rows.clone()
+    changed["tokens"][torch.arange(6)[theirs], last[theirs]] = 11
+    torch.testing.assert_close(loss(changed)["loss_actor"], loss(rows)["loss_actor"])
+
+
+def test_an_unknown_normalizer_is_named():
+    with pytest.raises(ValueError, match="'all' or 'action', got 'most'"):
+        make_bc(actor_normalizer="most")
