@@ -91,7 +91,7 @@ def _train(options: Demo, data: Path) -> None:
         "--seed",
         options.seed,
         "--eval-every",
-        max(options.steps // 9, 1),
+        -(-options.steps // 9),
     ]
     commands = {
         "bc": ["train", "wordle_bc", "--out", options.out / "bc", *shared],
