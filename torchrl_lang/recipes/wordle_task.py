@@ -11,7 +11,6 @@ from torchrl_lang.data import RowDataset, load_dataset
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     RandomWordPlayer,
-    RepeatPlayer,
     Rules,
     WordleEnv,
     WrongPlayer,
@@ -77,17 +76,15 @@ def open_dataset(folder: Path) -> tuple[RowDataset, WordleTask]:
 
 
 def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:
-    """Plays a fixed pile of mediocre games: each game by a careful, a careless, a contrary or a stubborn player.
+    """Plays a fixed pile of mediocre games: each game by a careful, a careless or a contrary player.
 
     Careful: any word that agrees with all colours. Careless: that, or any word at all, half and half. Contrary: a word
-    that the colours rule out. Stubborn: its earlier guesses again. Copying them is poor play even where one copies what
-    is said most often, since no single word is as frequent as the one that was just said.
+    that the colours rule out.
     """
     words, rules = list(task.words), task.rules
     players = [
         RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
         RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed + 1),
         WrongPlayer(words, rules=rules, seed=seed + 2),
-        RepeatPlayer(words, rules=rules, seed=seed + 3),
     ]
-    return MixturePlayer(players, [0.4, 0.2, 0.15, 0.25], per="game", seed=seed + 4)
+    return MixturePlayer(players, [0.5, 0.3, 0.2], per="game", seed=seed + 3)
