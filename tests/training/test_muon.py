@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon
 
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.training import adamw, muon_adamw, warmup_cosine
 
 
@@ -28,7 +30,7 @@ def test_every_parameter_is_in_one_part():
     optimizer = muon_adamw(net, 1e-3)
     taken = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(taken) == sorted(id(p) for p in net.parameters())
-    muon = {id(p) for p in optimizer.parts[0].param_groups[0]["params"]}
+    muon = {id(p) for p in optimizer.parts[1].param_groups[0]["params"]}
     assert muon == {id(net[1].weight), id(net[4].weight)}
 
 
@@ -50,7 +52,7 @@ def test_a_schedule_reaches_both():
     net = model()
     optimizer = muon_adamw(net, 1e-2)
     scheduler = warmup_cosine(optimizer, 10, warmup=2, final=0.0)
-    assert [group["lr"] for part in optimizer.parts for group in part.param_groups] == [0.05, 0.005]
+    assert [group["lr"] for part in optimizer.parts for group in part.param_groups] == [0.005, 0.05]
     for _ in range(10):
         step(net, optimizer)
         scheduler.step()
@@ -77,10 +79,29 @@ def test_resumed_is_as_if_never_stopped():
 def test_frozen_and_shared_parameters():
     net = model()
     net[1].weight.requires_grad_(False)
-    assert len(muon_adamw([net, net], 1e-3).parts[0].param_groups[0]["params"]) == 1
+    assert len(muon_adamw([net, net], 1e-3).parts[1].param_groups[0]["params"]) == 1
 
 
 def test_nothing_for_muon_is_said():
     with pytest.raises(ValueError, match="use adamw"):
         muon_adamw(nn.Sequential(nn.Embedding(3, 2), nn.LayerNorm(2)), 1e-3)
     assert adamw(nn.LayerNorm(2), 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_of_a_loss_only_the_trunks_linear_layers_go_to_muon(kind):
+    """Not embeddings, an untied output head, or the stacked biases of value heads, which have two dimensions."""
+    lm = causal_lm(kind, vocab_size=12, layers=2, width=16, heads=2, max_length=8)
+    loss = ILQLLoss(language_actor(lm), qvalue_module(QValueHead(16, 12)), value_module(ValueHead(16)))
+    optimizer = muon_adamw(loss, 1e-3)
+    names = {id(p): name for name, p in loss.named_parameters()}
+    chosen = {names[id(p)] for p in optimizer.parts[1].param_groups[0]["params"]}
+    assert len(chosen) == (4 if kind == "gpt2" else 7) * 2
+    assert all(".h." in name or ".layers." in name for name in chosen)
+    decayed = {names[id(p)] for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    assert not any(name.endswith("bias") or "wte" in name or "embed_tokens" in name for name in decayed)
+
+
+def test_modules_may_come_from_a_generator():
+    net = model()
+    assert len(muon_adamw((m for m in [net]), 1e-3).parts[1].param_groups[0]["params"]) == 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from torchrl_lang.training.optim import adamw
 
@@ -19,11 +20,11 @@ class MuonAdamW(Optimizer):
 
     Args:
         muon: optimises some parameters.
-        adamw: optimises the others.
+        adamw: optimises the others. Its groups come first: their learning rate is the one that logs show.
     """
 
     def __init__(self, muon: Muon, adamw: AdamW) -> None:
-        self.parts = (muon, adamw)
+        self.parts = (adamw, muon)
         super().__init__([{"params": group["params"]} for part in self.parts for group in part.param_groups], {})
         # The very dictionaries of the parts: a scheduler that changes a learning rate changes it where it counts.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -37,11 +38,11 @@ class MuonAdamW(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """States of both, by name."""
-        return {name: part.state_dict() for name, part in zip(("muon", "adamw"), self.parts, strict=True)}
+        return {name: part.state_dict() for name, part in zip(("adamw", "muon"), self.parts, strict=True)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the states of both."""
-        for name, part in zip(("muon", "adamw"), self.parts, strict=True):
+        for name, part in zip(("adamw", "muon"), self.parts, strict=True):
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
@@ -55,17 +56,17 @@ def muon_adamw(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.99),
 ) -> MuonAdamW:
-    """Muon (https://kellerjordan.github.io/posts/muon) for two-dimensional weights that are no embeddings.
+    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of linear layers, AdamW for all else.
 
     On transformers trained from scratch it needs far fewer steps than AdamW alone; in the Wordle recipes about half.
-    Embeddings, biases, norms and stacked value heads go to :func:`~torchrl_lang.training.adamw`.
+    Embeddings, output heads, biases, norms and stacked value heads go to :func:`~torchrl_lang.training.adamw`.
 
     Args:
         modules: a loss module, or the modules to train.
         lr: AdamW's learning rate.
         muon_lr: Muon's, ten times ``lr`` by default: its updates are orthogonal matrices, not unit steps.
         momentum: Muon's.
-        weight_decay: of the matrices.
+        weight_decay: of the matrices, Muon's and AdamW's.
         betas: AdamW's.
 
     Raises:
@@ -77,22 +78,27 @@ def muon_adamw(
         >>> model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 2))
         >>> optimizer = muon_adamw(model, 1e-3)
         >>> [(len(group["params"]), group["lr"]) for group in optimizer.param_groups]
-        [(1, 0.01), (2, 0.001)]
+        [(2, 0.001), (1, 0.01)]
     """
-    whole = adamw(modules, lr, weight_decay=weight_decay, betas=betas)
-    embeddings = {id(p) for p in _embeddings(modules)}
-    matrices = [p for group in whole.param_groups for p in group["params"] if p.ndim == 2 and id(p) not in embeddings]
-    if not matrices:
-        raise ValueError("There is no two-dimensional weight for Muon: use adamw().")
-    chosen = {id(p) for p in matrices}
-    for group in whole.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) not in chosen]
-    whole.param_groups = [group for group in whole.param_groups if group["params"]]
-    rate = 10 * lr if muon_lr is None else muon_lr
-    return MuonAdamW(Muon(matrices, lr=rate, momentum=momentum, weight_decay=weight_decay), whole)
-
-
-def _embeddings(modules: nn.Module | Iterable[nn.Module]) -> list[Tensor]:
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
-    layers = [layer for root in roots for layer in root.modules()]
-    return [layer.weight for layer in layers if isinstance(layer, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
+    matrices = _linear_weights([layer for root in roots for layer in root.modules()])
+    if not matrices:
+        raise ValueError("There is no weight of a linear layer for Muon: use adamw().")
+    rest = adamw(roots, lr, weight_decay=weight_decay, betas=betas)
+    for group in rest.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in matrices]
+    rest.param_groups = [group for group in rest.param_groups if group["params"]]
+    rate = 10 * lr if muon_lr is None else muon_lr
+    return MuonAdamW(Muon(list(matrices.values()), lr=rate, momentum=momentum, weight_decay=weight_decay), rest)
+
+
+def _linear_weights(layers: list[nn.Module]) -> dict[int, Tensor]:
+    """Trained weights of linear layers, but for embeddings and what writes a vocabulary, by identity."""
+    embeddings = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
+    models = [layer for layer in layers if isinstance(layer, PreTrainedModel)]
+    vocabularies = {model.get_input_embeddings().weight.shape[0] for model in models}
+    weights = [layer.weight for layer in layers if isinstance(layer, Conv1D)]  # GPT-2's linear layer, transposed
+    weights += [
+        layer.weight for layer in layers if isinstance(layer, nn.Linear) and layer.out_features not in vocabularies
+    ]
+    return {id(weight): weight for weight in weights if weight.requires_grad and id(weight) not in embeddings}

@@ -49,9 +49,11 @@ def adamw(
     if not trained:
         raise ValueError("These modules have no parameter that requires a gradient.")
     layers = [layer for module in modules for layer in module.modules()]
-    embedding = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
-    decayed = [p for key, p in trained.items() if p.ndim >= 2 and key not in embedding]
-    others = [p for key, p in trained.items() if p.ndim < 2 or key in embedding]
+    kept = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
+    # By name, too: the stacked biases of value heads have two dimensions.
+    kept |= {id(p) for module in modules for name, p in module.named_parameters() if name.endswith("bias")}
+    decayed = [p for key, p in trained.items() if p.ndim >= 2 and key not in kept]
+    others = [p for key, p in trained.items() if p.ndim < 2 or key in kept]
     groups = [(decayed, weight_decay), (others, 0.0)]
     if fused is None:
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
