@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tensordict import TensorDict, assert_allclose_td
+from tensordict import LazyStackedTensorDict, TensorDict, assert_allclose_td
 
 from tests.objectives.conftest import T, losses_of, make_rows, total
 
@@ -72,8 +72,7 @@ def test_batch_is_the_weighted_sum_of_its_rows(make_loss, rows):
 def test_reductions_agree(make_loss, rows):
     none, summed = make_loss(reduction="none")(rows), make_loss(reduction="sum")(rows)
     for key, value in losses_of(summed).items():
-        if none[key].ndim:
-            assert none[key].shape == (6, T)
+        assert none[key].shape == (6, T)
         torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
 
 
@@ -85,11 +84,10 @@ def test_a_mean_counts_decisions(make_loss, rows):
         torch.testing.assert_close(value, summed[key] / n, rtol=1e-4, atol=1e-6)
 
 
-def test_loss_mask_takes_rows_out(make_loss, rows):
-    """Masked rows count for nothing, whatever they hold."""
-    loss = make_loss(reduction="sum")
-    if getattr(loss, "transition_weight", 0):
-        loss.transition_weight = 0.0  # the mask is about decisions
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_loss_mask_takes_rows_out(make_loss, rows, reduction):
+    """Masked rows count for nothing, in sums and in counts, whatever they hold."""
+    loss = make_loss(reduction=reduction)
     kept = torch.tensor([True, True, False, True, False, True])
     masked = rows.clone().set(("collector", "mask"), kept)
     expected = losses_of(loss(rows[kept]))
@@ -98,6 +96,16 @@ def test_loss_mask_takes_rows_out(make_loss, rows):
     loss.loss_mask_key = None
     unmasked = losses_of(loss(rows.clone().set(("collector", "mask"), kept)))
     assert_same(unmasked, losses_of(loss(rows)), rtol=1e-5, atol=1e-6)
+
+
+def test_masks_that_are_no_bools_are_named(make_loss, rows):
+    with pytest.raises(TypeError, match=r"attention_mask must be bool, got torch.int64.*\.bool\(\)"):
+        make_loss()(rows.clone().set("attention_mask", rows["attention_mask"].long()))
+
+
+def test_a_lazy_stack_of_rows(make_loss, rows):
+    loss = make_loss()
+    assert_same(loss(LazyStackedTensorDict(*rows.unbind(0))), loss(rows), rtol=1e-6, atol=1e-7)
 
 
 def test_rows_without_an_action_cost_nothing_and_break_nothing(make_loss, rows):
@@ -129,11 +137,15 @@ def test_any_batch_shape(make_loss, rows, shape):
 
 
 def test_set_keys(make_loss, rows):
+    """Every entry of a row may have another name."""
     loss = make_loss()
     expected = loss(rows)
-    moved = rows.clone().rename_key_("action_mask", ("agent", "mask"))
-    loss.set_keys(action_mask=("agent", "mask"))
-    assert ("agent", "mask") in loss.in_keys
+    moved = rows.clone()
+    for name in ("action_mask", "token_reward", "terminated"):
+        if name in loss._row_entries:
+            moved.rename_key_(name, ("agent", name))
+            loss.set_keys(**{name: ("agent", name)})
+            assert ("agent", name) in loss.in_keys
     assert_same(loss(moved), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="not an accepted tensordict key"):
         loss.set_keys(nonsense="x")

@@ -180,6 +180,7 @@ def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(rows):
     assert count_passes(make_ilql(value_trunk=make_actor(seed=3)[0]), rows) == 2
     assert count_passes(make_ilql(target_trunk=True), rows) == 2
     assert count_passes(make_ilql(value_trunk=make_actor(seed=3)[0], target_trunk=True), rows) == 3
+    assert count_passes(make_ilql(value_trunk=make_actor(seed=3)[0], actor_weight=0), rows) == 1  # the policy rests
 
 
 def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
@@ -200,7 +201,7 @@ def test_heads_run_at_decisions_only_and_the_target_at_the_taken_action(rows):
 
 def test_any_network_with_the_right_keys_works(rows):
     """A plain linear head without the short cut gives what ours gives."""
-    from tensordict.nn import TensorDictModule
+    from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
     class Plain(torch.nn.Module):
         def __init__(self):
@@ -215,13 +216,38 @@ def test_any_network_with_the_right_keys_works(rows):
         def taken(self, hidden, action):
             return self(hidden).gather(-1, action[:, None, None].expand(-1, 2, 1)).squeeze(-1)
 
+    class OwnKind(TensorDictModuleBase):
+        in_keys, out_keys = ["hidden"], ["action_value"]
+
+        def __init__(self):
+            super().__init__()
+            self.plain = Plain()
+
+        def forward(self, tensordict):
+            return tensordict.set("action_value", self.plain(tensordict["hidden"]))
+
     value = make_heads()[1]
     outs = []
-    for kind in (Plain, WithShortCut):
-        network = TensorDictModule(kind(), in_keys=["hidden"], out_keys=["action_value"])
+    networks = [
+        TensorDictModule(kind(), in_keys=["hidden"], out_keys=["action_value"]) for kind in (Plain, WithShortCut)
+    ]
+    for network in (*networks, OwnKind()):
         outs.append(ILQLLoss(make_actor(), network, value, cql_weight=0.0)(rows))
-    for key in outs[0].keys():
-        torch.testing.assert_close(outs[0][key], outs[1][key])
+    for other in outs[1:]:
+        for key in outs[0].keys():
+            torch.testing.assert_close(outs[0][key], other[key])
+
+
+def test_a_huge_advantage_gives_a_huge_weight_and_no_nan():
+    rows, _ = table_rows()
+    rows["table"][..., 11:21] += 1000.0  # the target's values
+    out = table_loss(2, 5, advantage_temperature=16.0)(rows)
+    assert out["loss_actor"].isfinite()
+
+
+def test_a_head_without_its_input_is_told_where_it_comes_from(rows):
+    with pytest.raises(KeyError, match="expose_pre_norm=True"):
+        ILQLLoss(make_actor(), *make_heads(kind="residual"))(rows)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

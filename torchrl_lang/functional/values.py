@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -99,7 +100,9 @@ def advantage_weight(
         tensor([0.2500, 0.7500])
     """
     if weighting == "exp":
-        weight = (temperature * advantage).exp()
+        # One infinite weight would turn every gradient of a batch into NaN: the exponent stays where even squares of
+        # the weight are finite.
+        weight = (temperature * advantage).clamp_max(math.log(torch.finfo(advantage.dtype).max) / 2).exp()
     elif weighting == "sign":
         beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
         weight = torch.where(advantage > 0, beta, 1 - beta)

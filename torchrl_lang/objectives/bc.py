@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
 from torchrl_lang.modules.actor import split_actor
@@ -18,8 +18,9 @@ class BCLoss(RowLoss):
     """Behaviour cloning (BC) of rows of tokens.
 
     ``loss_actor = sum_t w_t * CE(pi(. | x_<=t), x_t+1) / n`` with ``w_t = 1`` on the agent's tokens and
-    ``transition_weight`` on the environment's. One pass of the trunk; the language-model head is evaluated only where
-    ``w_t`` is not zero. On a data set's best episodes (:func:`torchrl_lang.data.top_fraction`) this is %BC.
+    ``transition_weight`` on the environment's. One pass of the trunk; the language-model head is evaluated at
+    decisions, and at every real token only with a ``transition_weight``. On a data set's best episodes
+    (:func:`torchrl_lang.data.top_fraction`) this is %BC.
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and
@@ -28,8 +29,8 @@ class BCLoss(RowLoss):
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
-    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``. The
-
+    The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``, and
+    is left as it was. The output holds ``loss_actor``.
 
     Examples:
         >>> import torch
@@ -77,13 +78,11 @@ class BCLoss(RowLoss):
         """Compute the loss of a batch of rows."""
         trunk, head, _ = split_actor(self.actor_network)
         batch = self._find(tensordict)
-        logits_key: NestedKey = self.tensor_keys.logits
         loss = actor_loss(
             batch,
             trunk(batch.rows),
             head,
             None,
-            logits_key=logits_key,
             transition_weight=self.transition_weight,
             normalizer=self.actor_normalizer,
             reduction=self.reduction,

@@ -31,6 +31,8 @@ __all__ = ["ILQLLoss"]
 
 Target = Literal["td", "mc", "lambda"]
 
+_METRICS = ("value", "qvalue", "target_qvalue", "advantage")
+
 
 class ILQLLoss(ValueRowLoss):
     r"""Implicit language Q-learning over rows of tokens.
@@ -53,6 +55,9 @@ class ILQLLoss(ValueRowLoss):
     at the taken action. Only the heads are functional: ``qvalue_network_params`` with ``target_qvalue_network_params``
     for :class:`~torchrl.objectives.SoftUpdate` or :class:`~torchrl.objectives.HardUpdate`.
 
+    ``loss_mask_key`` (see :class:`~torchrl.objectives.LossModule`) may name a mask of rows ``[*B]`` or of positions
+    ``[*B, T]``; a decision is taken by the position of its state, one before its token.
+
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
             head (``hidden`` -> ``logits``), and a distribution over ``logits``.
@@ -71,7 +76,8 @@ class ILQLLoss(ValueRowLoss):
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
         margin: by how much the taken action should lead.
-        advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning.
+        advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
+            ``weight_clip`` with a large one.
         advantage_weighting: ``"exp"`` or ``"sign"``.
         weight_clip: upper bound of the policy's weights, ``transition_weight`` included.
         transition_weight: weight in the policy's loss of tokens that the environment wrote.
@@ -124,17 +130,7 @@ class ILQLLoss(ValueRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
-    out_keys = [
-        "loss_value",
-        "loss_qvalue",
-        "loss_cql",
-        "loss_margin",
-        "loss_actor",
-        "value",
-        "qvalue",
-        "target_qvalue",
-        "advantage",
-    ]
+    out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor", *_METRICS]
 
     def __init__(
         self,
@@ -227,7 +223,8 @@ class ILQLLoss(ValueRowLoss):
         """Compute the losses of a batch of rows."""
         actor_trunk, head, _ = split_actor(self.actor_network)
         batch = self._find(tensordict)
-        actor_rows = actor_trunk(batch.rows.copy())
+        shared = self.value_trunk is None
+        actor_rows = actor_trunk(batch.rows.copy()) if shared or self.actor_weight else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         values = self._values(
             batch,
@@ -242,7 +239,7 @@ class ILQLLoss(ValueRowLoss):
             "loss_cql": self._cql_loss(batch, values),
             "loss_margin": self._margin_loss(batch, values),
         }
-        zero = values.state.new_zeros(())
+        zero = values.state.new_zeros(batch.shape if self.reduction == "none" else ())
         out = {name: zero if term is None else term for name, term in out.items()}
         out["loss_actor"] = zero
         if self.actor_weight:
@@ -251,7 +248,6 @@ class ILQLLoss(ValueRowLoss):
                 actor_rows,
                 head,
                 self._actor_weights(values),
-                logits_key=self.tensor_keys.logits,
                 transition_weight=self._transition_weight,
                 normalizer=self.actor_normalizer,
                 reduction=self.reduction,
@@ -330,7 +326,7 @@ class ILQLLoss(ValueRowLoss):
             entries["advantage"] = values.target - values.state
         nan = values.state.new_full((), torch.nan)
         means = {name: masked_mean(value.detach(), counted) for name, value in entries.items()}
-        return {name: means.get(name, nan) for name in self.out_keys[5:]}
+        return {name: means.get(name, nan) for name in _METRICS}
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:

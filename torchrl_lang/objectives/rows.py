@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import LossModule
@@ -51,8 +51,13 @@ class DecisionBatch(NamedTuple):
     """bool ``[N]``: the task ended behind this decision, so nothing is bootstrapped."""
     row_terminated: Tensor
     """bool ``[B]``."""
-    counted: Tensor | None
-    """bool ``[N]``: decisions that count in the loss; None where all do."""
+    mask: Tensor | None
+    """bool ``[B, T]``: positions whose losses count, by ``loss_mask_key``; None where all do."""
+
+    @property
+    def counted(self) -> Tensor | None:
+        """Bool ``[N]``: decisions that count; None where all do."""
+        return None if self.mask is None else self.mask.flatten()[self.place]
 
 
 class RowLoss(LossModule):
@@ -71,8 +76,6 @@ class RowLoss(LossModule):
         action_mask: NestedKey = "action_mask"
         token_reward: NestedKey = "token_reward"
         terminated: NestedKey = "terminated"
-        hidden: NestedKey = "hidden"
-        logits: NestedKey = "logits"
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
@@ -111,7 +114,6 @@ class RowLoss(LossModule):
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
-        counted = self._counted(tensordict, attention)
         return DecisionBatch(
             rows=self._trunk_input(tensordict, tokens),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
@@ -127,7 +129,7 @@ class RowLoss(LossModule):
             last=found.last,
             terminated=found.last & ended[found.row[found.state]],
             row_terminated=ended,
-            counted=None if counted is None else counted.flatten()[place],
+            mask=self._mask(tensordict, attention),
         )
 
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
@@ -149,6 +151,8 @@ class RowLoss(LossModule):
             entries[name] = value
         shape = entries["tokens"].shape
         for name, value in entries.items():
+            if name in ("attention_mask", "action_mask", "terminated") and value.dtype != torch.bool:
+                raise TypeError(f"{name} must be bool, got {value.dtype}: convert it with .bool().")
             expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
             if tuple(value.shape) != expected:
                 raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
@@ -156,14 +160,15 @@ class RowLoss(LossModule):
 
     def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor) -> TensorDictBase:
         """A shallow copy of the rows with batch size ``[B]``, so that what modules write stays out of the input."""
-        rows = tensordict.copy()
+        lazy = isinstance(tensordict, LazyStackedTensorDict)
+        rows = tensordict.to_tensordict() if lazy else tensordict.copy()
         rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
         rows = rows.reshape(-1)
         if tokens.dtype != torch.int64:
             rows.set(self.tensor_keys.tokens, tokens.long())
         return rows
 
-    def _counted(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
+    def _mask(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key``; None where no mask is present."""
         counted = None
         for key in self._loss_mask_keys():
@@ -199,5 +204,11 @@ def full_precision(values: Tensor) -> Tensor:
 
 def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
+    missing = [key for key in module.in_keys if rows.get(key, None) is None]
+    if missing:
+        raise KeyError(
+            f"A head reads {missing}, which the trunk did not write: there are {sorted(map(str, rows.keys()))}. For "
+            "'residual' heads build the actor with expose_pre_norm=True."
+        )
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
-    return type(rows)(entries, batch_size=index.shape, device=rows.device)
+    return TensorDict(entries, batch_size=index.shape, device=rows.device)

@@ -165,7 +165,7 @@ class ValueRowLoss(RowLoss):
 
     def _taken(self, inputs: TensorDictBase, action: Tensor) -> Tensor:
         """Q of the taken action, ``[N, n_q]``, by the network's own short cut where it has one."""
-        short_cut = getattr(self.qvalue_network.module, "taken", None)
+        short_cut = getattr(getattr(self.qvalue_network, "module", None), "taken", None)
         if short_cut is not None:
             return full_precision(short_cut(*(inputs.get(key) for key in self.qvalue_network.in_keys), action))
         return _pick(full_precision(self.qvalue_network(inputs).get(self.tensor_keys.action_value)), action)
