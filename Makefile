@@ -20,7 +20,7 @@ check: $(STAMP)  ## Lint, import order and types
 bench: $(STAMP)  ## Measure speed as ratios; a table, and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks
 
-# A PyTorch that is already there stays; the pinned one comes first so that nothing pulls in another build.
+# PyTorch comes first, at its pinned version, so that nothing pulls in another build.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 
 from benchmarks.common import RESULTS, record, table
 
@@ -18,11 +19,14 @@ def main() -> None:
     unknown = set(options.names) - set(NAMES)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose among {', '.join(NAMES)}")
+    missed = False
     for name in options.names or NAMES:
         print(f"\n{name}: {importlib.import_module(f'benchmarks.{name}').__doc__}", flush=True)
         rows = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         before = {} if options.quick else record(rows, RESULTS / f"{name}.json")
         print(table(rows, before))
+        missed = missed or any(entry["ok"] is False for entry in rows)
+    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

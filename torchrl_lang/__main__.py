@@ -48,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, run = recipe.load()
     try:
         run(options_from(options, parsed))
-    except (FileNotFoundError, FileExistsError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError) as error:
         # What a user can mend is said in a line; anything else keeps its traceback.
         print(f"torchrl_lang: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        resumes = parsed.command in ("train", "demo")
+        print("stopped" + "; the same command goes on from the last checkpoint" * resumes, file=sys.stderr)
         return 130
     return 0
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from torchrl_lang.__main__ import main
+from torchrl_lang.evaluation import Summary
+from torchrl_lang.modules import causal_lm
 from torchrl_lang.recipes.options import add_options, option, options_from
+from torchrl_lang.recipes.wordle_task import WordleTask
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
 
@@ -56,20 +60,27 @@ def test_train_evaluate_and_watch(data, tmp_path, capsys):
     assert main(["play", "wordle", "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
 
 
-def test_best_checkpoint_is_the_one_with_the_best_return(data, tmp_path):
+def test_the_best_model_by_return_is_saved_not_the_last(data, tmp_path, monkeypatch):
+    """Evaluations are rigged so that the second of three is best."""
+    returns = iter([-5.0, -1.0, -4.0])
+    weights = {}
     run = tmp_path / "bc"
+
+    def judge(self, policy, **_):
+        weights[len(weights)] = {key: value.clone() for key, value in policy.state_dict().items()}
+        return Summary("", 8, next(returns), 0.1, 0.5, 0.1, 3.0), None
+
+    monkeypatch.setattr(WordleTask, "judge", judge)
     assert train("wordle_bc", data, run, "--steps", "6", "--eval-every", "2") == 0
-    rows = [line.split(",") for line in (run / "log.csv").read_text().splitlines()]
-    column = rows[0].index("return")
-    returns = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
-    best = max(returns, key=lambda step: (returns[step], -step))
-    manifests = [json.loads(path.read_text()) for path in (run / "checkpoints").glob("step-*/manifest.json")]
-    assert best in {manifest["step"] for manifest in manifests}
+    saved = load_file(run / "model" / "model.safetensors")["transformer.wpe.weight"]
+    name = next(key for key in weights[0] if key.endswith("wpe.weight"))
+    assert torch.equal(saved, weights[1][name])
+    assert not torch.equal(saved, weights[2][name])
 
 
 def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
-    options = ["--steps", "40", "--eval-every", "10"]
+    options = ["--steps", "60", "--eval-every", "10"]
     assert train("wordle_ilql", data, tmp_path / "whole", *options) == 0
     command = [sys.executable, "-m", "torchrl_lang", "train", "wordle_ilql", "--data", str(data), "--out"]
     command += [str(tmp_path / "killed"), *SMALL, *options]
@@ -78,7 +89,8 @@ def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
     while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "model").exists()
     assert subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120).returncode == 0
     whole, killed = (tmp_path / name / "model" for name in ("whole", "killed"))
     for file in ("model.safetensors", "heads.safetensors"):
@@ -91,6 +103,32 @@ def test_a_run_is_not_continued_with_other_options(data, tmp_path, capsys):
     assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
     assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2", "--lr", "0.5") == 2
     assert "lr was 0.002 and is 0.5" in capsys.readouterr().err
+
+
+def test_a_run_is_not_continued_on_other_games(data, tmp_path, capsys):
+    """Not even where the other data set stands at the same place."""
+    other = tmp_path / "data"
+    assert main(["generate", "wordle", "--out", str(other), "--games", "64", "--words", "20", "--batch", "32"]) == 0
+    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+    assert train("wordle_bc", other, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 2
+    error = capsys.readouterr().err
+    assert "other options: notes, dataset" in error
+
+
+def test_a_start_that_failed_does_not_spoil_the_folder(data, tmp_path, capsys):
+    for wrong in (["--fraction", "2"], ["--eval-every", "0"], ["--width", "15"]):
+        assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", *wrong) == 2
+    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+
+
+@pytest.mark.parametrize("recipe", ["wordle_bc", "wordle_ilql"])
+def test_a_pretrained_model_is_fitted_to_the_task(data, tmp_path, recipe):
+    """A folder as Hugging Face writes it, with another vocabulary."""
+    folder = tmp_path / "pretrained"
+    causal_lm("qwen2", vocab_size=100, layers=1, width=16, heads=2, max_length=128).save_pretrained(folder)
+    run = tmp_path / "run"
+    assert train(recipe, data, run, "--steps", "2", "--eval-every", "2", "--pretrained", str(folder)) == 0
+    assert main(["evaluate", "wordle", "--run", str(run), "--games", "4"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -137,6 +175,7 @@ class Everything:
     kind: Literal["a", "b"] = option("a", "a choice")
     flag: bool = option(True, "a switch")
     maybe: int | None = option(None, "a number or none")
+    perhaps: Literal["c", "d"] | None = option(None, "a choice or none")
     many: tuple[float, ...] = option((1.0, 2.0), "numbers")
 
 
@@ -146,7 +185,7 @@ def test_options_of_every_kind():
     parser = argparse.ArgumentParser()
     add_options(parser, Everything)
     assert options_from(Everything, parser.parse_args([])) == Everything()
-    words = ["--path", "y", "--kind", "b", "--no-flag", "--maybe", "3", "--many", "4", "5"]
-    expected = Everything(Path("y"), "b", False, 3, (4.0, 5.0))
+    words = ["--path", "y", "--kind", "b", "--no-flag", "--maybe", "3", "--perhaps", "d", "--many", "4", "5"]
+    expected = Everything(Path("y"), "b", False, 3, "d", (4.0, 5.0))
     assert options_from(Everything, parser.parse_args(words)) == expected
     assert "default: 1.0 2.0" in parser.format_help()

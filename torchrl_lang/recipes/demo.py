@@ -71,33 +71,24 @@ def _make_data(options: Demo) -> Path:
     """The data set; one that is there already from an earlier call is used again."""
     folder = options.out / "data"
     wanted = wordle_data.WordleData(out=folder, games=options.games, words=str(options.words), seed=options.seed)
-    if (folder / "manifest.json").exists():
-        dataset, task = open_dataset(folder)
-        if (len(dataset), len(task.words), dataset.manifest["seed"]) != (options.games, options.words, options.seed):
-            raise ValueError(f"{folder} holds a data set of other options: delete {options.out} or give another --out.")
-        print(f"using the data set that is there: {folder}")
-    else:
-        wordle_data.main(wanted)
+    if not (folder / "manifest.json").exists():
+        return wordle_data.main(wanted)
+    dataset, _ = open_dataset(folder)
+    if (len(dataset), dataset.manifest["notes"]) != (options.games, wordle_data.notes(wanted)):
+        raise ValueError(f"{folder} holds a data set of other options: delete {options.out} or give another --out.")
+    print(f"using the data set that is there: {folder}")
     return folder
 
 
 def _train(options: Demo, data: Path) -> None:
-    """Both trainings at once, each with half of the cores: small models gain little from a second core."""
-    shared = [
-        "--data",
-        data,
-        "--steps",
-        options.steps,
-        "--seed",
-        options.seed,
-        "--eval-every",
-        -(-options.steps // 9),
-    ]
+    """Both trainings at once, each with half of the cores: small models gain little from a second one."""
+    shared = ["--data", data, "--steps", options.steps, "--seed", options.seed]
+    shared += ["--eval-every", -(-options.steps // 9)]
     commands = {
         "bc": ["train", "wordle_bc", "--out", options.out / "bc", *shared],
         "ilql": ["train", "wordle_ilql", "--out", options.out / "ilql", *shared],
     }
-    threads = max(len(os.sched_getaffinity(0)) // 2, 1) if hasattr(os, "sched_getaffinity") else 1
+    threads = min(max((os.cpu_count() or 2) // 2, 1), 2)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     _run_side_by_side({name: list(map(str, words)) for name, words in commands.items()}, environment)
 
@@ -106,34 +97,37 @@ def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mappin
     """Run commands of this package at once and show what they print; when one fails, stop all.
 
     Raises:
-        RuntimeError: a command failed; it has said why.
+        ValueError: a command failed; it has said why.
     """
-    running = {}
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "torchrl_lang", *words],
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, words in commands.items()
+    }
+    readers = [Thread(target=_relay, args=(process.stdout,), daemon=True) for process in running.values()]
+    for reader in readers:
+        reader.start()
     try:
-        for name, words in commands.items():
-            running[name] = subprocess.Popen(
-                [sys.executable, "-m", "torchrl_lang", *words],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        readers = [Thread(target=_relay, args=(process.stdout,), daemon=True) for process in running.values()]
-        for reader in readers:
-            reader.start()
-        while running:
+        while any(process.poll() is None for process in running.values()) and not _failed(running):
             time.sleep(0.2)
-            for name, process in list(running.items()):
-                status = process.poll()
-                if status:
-                    raise RuntimeError(f"Training {name} failed with exit status {status}; its last words are above.")
-                if status == 0:
-                    del running[name]
-        for reader in readers:
-            reader.join()
     finally:
+        failed = _failed(running)
         for process in running.values():
             process.terminate()
+            process.wait()
+        for reader in readers:
+            reader.join()
+    if failed:
+        raise ValueError(f"training {' and '.join(failed)} failed; its last words are above.")
+
+
+def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
+    return [name for name, process in running.items() if process.poll() not in (None, 0)]
 
 
 def _relay(stream: IO[str]) -> None:
@@ -160,6 +154,13 @@ def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Sum
 
 def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes: float) -> None:
     out = options.out
+    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
+    results = {
+        "options": {name: getattr(options, name) for name in ("words", "games", "steps", "eval_games", "seed")},
+        "minutes_of_this_call": round(minutes, 2),
+        "players": {name: summary.as_dict() for name, summary in summaries.items()},
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     levels = {name: summaries[name].mean_return for name in ("data", "optimal (myopic)")}
     runs = {name: out / name / "log.csv" for name in ("bc", "ilql")}
     curves = plot_learning_curves(
@@ -172,12 +173,5 @@ def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes:
     best = max((name for name in summaries if name.startswith("ILQL")), key=lambda name: summaries[name].mean_return)
     shown = [summaries[name] for name in ("data", "BC", "BC greedy", best, "optimal (myopic)")]
     histogram = plot_guess_histogram(out / "guesses.png", shown, title="Guesses needed")
-    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
-    results = {
-        "options": {name: getattr(options, name) for name in ("words", "games", "steps", "eval_games", "seed")},
-        "minutes": round(minutes, 2),
-        "players": {name: summary.as_dict() for name, summary in summaries.items()},
-    }
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(f"\nlearning curves  {curves}\nguesses needed   {histogram}\ntranscripts      {out / 'transcripts'}")
     print(f"figures          {out / 'results.json'}\n{minutes:.1f} minutes")

@@ -13,7 +13,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 from transformers import PreTrainedModel
 
 from torchrl_lang.data import RowDataset, row_buffer, top_fraction
-from torchrl_lang.modules import causal_lm, load_causal_lm
+from torchrl_lang.modules import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.wordle_task import WordleTask
 from torchrl_lang.training import (
@@ -45,11 +45,15 @@ class OfflineOptions:
     weight_decay: float = option(0.01, "AdamW's weight decay")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm")
     fraction: float = option(1.0, "share of best episodes to learn from (percent BC)")
-    model: str = option("gpt2", "Hugging Face model type of a model from scratch, or a name or folder to load")
+    pretrained: str | None = option(
+        None, "name or folder of a Hugging Face model to start from, instead of from scratch"
+    )
+    kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     layers: int = option(3, "transformer blocks of a model from scratch")
     width: int = option(64, "its width")
     heads: int = option(4, "its attention heads")
     length_groups: int = option(4, "groups of similar length that a batch is run in, to compute less padding")
+    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU where there is one")
     bf16: bool = option(False, "compute in bfloat16")
     compile: bool = option(False, "compile the loss (needs a C++ compiler; slow to start)")
     eval_every: int = option(1000, "steps between evaluations, each with a checkpoint")
@@ -58,14 +62,37 @@ class OfflineOptions:
     logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
     seed: int = option(0, "seed of weights, batches and games")
 
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "batch_size",
+            "layers",
+            "width",
+            "heads",
+            "length_groups",
+            "eval_every",
+            "eval_games",
+            "log_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 learns from the best tenth.")
+
+    def torch_device(self) -> torch.device:
+        """Where to compute."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return torch.device(name)
+
 
 def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
     """The language model: from scratch, or a pretrained one fitted to the tokenizer."""
     tokenizer = dataset.tokenizer
-    if Path(options.model).exists() or "/" in options.model:
-        return load_causal_lm(options.model, tokenizer)
-    return causal_lm(
-        options.model,
+    if options.pretrained is not None:
+        lm = load_causal_lm(options.pretrained)
+        return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
+    lm = causal_lm(
+        options.kind,
         vocab_size=tokenizer.vocab_size,
         layers=options.layers,
         width=options.width,
@@ -75,6 +102,7 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
         # Hugging Face's 0.02 is made for widths near a thousand; a narrow model starts near silence with it.
         initializer_range=options.width**-0.5,
     )
+    return lm.to(options.torch_device())
 
 
 def train_offline(
@@ -104,14 +132,15 @@ def train_offline(
     Returns:
         The best mean return of the evaluations.
     """
-    _record(options, task)
+    checkpoints = Checkpointer(options.out / "checkpoints")
+    _record(options, dataset, continued=bool(checkpoints.steps()))
+    device = options.torch_device()
     rows = dataset if options.fraction == 1.0 else top_fraction(dataset, options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
     make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
     optimizer = make_optimizer(loss, options.lr, weight_decay=options.weight_decay)
     warmup = min(options.warmup, options.steps // 10)
     scheduler = warmup_cosine(optimizer, options.steps, warmup=warmup, final=options.final_lr)
-    checkpoints = Checkpointer(options.out / "checkpoints")
     parts: dict[str, Any] = {
         "loss": loss,
         "optimizer": optimizer,
@@ -127,7 +156,7 @@ def train_offline(
     compiled: Any = torch.compile(loss) if options.compile else loss
     training = train_steps(
         compiled,
-        buffer.sample,
+        lambda: buffer.sample().to(device),
         optimizer,
         steps=options.steps,
         start=start,
@@ -142,7 +171,7 @@ def train_offline(
             if step % options.log_every == 0 or step == options.steps:
                 log.log(step, figures)
             if step % options.eval_every == 0 or step == options.steps:
-                summary, _ = task.judge(policy, games=options.eval_games, seed=options.seed + 1)
+                summary, _ = task.judge(policy, games=options.eval_games, seed=options.seed + 1, device=device)
                 log.log(step, summary.scalars())
                 progress.update(step, {"return": summary.mean_return})
                 checkpoints.save(step, summary.scalars())
@@ -155,9 +184,12 @@ def train_offline(
     return metrics["return"]
 
 
-def _record(options: OfflineOptions, task: WordleTask) -> None:
+def _record(options: OfflineOptions, dataset: RowDataset, *, continued: bool) -> None:
+    """Write down what the run is, or make sure that what is to be continued is the same."""
+    notes, manifest = dataset.manifest["notes"], dataset.manifest
+    contents = {key: entry["sha256"] for key, entry in manifest["entries"].items()}
     path = options.out / "config.json"
-    if path.exists():
-        check_record(path, options, free=("data", "out", "logger", "eval_games"))
+    if continued:
+        check_record(path, options, free=("data", "out", "logger", "device"), notes=notes, dataset=contents)
     else:
-        write_options(path, options, notes=task.notes())
+        write_options(path, options, notes=notes, dataset=contents)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["add_options", "check_record", "option", "options_from", "read_options", "write_options"]
+__all__ = ["add_options", "check_record", "option", "options_from", "read_options", "required", "write_options"]
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ def _reader(kind: Any) -> dict[str, Any]:
         return {"choices": get_args(kind)}
     if get_origin(kind) in (Union, types.UnionType):
         inner = next(part for part in get_args(kind) if part is not type(None))
+        if get_origin(inner) is Literal:
+            return _reader(inner)
         read = _reader(inner)["type"]
         return {"type": lambda text: None if text.lower() == "none" else read(text), "metavar": inner.__name__.upper()}
     if get_origin(kind) is tuple:
@@ -69,7 +72,7 @@ def _reader(kind: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
 def options_from(options: type[T], arguments: argparse.Namespace) -> T:
@@ -81,7 +84,9 @@ def options_from(options: type[T], arguments: argparse.Namespace) -> T:
 def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else makes a run what it is, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_plain(options) | more, indent=2, default=str) + "\n", encoding="utf-8")
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(json.dumps(_plain(options) | more, indent=2, default=str) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -91,20 +96,21 @@ def read_options(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def check_record(path: Path, options: Any, *, free: tuple[str, ...] = ()) -> None:
-    """Raise unless a run that is to be continued has the options it began with; ``free`` ones may differ.
+def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more: Any) -> None:
+    """Raise unless a run that is to be continued is what it began as; ``free`` options may differ.
 
     Raises:
         ValueError: naming what differs.
     """
     before = read_options(path)
-    now = json.loads(json.dumps(_plain(options), default=str))
-    differ = {
-        key: (before.get(key), value) for key, value in now.items() if before.get(key) != value and key not in free
-    }
-    if differ:
-        changes = ", ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in differ.items())
-        raise ValueError(f"{path.parent} holds a run with other options: {changes}. Give another --out, or delete it.")
+    now = json.loads(json.dumps(_plain(options) | more, default=str))
+    changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
+    if changed:
+        # What is short is shown, a data set's checksums are not.
+        told = [f"{key} was {before.get(key)!r} and is {now[key]!r}" if key not in more else key for key in changed]
+        raise ValueError(
+            f"{path.parent} holds a run with other options: {', '.join(told)}. Give another --out, or delete it."
+        )
 
 
 def _plain(options: Any) -> dict[str, Any]:

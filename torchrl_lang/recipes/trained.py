@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, WordleTask
 
 __all__ = ["Trained", "load_run"]
 
@@ -44,7 +44,15 @@ class Trained:
             guidance = ValueGuidance(self.model.heads["target_qvalue"], beta=beta)
         actor = language_actor(self.model.lm)
         return UtteranceActor(
-            actor, self.tokenizer.control, 6, guidance=guidance, method=method, seed=seed, diagnostics=True, **options
+            actor,
+            self.tokenizer.control,
+            ACTION_LENGTH,
+            guidance=guidance,
+            method=method,
+            seed=seed,
+            vocab_size=self.tokenizer.vocab_size,
+            diagnostics=True,
+            **options,
         )
 
 

@@ -8,7 +8,7 @@ from torchrl_lang.modules import UtteranceActor, language_actor, save_language_m
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.wordle_task import open_dataset
+from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
 from torchrl_lang.training import seed_everything
 
 __all__ = ["WordleBC", "main"]
@@ -29,7 +29,7 @@ def main(options: WordleBC) -> float:
     actor = language_actor(lm, length_groups=options.length_groups)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
-    policy = UtteranceActor(actor, tokenizer.control, action_length=6)
+    policy = UtteranceActor(actor, tokenizer.control, ACTION_LENGTH)
     return train_offline(
         options,
         dataset,

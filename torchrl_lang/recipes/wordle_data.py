@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torchrl_lang.data import generate_dataset
 from torchrl_lang.envs.wordle import OptimalPlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
+from torchrl_lang.recipes.wordle_task import MEDIOCRE, WordleTask, mediocre_player
 
-__all__ = ["WordleData", "main"]
+__all__ = ["WordleData", "main", "notes"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class WordleData:
 
     out: Path = required("folder of the data set")
     games: int = option(60_000, "number of games")
-    words: str = option("120", "how many of the shipped words, `all` of them, or a file with one word a line")
+    words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
     rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
     player: Literal["mediocre", "careful", "careless", "random", "wrong", "repeat", "optimal"] = option(
         "mediocre", "who plays: a mixture of players, or one of them"
@@ -28,6 +28,13 @@ class WordleData:
     batch: int = option(2048, "games played side by side")
     seed: int = option(0, "seed of words and players")
     overwrite: bool = option(False, "replace a data set that is there")
+
+
+def notes(options: WordleData) -> dict[str, Any]:
+    """What the manifest keeps: the task, and all that the games depend on."""
+    task = WordleTask.of(options.words, options.rules)
+    mixture = list(MEDIOCRE) if options.player == "mediocre" else None
+    return {**task.notes(), "player": options.player, "mixture": mixture, "batch": options.batch, "seed": options.seed}
 
 
 def main(options: WordleData) -> Path:
@@ -51,7 +58,7 @@ def main(options: WordleData) -> Path:
         episodes=options.games,
         seed=options.seed,
         source=f"{options.player} player on {len(words)} words, {options.rules} rules",
-        notes=task.notes(),
+        notes=notes(options),
         overwrite=options.overwrite,
     )
     figures = dataset.manifest

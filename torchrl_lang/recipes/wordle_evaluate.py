@@ -20,8 +20,10 @@ class WordleEvaluate:
 
     run: Path = required("folder of a finished run")
     games: int = option(1000, "number of games")
-    beta: tuple[float, ...] = option((), "strengths of the values; default 0, and 2 4 8 where values were learned")
-    method: Literal["sample", "greedy", "beam", "best_of"] = option("sample", "how words are chosen")
+    beta: tuple[float, ...] = option((), "strengths of the values; by default 0, and 2 4 8 where values were learned")
+    method: Literal["sample", "greedy", "beam", "best_of"] | None = option(
+        None, "how words are chosen; by default greedy with values and sample without"
+    )
     seed: int = option(1, "seed of the games")
     plots: bool = option(True, "draw the histogram (needs matplotlib)")
 
@@ -30,20 +32,19 @@ def main(options: WordleEvaluate) -> Path:
     """Evaluate; writes ``evaluation.json``, ``transcripts.txt`` and ``guesses.png`` into the run's folder."""
     run = load_run(options.run)
     betas = options.beta or ((0.0, 2.0, 4.0, 8.0) if run.has_values else (0.0,))
-    summaries = []
+    played = []
     for beta in betas:
         name = f"{options.run.name} beta {beta:g}" if beta else options.run.name
-        policy = run.policy(beta, method=options.method, seed=options.seed)
-        summary, records = run.task.judge(policy, games=options.games, seed=options.seed, name=name)
-        summaries.append(summary)
-        print(f"played {name}: mean return {summary.mean_return:.2f}", flush=True)
+        policy = run.policy(beta, method=options.method or ("greedy" if beta else "sample"), seed=options.seed)
+        played.append(run.task.judge(policy, games=options.games, seed=options.seed, name=name))
+        print(f"played {name}: mean return {played[-1][0].mean_return:.2f}", flush=True)
+    summaries = [summary for summary, _ in played]
     print(format_table(summaries))
-    best = max(summaries, key=lambda summary: summary.mean_return)
-    write_transcripts(
-        options.run / "transcripts.txt", records, run.tokenizer, games=10, title=summaries[-1].name, spelling=TILES
-    )
+    best, records = max(played, key=lambda pair: pair[0].mean_return)
+    path = options.run / "transcripts.txt"
+    write_transcripts(path, records, run.tokenizer, games=10, title=best.name, spelling=TILES)
     (options.run / "evaluation.json").write_text(json.dumps([s.as_dict() for s in summaries], indent=2) + "\n")
     if options.plots:
         plot_guess_histogram(options.run / "guesses.png", summaries)
-    print(f"best: {best.name}; transcripts, figures and picture in {options.run}")
+    print(f"best: {best.name}; its transcripts, all figures and a picture are in {options.run}")
     return options.run

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrl.objectives import SoftUpdate
+from transformers import PreTrainedModel
 
 from torchrl_lang.modules import (
     QValueHead,
@@ -20,10 +21,10 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.wordle_task import open_dataset
+from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
 from torchrl_lang.training import seed_everything
 
-__all__ = ["WordleILQL", "main"]
+__all__ = ["WordleILQL", "build_loss", "main"]
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,12 @@ class WordleILQL(OfflineOptions):
     tau: float = option(0.02, "step of the target heads towards the online ones")
 
 
-def main(options: WordleILQL) -> float:
-    """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data)
-    seed_everything(options.seed)
-    tokenizer = dataset.tokenizer
-    lm = build_lm(options, dataset)
-    actor = language_actor(lm, length_groups=options.length_groups)
+def build_loss(options: WordleILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
+    """The loss, and the heads that it trains beside the language model."""
     width = lm.config.hidden_size
-    qvalue, value = QValueHead(width, tokenizer.vocab_size), ValueHead(width)
+    qvalue, value = QValueHead(width, vocab_size).to(lm.device), ValueHead(width).to(lm.device)
     loss = ILQLLoss(
-        actor,
+        language_actor(lm, length_groups=options.length_groups),
         qvalue_module(qvalue),
         value_module(value),
         gamma=options.gamma,
@@ -64,12 +60,22 @@ def main(options: WordleILQL) -> float:
         transition_weight=options.transition_weight,
         actor_normalizer="action",
     )
+    return loss, qvalue, value
+
+
+def main(options: WordleILQL) -> float:
+    """Train; returns the best mean return."""
+    dataset, task = open_dataset(options.data)
+    seed_everything(options.seed)
+    tokenizer = dataset.tokenizer
+    lm = build_lm(options, dataset)
+    loss, qvalue, value = build_loss(options, lm, tokenizer.vocab_size)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
-    policy = UtteranceActor(actor, tokenizer.control, action_length=6, guidance=guidance, method="greedy")
+    policy = UtteranceActor(loss.actor_network, tokenizer.control, ACTION_LENGTH, guidance=guidance, method="greedy")
 
     def save(folder: Path) -> None:
-        target = QValueHead(width, tokenizer.vocab_size)
+        target = QValueHead(lm.config.hidden_size, tokenizer.vocab_size)
         target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
         heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())

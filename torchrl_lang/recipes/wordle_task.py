@@ -17,10 +17,17 @@ from torchrl_lang.envs.wordle import (
     common_words,
     demo_words,
     load_words,
+    wordle_tokenizer,
 )
 from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize, unanswered
 
-__all__ = ["WordleTask", "mediocre_player", "open_dataset"]
+__all__ = ["ACTION_LENGTH", "MEDIOCRE", "WordleTask", "mediocre_player", "open_dataset"]
+
+ACTION_LENGTH = 6
+"""Tokens of a guess: five letters and the end of the action."""
+
+MEDIOCRE = (0.5, 0.3, 0.2)
+"""Shares of careful, careless and contrary players in :func:`mediocre_player`."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +49,16 @@ class WordleTask:
         return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
 
     def judge(
-        self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256
+        self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256, device: Any = None
     ) -> tuple[Summary, GameRecords]:
         """Play a fixed set of games and sum up."""
-        env = self.env(min(batch, games))
+        env = self.env(min(batch, games), device=device)
         records = play_games(env, policy, games=games, seed=seed)
         return self.summary(records, name), records
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Figures of games that were played."""
-        control = self.env(1).tokenizer.control
+        control = wordle_tokenizer().control
         return summarize(records, name=name, invalid=lambda games: unanswered(games.rows, control))
 
     def notes(self) -> dict[str, Any]:
@@ -87,4 +94,4 @@ def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:
         RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed + 1),
         WrongPlayer(words, rules=rules, seed=seed + 2),
     ]
-    return MixturePlayer(players, [0.5, 0.3, 0.2], per="game", seed=seed + 3)
+    return MixturePlayer(players, MEDIOCRE, per="game", seed=seed + 3)

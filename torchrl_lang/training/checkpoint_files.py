@@ -36,7 +36,7 @@ _MANIFEST, _TENSORS, _STATE = "manifest.json", "tensors.safetensors", "state.jso
 _FORMAT = 1
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ValueError):
     """A checkpoint is damaged, or does not fit what is to be restored."""
 
 
