@@ -29,9 +29,9 @@ vocabulary = env.tokenizer.vocab_size
 lm = causal_lm(vocab_size=vocabulary, layers=1, width=32, heads=2, max_length=48, initializer_range=0.1)
 actor = language_actor(lm)
 q, v = qvalue_module(QValueHead(32, vocabulary)), value_module(ValueHead(32))
-loss = ILQLLoss(actor, q, v, expectile=0.9, actor_normalizer="action")
+loss = ILQLLoss(actor, q, v, expectile=0.9, cql_weight=0.001, actor_normalizer="action")
 batches, optimizer, target = row_buffer(walks, 64), adamw(loss, 5e-3), SoftUpdate(loss, tau=0.05)
-for step, figures in train_steps(loss, batches.sample, optimizer, steps=500, target_updater=target):
+for step, figures in train_steps(loss, batches.sample, optimizer, steps=500, target_updater=target, max_grad_norm=1.0):
     if step % 100 == 0:
         print(f"step {step}: loss {figures['loss']:.3f}")
 

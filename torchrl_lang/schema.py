@@ -43,6 +43,7 @@ __all__ = [
     "TRUNCATED",
     "ControlTokens",
     "check_row",
+    "entry",
 ]
 
 TOKENS = "tokens"
@@ -128,7 +129,8 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
         KeyError: an entry is missing.
         TypeError: an entry has another dtype.
         ValueError: shapes differ, padding is not on the right, an agent's token or a reward lies on padding or on a
-            token that the agent did not write, or a token id is out of range.
+            token that the agent did not write, a row opens with an agent's token, a reward is not finite, or a token id
+            is out of range.
 
     Examples:
         >>> import torch
@@ -148,9 +150,12 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
             ...
         ValueError: Row 0 has an agent's token on padding at position 3: action_mask must lie within attention_mask.
     """
-    entries = {key: _entry(tensordict, key) for key in ROW_KEYS}
+    entries = {key: entry(tensordict, key) for key in ROW_KEYS}
     shape = entries[TOKENS].shape
     for key, value in entries.items():
+        if value.dtype not in _ROW_DTYPES[key]:
+            expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])
+            raise TypeError(f"'{key}' must be {expected}, got {value.dtype}: convert it with .to(...).")
         if value.shape != shape:
             raise ValueError(
                 f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: "
@@ -159,20 +164,33 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
     tokens, attention, action, reward = (entries[key].reshape(-1, shape[-1]) for key in ROW_KEYS)
     _forbid(attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", "rows are padded on the right", 1)
     _forbid(action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask")
+    _forbid(action[:, :1], "an agent's token", "no token comes before it to say it from; rows open with a begin token")
     _forbid((reward != 0) & ~action, "a reward on a token that the agent did not write", "move it to an agent's token")
+    _forbid(~reward.isfinite(), "a reward that is not finite", "mend the data, one such number spoils every loss")
     if vocab_size is not None:
         bad = attention & ((tokens < 0) | (tokens >= vocab_size))
         _forbid(bad, "a token id out of range", f"ids lie in [0, {vocab_size})")
 
 
-def _entry(tensordict: TensorDictBase, key: str) -> Tensor:
+def entry(tensordict: TensorDictBase, key: str) -> Tensor:
+    """The entry of that name, or an error that says what there is instead.
+
+    Raises:
+        KeyError: it is missing.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.schema import TOKENS, entry
+        >>> entry(TensorDict(input_ids=torch.zeros(2, 3)), TOKENS)
+        Traceback (most recent call last):
+            ...
+        KeyError: "A row needs 'tokens'; this tensordict holds ['input_ids']. Rename or add the entry."
+    """
     value: Any = tensordict.get(key, None)
     if value is None:
         present = sorted(map(str, tensordict.keys()))
         raise KeyError(f"A row needs '{key}'; this tensordict holds {present}. Rename or add the entry.")
-    if value.dtype not in _ROW_DTYPES[key]:
-        expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])
-        raise TypeError(f"'{key}' must be {expected}, got {value.dtype}: convert it with .to(...).")
     return value
 
 

@@ -178,3 +178,8 @@ def test_malformed_rows(tokens, agent, terminated, message):
         row["tokens"][place], row["action_mask"][place] = codes[token], mine == "x"
     with pytest.raises(ValueError, match=message):
         from_row(row, WORDS)
+
+
+def test_a_misspelt_option_is_refused():
+    with pytest.raises(ValueError, match="'error' or 'truncate', got 'eror'"):
+        to_rows([Episode([Turn("ab")], True)], WORDS, 2, on_overflow="eror")

@@ -164,3 +164,34 @@ def test_another_tokenizer_is_refused(folder):
     load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("abc"))
     with pytest.raises(ValueError, match="its ids mean other text"):
         load_dataset(folder, tokenizer=CharTokenizer.from_alphabet("cab"))
+
+
+class Own:
+    """A tokenizer of one's own: a kind that the library does not know."""
+
+    vocab_size, control = WORDS.vocab_size, WORDS.control
+
+    def encode(self, text):
+        return WORDS.encode(text)
+
+    def decode(self, tokens):
+        return WORDS.decode(tokens)
+
+    def config(self):
+        return {"kind": "own"}
+
+
+def test_a_tokenizer_of_ones_own(rows, tmp_path):
+    own = Own()
+    dataset = write_dataset(tmp_path / "data", rows, own)
+    assert dataset.tokenizer is own
+    assert dataset.episode(0) == EPISODES[0]
+
+
+def test_rows_without_tokens_are_told_so(rows, tmp_path):
+    with pytest.raises(KeyError, match="A row needs 'tokens'"):
+        write_dataset(tmp_path / "data", rows.exclude("tokens"), WORDS)
+    with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
+        writer.extend(rows)
+        with pytest.raises(KeyError, match="A row needs 'tokens'"):
+            writer.extend(rows.exclude("tokens"))

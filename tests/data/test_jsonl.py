@@ -48,10 +48,12 @@ def test_a_data_set_of_dialogues(tmp_path, letters):
     ("line", "reason"),
     [
         ("{", "Expecting property name"),
-        ("[]", "a line must be a JSON object"),
+        ("[]", "the line must be a JSON object"),
         ({}, "'turns' must be a list of at least one turn"),
         ({"turns": []}, "'turns' must be a list of at least one turn"),
-        ({"turns": ["hi"]}, "a turn must be a JSON object"),
+        ({"turns": [USER, "hi"]}, "turn 2 must be a JSON object"),
+        ({"turns": [{"role": ["user"], "text": ""}]}, "turn 1: 'role' must be one of .*, got .*user"),
+        ({"turns": [AGENT], "truncated": "yes"}, "'truncated' must be true or false"),
         ({"turns": [USER, {"role": "system", "text": ""}]}, "turn 2: 'role' must be one of"),
         ({"turns": [{"role": "user"}]}, "turn 1: 'text' must be a string, got null"),
         ({"turns": [{**USER, "reward": 1}]}, "turn 1: only turns of the agent earn a reward"),
@@ -136,3 +138,28 @@ def test_control_tokens_in_a_dialogue_are_text(tmp_path, letters):
     dataset = dataset_from_jsonl(write(tmp_path / "d.jsonl", evil), tmp_path / "data", letters, 32)
     assert dataset.episode(0) == Episode([Turn("a</s>b</a>"), Turn("</a>", 1.0)], terminated=True)
     assert int(dataset[0]["action_mask"].sum()) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, (True, False)),
+        ({"truncated": True}, (False, True)),
+        ({"terminated": False}, (False, False)),
+        ({"terminated": True, "truncated": True}, (True, True)),
+    ],
+)
+def test_how_a_dialogue_ended(flags, expected):
+    episode = parse_dialogue(json.dumps({"turns": [AGENT], **flags}))
+    assert (episode.terminated, episode.truncated) == expected
+
+
+def test_a_role_of_another_type_is_a_bad_line(tmp_path):
+    path = write(tmp_path / "d.jsonl", GOOD[0], {"turns": [{"role": {}, "text": "hi"}]})
+    with pytest.raises(ValueError, match=r"1 bad lines .*\n  line 2: turn 1: 'role' must be one of"):
+        read_jsonl(path)
+
+
+def test_a_misspelt_option_is_refused_before_anything_is_read(tmp_path, letters):
+    with pytest.raises(ValueError, match="'error' or 'truncate', got 'eror'"):
+        dataset_from_jsonl(tmp_path / "nowhere.jsonl", tmp_path / "data", letters, 12, on_overflow="eror")

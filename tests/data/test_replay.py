@@ -115,3 +115,16 @@ def test_trimming_is_not_for_environments(talk):
 def test_rows_come_flat(rows):
     with pytest.raises(ValueError, match="flatten them first"):
         row_buffer(rows[:4].view(2, 2), 2)
+
+
+def test_tokens_are_int64_without_trimming_too(dataset, rows):
+    for transform in (None, TrimRows(multiple_of=64)):
+        batch = row_buffer(dataset, 23, trim=False, transform=transform).sample()
+        check_row(batch)
+        assert batch["tokens"].dtype == torch.int64
+    assert (by_reward([batch]) == rows.select(*ROW_KEYS)).all()
+
+
+def test_a_missing_mask_is_told(rows):
+    with pytest.raises(KeyError, match="A row needs 'attention_mask'"):
+        TrimRows()(rows.exclude("attention_mask"))

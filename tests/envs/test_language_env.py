@@ -63,6 +63,15 @@ def test_an_empty_utterance_is_a_bare_end_of_action():
     assert td["token_reward"][0].sum() == td["reward"].item() == -1
 
 
+def test_an_id_outside_the_vocabulary_ends_the_utterance():
+    env = corridor(2)
+    right = env.tokenizer.encode("r")[0]
+    td = env.step(TensorDict(action=torch.tensor([[right, 500], [-1, right]]), batch_size=[2]))["next"]
+    assert [text(env, td, row) for row in range(2)] == ["<s>0</s>r</a>1</s>", "<s>0</s></a>0</s>"]
+    assert td["tokens"].max() < env.tokenizer.vocab_size
+    assert td["tokens"].min() >= 0
+
+
 def test_max_turns_truncate_and_the_end_of_the_task_wins():
     env = corridor(2, max_turns=2)
     say(env, ["r", "</a>"], ["l", "</a>"])
@@ -217,7 +226,9 @@ def test_errors_say_what_to_do():
     env = CorridorEnv(batch_size=[2])
     with pytest.raises(RuntimeError, match="must begin every row"):
         env.reset(TensorDict(_reset=torch.tensor([[True], [False]]), batch_size=[2]))
-    env.reset()
+    td = env.reset()
+    with pytest.raises(KeyError, match=r"needs an 'action', got .*'tokens'"):
+        env.step(td)
     with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 2\)"):
         env.step(TensorDict(action=torch.zeros(2, 3, dtype=torch.int64), batch_size=[2]))
     with pytest.raises(ValueError, match="int32"):

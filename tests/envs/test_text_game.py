@@ -84,6 +84,13 @@ def test_named_game_seeds():
     assert numbers[0] == numbers[2] != numbers[1]
 
 
+@pytest.mark.parametrize("seeds", [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2])])
+def test_a_named_game_seed_is_one_whole_number_a_row(seeds):
+    env = guess_number_env(100, batch_size=[3], seed=0)
+    with pytest.raises(ValueError, match=r"'game_seed' must be int64 of shape \(3,\)"):
+        env.reset(game_seed=seeds)
+
+
 def test_control_tokens_reach_the_game_by_name():
     env, (game,) = scribes(1)
     env.reset()
@@ -101,9 +108,8 @@ def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character():
     env, (game,) = scribes(1, tokenizer=Strict(CharTokenizer.from_alphabet("ab").symbols), replies=("a",))
     env.reset()
     say(env, [[1, 0, 0]])
-    say(env, [[0, 999, 0]])
-    say(env, [[-1, 0, 0]])
-    assert game.told == ["\N{REPLACEMENT CHARACTER}"] * 3
+    say(env, [[0, 999, 0]])  # an id outside the vocabulary ends what is said
+    assert game.told == ["\N{REPLACEMENT CHARACTER}", "a"]
 
 
 def test_what_the_tokenizer_does_not_know_is_an_error_that_names_the_game():

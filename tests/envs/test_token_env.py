@@ -80,6 +80,19 @@ def test_padding_is_read_as_the_end_of_the_action():
     assert td["reward"].flatten().tolist() == [-1, -1]
 
 
+def test_ids_outside_the_vocabulary_are_read_as_the_end_of_the_action():
+    env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[2], seed=0))
+    env.reset()
+    td = step(env, torch.tensor([500, -1]))
+    assert [env.tokenizer.decode(row[:6]) for row in td["tokens"]] == ["<s>0</s></a>0</s>"] * 2
+
+
+def test_a_step_without_action_says_so():
+    env = TokenEnv(CorridorEnv())
+    with pytest.raises(KeyError, match=r"needs an 'action', got .*'tokens'"):
+        env.step(env.reset())
+
+
 def test_other_control_tokens_are_written():
     env = TokenEnv(CorridorEnv(length=3, start=0, batch_size=[1], seed=0))
     env.reset()

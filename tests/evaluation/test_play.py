@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -7,6 +9,7 @@ from torchrl.envs import StepCounter, TransformedEnv
 from torchrl.envs.utils import step_mdp
 
 from torchrl_lang.evaluation import GameRecords, play_games
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 
@@ -113,6 +116,28 @@ def test_playing_leaves_streams_and_modes_alone(guess, own):
     torch.rand(17)
     assert_equal(first, play_games(guess(4), policy, games=10, seed=2))
     assert not torch.equal(first.rows["tokens"], play_games(guess(4), policy, games=10, seed=3).rows["tokens"])
+
+
+def test_an_actor_without_a_seed_plays_the_same_games_again(guess):
+    env = guess(4)
+    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
+    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, 3)
+    before = policy.decoder.generator.get_state()
+    first = play_games(env, policy, games=10, seed=2)
+    assert torch.equal(policy.decoder.generator.get_state(), before)
+    assert_equal(first, play_games(env, copy.deepcopy(policy), games=10, seed=2))
+    assert not torch.equal(first.rows["tokens"], play_games(env, policy, games=10, seed=3).rows["tokens"])
+
+
+def test_what_the_data_says_of_its_ends_is_believed(guess, bisect):
+    env = guess(8)
+    records = play_games(env, bisect(env), games=8)
+    ends = torch.tensor([[1, 0, 1, 0, 1, 0, 1, 0], [1, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+    for shape in ((8,), (8, 1)):
+        rows = records.rows.clone().update({"terminated": ends[0].view(shape), "truncated": ends[1].view(shape)})
+        again = GameRecords.from_rows(rows, env.tokenizer.control)
+        assert torch.equal(again.terminated, ends[0])
+        assert torch.equal(again.truncated, ends[1])
 
 
 def test_progress_ends_at_the_number_of_games(guess, bisect):

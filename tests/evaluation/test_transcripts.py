@@ -5,7 +5,14 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang.data import CharTokenizer
-from torchrl_lang.evaluation import TILES, GameRecords, format_transcript, play_games, read_turns, write_transcripts
+from torchrl_lang.evaluation import (
+    TILES,
+    GameRecords,
+    format_transcript,
+    play_games,
+    transcript_turns,
+    write_transcripts,
+)
 
 TOKENIZER = CharTokenizer(
     [*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"],
@@ -33,7 +40,7 @@ GAME = row(
 
 
 def test_turns():
-    assert read_turns(GAME, TOKENIZER) == [
+    assert transcript_turns(GAME, TOKENIZER) == [
         (True, "ab", -1.0),
         (False, "<g><b>", 0.0),
         (True, "abc", -1.0),
@@ -53,7 +60,12 @@ def test_env_speaks_first_and_agent_is_silent():
 
 def test_words_cut_off_by_the_width_are_shown():
     cut = row(["<a>", "a", "</a>", "b"], ".aa.", {2: -1.0}, 4)
-    assert read_turns(cut, TOKENIZER) == [(True, "a", -1.0), (False, "b", 0.0)]
+    assert transcript_turns(cut, TOKENIZER) == [(True, "a", -1.0), (False, "b", 0.0)]
+
+
+def test_a_control_token_in_the_agents_words_stays_the_agents():
+    odd = row(["<a>", "a", "</s>", "b", "</a>", "c", "</s>"], ".aaaa..", {4: -1.0}, 8)
+    assert transcript_turns(odd, TOKENIZER) == [(True, "a</s>b", -1.0), (False, "c", 0.0)]
 
 
 def test_file(tmp_path):
@@ -73,7 +85,7 @@ def test_rewards_of_real_games_are_all_told(guess, bisect):
     env = guess(4)
     records = play_games(env, bisect(env), games=4)
     for game in range(4):
-        turns = read_turns(records.rows[game], env.tokenizer)
+        turns = transcript_turns(records.rows[game], env.tokenizer)
         assert sum(reward for _, _, reward in turns) == records.returns[game]
         assert sum(is_agent for is_agent, _, _ in turns) == records.turns[game]
         assert turns[0] == (True, "5", 0.0 if len(turns) == 2 else -1.0)

@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, heads, rows, tiny_lm
 from torchrl_lang.data import CharTokenizer
-from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor
+from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor, qvalue_module
 
 METHODS = ("sample", "greedy", "beam", "best_of")
 K = 5
@@ -225,6 +225,35 @@ def test_residual_heads_read_the_state_before_the_norm():
     options = {"guidance": ValueGuidance(q, v, beta=2.0, clip=1.0), "method": "greedy"}
     cached, uncached = (UtteranceActor(actor, CONTROL, K, cached=flag, **options)(rows()) for flag in (True, False))
     assert torch.equal(cached["action"], uncached["action"])
+
+
+def test_a_trunk_that_hides_what_a_head_reads_is_told_so():
+    q, _ = heads(kind="residual")
+    for head in (q, qvalue_module(q)):
+        actor = policy(guidance=ValueGuidance(head, beta=2.0))
+        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden', .*language_actor\(lm, expose_"
+        with pytest.raises(KeyError, match=message):
+            actor(rows())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_rows_at_all(method):
+    actor, nothing = policy(method=method), rows()[:0]
+    said = actor(nothing.clone())
+    assert said["action"].shape == said["token_log_prob"].shape == (0, K)
+    dist = actor.get_dist(nothing)
+    assert dist.log_prob(said["action"]).shape == (0,)
+    assert dist.mode.shape == (0, K)
+    assert dist.sample((3,)).shape == (3, 0, K)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_in_double_precision(method):
+    actor = UtteranceActor(language_actor(tiny_lm().double()), CONTROL, K, seed=0, method=method, diagnostics=True)
+    said = actor(rows())
+    log_prob = actor.get_dist(rows()).log_prob(said["action"])
+    assert log_prob.dtype == torch.float64
+    torch.testing.assert_close(log_prob.float(), said["action_log_prob"], **CLOSE)
 
 
 def test_an_own_value_trunk_with_the_same_weights_changes_nothing():

@@ -126,3 +126,11 @@ def test_settings_that_make_no_sense_are_refused():
         ValueGuidance(Q, V, beta=2.0, weighting="log")
     with pytest.raises(ValueError, match="build ValueGuidance with value="):
         ValueGuidance(Q, beta=1.0).advantage({"hidden": HIDDEN})
+
+
+def test_float64_stays_and_half_precision_is_raised():
+    rule = NextTokenRule([0])
+    for given, expected in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        logits = torch.tensor([[9.0, 1.0, 1.0]], dtype=given)
+        assert rule({"logits": logits}).dtype == rule.behavior({"logits": logits}).dtype == expected
+        assert logits[0, 0] == 9  # the input is left as it was

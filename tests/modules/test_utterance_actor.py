@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -57,12 +58,14 @@ def test_seeds():
     assert not torch.equal(
         first(batch.clone())["action"], policy(seed=5)(batch.clone())["action"]
     )  # the stream moves on
+    said = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        said.append(policy(seed=None)(batch.clone())["action"])
+    assert not torch.equal(*said)
+    torch.set_rng_state(state)
+    policy(seed=None)(batch.clone())
     assert torch.equal(state, torch.get_rng_state())
-    unseeded = policy(seed=None)
-    torch.manual_seed(1)
-    third = unseeded(batch.clone())["action"]
-    torch.manual_seed(1)
-    assert torch.equal(third, unseeded(batch.clone())["action"])
 
 
 @pytest.mark.parametrize("method", ["sample", "best_of"])
@@ -102,6 +105,26 @@ def test_copies_say_the_same():
     expected = actor(batch.clone())["action"]
     for twin in copies:
         assert torch.equal(twin(batch.clone())["action"], expected)
+
+
+def test_copies_of_an_unseeded_actor_go_their_own_ways():
+    actor, batch = policy(seed=None), rows(n=32)
+    copies = actor, copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))  # noqa: S301
+    said = [twin(batch.clone())["action"] for twin in copies]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(said, 2))
+    own = policy(seed=None, generator=torch.Generator().manual_seed(1))
+    twin = copy.deepcopy(own)
+    assert torch.equal(twin(batch.clone())["action"], own(batch.clone())["action"])
+
+
+def test_missing_entries_are_told():
+    actor = policy()
+    for key in ("tokens", "attention_mask"):
+        for call in (actor, actor.get_dist):
+            with pytest.raises(KeyError, match=f"A row needs '{key}'"):
+                call(rows().exclude(key))
+    with pytest.raises(KeyError, match="A row needs 'action'"):
+        actor.log_prob(rows())
 
 
 def test_dropout_is_off_while_acting_and_flags_come_back():

@@ -66,7 +66,7 @@ def test_bc_walks_as_the_data_does(env, walks, actor):
     returns = play(env, actor).returns
     data = walks["token_reward"].sum(-1)
     assert abs(float(returns.mean() - data.mean())) < 0.5
-    assert returns.max() < BEST  # copying never finds the straight walk
+    assert (returns >= BEST).float().mean() < 0.05  # copying finds the straight walk by accident at most
 
 
 @pytest.mark.parametrize("options", [{}, {"target": "lambda", "lmbda": 0.3}], ids=["td", "lambda"])
@@ -77,6 +77,7 @@ def test_ilql_finds_the_straight_walk_that_nobody_went(env, walks, actor, option
         qvalue_module(QValueHead(WIDTH, vocabulary)),
         value_module(ValueHead(WIDTH)),
         expectile=0.9,
+        cql_weight=0.001,  # the best move is one that the data never made there
         actor_normalizer="action",
         **options,
     )

@@ -105,3 +105,14 @@ def test_of_a_loss_only_the_trunks_linear_layers_go_to_muon(kind):
 def test_modules_may_come_from_a_generator():
     net = model()
     assert len(muon_adamw((m for m in [net]), 1e-3).parts[1].param_groups[0]["params"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_trunk_as_wide_as_the_vocabulary_is_still_the_trunk(kind):
+    lm = causal_lm(kind, vocab_size=16, layers=1, width=16, heads=2, max_length=8, tie_word_embeddings=False)
+    probe = nn.Linear(16, 3)  # not of the trunk either
+    optimizer = muon_adamw([lm, probe], 1e-3)
+    names = {id(p): name for name, p in lm.named_parameters()} | {id(p): "probe" for p in probe.parameters()}
+    chosen = {names[id(p)] for p in optimizer.parts[1].param_groups[0]["params"]}
+    assert len(chosen) == (4 if kind == "gpt2" else 7)
+    assert all(".h." in name or ".layers." in name for name in chosen)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchrl_lang.modules import QValueHead
 from torchrl_lang.training import adamw, warmup_cosine
 
 
@@ -28,6 +29,14 @@ def test_only_matrices_decay_and_nothing_is_taken_twice():
     assert [id(p) for p in decayed["params"]] == [id(model.body.weight)]
     expected = [model.wte.weight, model.norm.weight, model.norm.bias, model.body.bias]
     assert [id(p) for p in others["params"]] == [id(p) for p in expected]
+
+
+def test_norms_of_stacked_heads_do_not_decay():
+    head = QValueHead(4, 5, kind="residual")
+    names = {id(p): name for name, p in head.named_parameters()}
+    decayed, others = ({names[id(p)] for p in group["params"]} for group in adamw(head, 1e-3).param_groups)
+    assert decayed == {"in_weight", "mid_weight", "out_weight"}
+    assert others == set(names.values()) - decayed
 
 
 def test_decay_by_hand():

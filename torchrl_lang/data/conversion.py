@@ -53,6 +53,8 @@ def to_rows(
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1 token, got {row_length}.")
+    if on_overflow not in ("error", "truncate"):
+        raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
     layouts = [lay_out(episode, tokenizer, token_reward) for episode in episodes]
     over = [index for index, layout in enumerate(layouts) if not fits(layout, row_length)]
     if over:

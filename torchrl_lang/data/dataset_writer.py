@@ -28,7 +28,16 @@ from torchrl_lang.data.dataset_format import (
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
 from torchrl_lang.functional import decision_mask
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, check_row
+from torchrl_lang.schema import (
+    ACTION_MASK,
+    ATTENTION_MASK,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+    entry,
+)
 
 __all__ = ["DatasetWriter", "write_dataset"]
 
@@ -52,6 +61,7 @@ class DatasetWriter:
 
     Raises:
         FileExistsError: ``folder`` exists and is not to be overwritten, or holds something other than a data set.
+        KeyError: rows lack an entry.
         ValueError: nothing was written, or rows do not fit the schema or the width.
 
     Examples:
@@ -108,9 +118,10 @@ class DatasetWriter:
         missing = [key for key in (TERMINATED, TRUNCATED) if rows.get(key, None) is None]
         if missing:
             raise ValueError(f"Rows of a data set need {missing}, bool [M, 1]: add how each episode ended.")
-        if rows.ndim != 1 or rows.get(TOKENS).shape[1:] != (self.row_length,):
+        tokens = entry(rows, TOKENS)
+        if rows.ndim != 1 or tokens.shape[1:] != (self.row_length,):
             raise ValueError(
-                f"Rows of shape {tuple(rows.get(TOKENS).shape)} came, this data set takes [M, {self.row_length}]: "
+                f"Rows of shape {tuple(tokens.shape)} came, this data set takes [M, {self.row_length}]: "
                 f"flatten them and give all rows the same width."
             )
         if rows.shape[0] == 0:
@@ -194,7 +205,7 @@ def write_dataset(
     overwrite: bool = False,
 ) -> RowDataset:
     """Write rows ``[N, T]`` as a data set and open it; see :class:`DatasetWriter` for the arguments."""
-    width = rows.get(TOKENS).shape[-1]
+    width = entry(rows, TOKENS).shape[-1]
     with DatasetWriter(folder, tokenizer, width, seed=seed, source=source, overwrite=overwrite) as writer:
         writer.extend(rows)
-    return load_dataset(folder)
+    return load_dataset(folder, tokenizer=tokenizer)

@@ -19,7 +19,8 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
 
     The line is an object with ``turns``, a list of objects with ``role`` ("user" or "environment", "assistant" or
     "agent"), ``text`` and, for the agent, ``reward`` (default 0). The line's own ``reward`` is added to the agent's
-    last turn. ``terminated`` says that the task ended (default true), ``truncated`` that a limit did (default false).
+    last turn. ``truncated`` says that a limit ended the dialogue (default false), ``terminated`` that the task did
+    (default: true unless truncated).
 
     Args:
         line: JSON.
@@ -35,7 +36,7 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
         Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)
     """
     content = json.loads(line, object_pairs_hook=_unique)
-    _check_keys(content, ("turns", "reward", "terminated", "truncated", *ignore), "line")
+    _check_keys(content, ("turns", "reward", "terminated", "truncated", *ignore), "the line")
     turns = content.get("turns")
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"'turns' must be a list of at least one turn, got {_show(turns)}")
@@ -46,17 +47,14 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
         if last is None:
             raise ValueError("'reward' goes to the agent's last turn, but the agent has none")
         parsed[last] = Turn(parsed[last].text, reward=(parsed[last].reward or 0.0) + total)
-    flags = {key: content.get(key, default) for key, default in (("terminated", True), ("truncated", False))}
-    for key, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise ValueError(f"'{key}' must be true or false, got {_show(flag)}")
-    return Episode(parsed, **flags)
+    truncated = _flag(content, "truncated", default=False)
+    return Episode(parsed, _flag(content, "terminated", default=not truncated), truncated)
 
 
 def _turn(turn: Any, where: str) -> Turn:
     _check_keys(turn, ("role", "text", "reward"), where)
     role, text = turn.get("role"), turn.get("text")
-    if role not in _BY_AGENT:
+    if not isinstance(role, str) or role not in _BY_AGENT:
         raise ValueError(f"{where}: 'role' must be one of {list(_BY_AGENT)}, got {_show(role)}")
     if not isinstance(text, str):
         raise ValueError(f"{where}: 'text' must be a string, got {_show(text)}")
@@ -67,6 +65,13 @@ def _turn(turn: Any, where: str) -> Turn:
     return Turn(text)
 
 
+def _flag(content: dict[str, Any], key: str, *, default: bool) -> bool:
+    flag = content.get(key, default)
+    if not isinstance(flag, bool):
+        raise ValueError(f"'{key}' must be true or false, got {_show(flag)}")
+    return flag
+
+
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{what} must be a finite number, got {_show(value)}")
@@ -75,7 +80,7 @@ def _number(value: Any, what: str) -> float:
 
 def _check_keys(content: Any, known: Sequence[str], where: str) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"a {where.split()[0]} must be a JSON object, got {_show(content)}")
+        raise ValueError(f"{where} must be a JSON object, got {_show(content)}")
     unknown = sorted(set(content) - set(known))
     if unknown:
         raise ValueError(f"{where}: unknown keys {unknown}, the known ones are {list(known)}")

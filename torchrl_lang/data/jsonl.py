@@ -80,6 +80,8 @@ def dataset_from_jsonl(
     Raises:
         ValueError: the file holds bad lines and ``on_error`` is "raise", or no good one.
     """
+    if on_overflow not in ("error", "truncate"):
+        raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
     path = Path(path)
     bad, truncated, block = _BadLines(path, on_error), [], []
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)

@@ -9,12 +9,12 @@ from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ATTENTION_MASK, ROW_KEYS, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, ROW_KEYS, TOKENS, entry
 
 __all__ = ["TrimRows", "row_buffer"]
 
@@ -22,8 +22,9 @@ __all__ = ["TrimRows", "row_buffer"]
 class TrimRows(Transform):
     """Cut a batch of rows to its longest one, and read ``tokens`` as int64.
 
-    Only columns that are padding in every row go. For replay buffers and collectors' ``postproc``, not for
-    environments, whose observations keep one width.
+    Only columns that are padding in every row go, and only entries at the root are cut. For replay buffers over rows;
+    in a collector's ``postproc`` behind :func:`~torchrl_lang.data.rows_from_rollout`, which puts rows at the root, for
+    what stands under ``next`` keeps its width. Not for environments, whose observations keep one width.
 
     Args:
         keys: the entries to cut, each ``[*B, T]``; those that a batch lacks are passed over.
@@ -48,7 +49,7 @@ class TrimRows(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A batch of its own with the entries cut; the input is left as it was."""
-        attention = tensordict.get(ATTENTION_MASK)
+        attention = entry(tensordict, ATTENTION_MASK)
         longest = int(attention.reshape(-1, attention.shape[-1]).any(0).sum())
         width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
         out = tensordict.copy()
@@ -73,7 +74,7 @@ def row_buffer(
     drop_last: bool = False,
     transform: Transform | None = None,
 ) -> TensorDictReplayBuffer:
-    """A replay buffer over rows that are there already, each sampled once an epoch.
+    """A replay buffer over rows that are there already, each sampled once an epoch, with int64 ``tokens``.
 
     The rows stay where they are, on disk or in memory, and are only read: the buffer takes no further ones. To resume a
     training exactly, save ``buffer.sampler.state_dict()``, four integers, and load it into a new buffer's sampler
@@ -102,15 +103,15 @@ def row_buffer(
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
     if bucket:
         pool = 16 if bucket is True else int(bucket)
-        lengths = row_length(rows.get(ATTENTION_MASK))
+        lengths = row_length(entry(rows, ATTENTION_MASK))
         sampler: EpochSampler = BucketSampler(lengths, batch_size, seed=seed, pool=pool, drop_last=drop_last)
     else:
         sampler = EpochSampler(seed=seed, drop_last=drop_last)
-    steps = [step for step in (TrimRows() if trim else None, transform) if step is not None]
+    first = TrimRows() if trim else DTypeCastTransform(torch.int32, torch.int64, in_keys=[TOKENS])
     return TensorDictReplayBuffer(
         storage=TensorStorage(rows),
         sampler=sampler,
         writer=ImmutableDatasetWriter(),
         batch_size=batch_size,
-        transform=Compose(*steps) if steps else None,
+        transform=first if transform is None else Compose(first, transform),
     )

@@ -13,9 +13,9 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.entries import given_action, named_entry, reset_options, stepped
 from torchrl_lang.envs.rows import Rows, Utterance, read_utterance
 from torchrl_lang.schema import (
-    ACTION,
     ACTION_MASK,
     ATTENTION_MASK,
     DONE,
@@ -52,7 +52,8 @@ class LanguageEnv(EnvBase):
 
     An episode is a growing row of tokens (see :mod:`torchrl_lang.schema`); an action is one utterance of at most
     ``action_length`` tokens, its end-of-action token included. An utterance without that token is closed by the
-    environment, with ``action_mask`` False on the token that the agent did not write.
+    environment, with ``action_mask`` False on the token that the agent did not write. An id outside the vocabulary is
+    read as padding: it ends the utterance.
 
     A row is truncated when it has taken ``max_turns`` turns, or when the rest of the row could not hold another
     utterance. Stepping a row that is done changes nothing: its row and flags stay, its reward is zero. So it is with a
@@ -61,9 +62,19 @@ class LanguageEnv(EnvBase):
     Which episodes are played depends on the seed alone: the ``k``-th row that is ever reset plays episode ``k`` of the
     seed, whatever the batch size. Without a seed the environment takes one from the operating system; no global random
     stream is read or moved (``rand_action`` is TorchRL's and does use the global one). ``set_seed`` concerns the resets
-    to come; rows in play go on.
+    to come; rows in play go on. A copy (``deepcopy``, or in another process) of an environment that was given a seed
+    plays on as the original would; without one it takes a new seed.
 
     ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead.
+
+    A task may let ``reset`` name what is played, as the hidden word of Wordle: as an entry of the tensordict or by
+    keyword, ``reset(hidden_word=...)``. Give it by keyword where the environment is wrapped: ``TransformedEnv`` and
+    ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand keywords on. Of the
+    environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
+    ``reset(list_of_kwargs=[{...}, ...])``. These two also take rows in the tensordict, with a warning, for
+    ``set_state=True`` until TorchRL 0.15: say ``set_state=False`` to reset them with such a tensordict.
+
+    ``to`` moves the environment to a device. Rows in play stay behind: reset it then.
 
     Args:
         tokenizer: its alphabet and control tokens.
@@ -76,6 +87,8 @@ class LanguageEnv(EnvBase):
     """
 
     _supports_set_state = True
+    _reset_entries: tuple[str, ...] = ()
+    """What a reset may name, each int64 ``[*B]``; the task reads it with :meth:`_named`."""
 
     def __init__(
         self,
@@ -167,6 +180,9 @@ class LanguageEnv(EnvBase):
             shape=batch,
             device=device,
         )
+        # Without it TransformedEnv would take the rows out of a reset tensordict.
+        rows = {key: self.observation_spec[key].clone() for key in ROW_KEYS}
+        self.state_spec = Composite(rows, shape=batch, device=device)
         self.action_spec = Categorical(vocabulary, shape=(*batch, self.action_length), dtype=torch.int64, device=device)
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
         self.full_done_spec = Composite(
@@ -174,6 +190,7 @@ class LanguageEnv(EnvBase):
         )
 
     def _set_seed(self, seed: int | None) -> None:
+        self._seeded = seed is not None
         if seed is None:
             self.generator.seed()
         else:
@@ -182,10 +199,28 @@ class LanguageEnv(EnvBase):
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._seeded:
+            self._set_seed(None)
+
+    def to(self, device: torch.device | str | int) -> LanguageEnv:
+        """Move to a device. Where that is another one, the rows in play are forgotten: call ``reset`` next."""
+        before = self.device
+        super().to(device)
+        if self.device != before:
+            self._key, self._episode = self._key.to(self.device), self._episode.to(self.device)
+            self._rows = None
+        return self
+
+    def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
+        """Rows in a reset tensordict are a state only where ``set_state=True`` says so."""
+        return False
+
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        options = None if tensordict is None else tensordict.reshape(self._n)
+        options = reset_options(self, tensordict, kwargs, self._reset_entries)
         fresh = self._fresh(options)
         given = self._rows_from(options, fresh) if set_state else None
         number = self._episode + fresh.cumsum(-1) - 1
@@ -242,8 +277,12 @@ class LanguageEnv(EnvBase):
             )
         return fresh
 
+    def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
+        """What ``reset`` was given under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
+        return named_entry(self, options, key)
+
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = tensordict.get(ACTION)
+        action = given_action(self, tensordict, self.tokenizer.vocab_size, self.tokenizer.control.pad)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
@@ -338,12 +377,6 @@ class LanguageEnv(EnvBase):
         }
         shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
-
-
-def stepped(live: Tensor, tensordict: TensorDictBase) -> Tensor:
-    """The live rows, bool ``[N]``, that a step is to advance: all but those that a ``"_step"`` mask leaves out."""
-    mask = tensordict.get("_step", None)
-    return live if mask is None else live & mask.reshape(live.shape)
 
 
 def _where(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ class TextGameEnv(LanguageEnv):
     r"""A batch of plain-Python games; each row of the batch has its own game object.
 
     Every episode has a game seed, drawn from the environment's seed and the number of the episode. A reset tensordict
-    may name it instead, ``game_seed`` int64 ``[*B]`` (and names it again where the tensordict is used again).
-    :attr:`game_seed` tells the seeds in play.
+    may name it instead, ``game_seed`` int64 ``[*B]`` (and names it again where the tensordict is used again), or the
+    keyword, ``reset(game_seed=...)``: wrapped environments take the keyword only (see
+    :class:`~torchrl_lang.envs.LanguageEnv`). :attr:`game_seed` tells the seeds in play.
 
     ``reset(tensordict, set_state=True)`` begins the games of ``game_seed`` anew and plays the agent's part of the rows
     again. The row so played must be the row that came, token for token and reward for reward: a game whose chance does
@@ -70,6 +71,8 @@ class TextGameEnv(LanguageEnv):
         '<s>say</s>'
     """
 
+    _reset_entries = ("game_seed",)
+
     def __init__(
         self,
         make_game: Callable[[], TextGame],
@@ -101,8 +104,8 @@ class TextGameEnv(LanguageEnv):
         return self._task["game_seed"].clone().reshape(self.batch_size)
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
-        named = None if options is None else options.get("game_seed", None)
-        seed = random_index(self._key, episode, 2**31) if named is None else named.reshape(self._n)
+        named = self._named(options, "game_seed")
+        seed = random_index(self._key, episode, 2**31) if named is None else named
         texts: list[list[int]] = [[] for _ in self._games]
         with self._all_or_none():
             for row, number in zip(_true(fresh), seed[fresh].tolist(), strict=True):
@@ -123,8 +126,11 @@ class TextGameEnv(LanguageEnv):
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         with self._all_or_none():
-            if options is None or options.get("game_seed", None) is None:
-                raise KeyError("reset(tensordict, set_state=True) needs the seeds of the rows, 'game_seed', too.")
+            if self._named(options, "game_seed") is None:
+                raise KeyError(
+                    "reset(tensordict, set_state=True) needs the seeds of the rows, 'game_seed', too: as an entry, or "
+                    "by keyword where the environment is wrapped."
+                )
             seeds, lengths = task["game_seed"].tolist(), rows.length.tolist()
             for row in _true(fresh):
                 came = [values[row, : lengths[row]].tolist() for values in rows[:3]]
@@ -196,8 +202,6 @@ class TextGameEnv(LanguageEnv):
             ) from error
 
     def _decode(self, ids: list[int]) -> str:
-        if not all(0 <= token < self.tokenizer.vocab_size for token in ids):
-            return UNREADABLE
         try:
             return self.tokenizer.decode(ids)
         except (ValueError, LookupError):

@@ -11,7 +11,8 @@ from torchrl.data import Categorical
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.language_env import LanguageEnv, stepped
+from torchrl_lang.envs.entries import given_action, stepped
+from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.rows import Rows
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS
 
@@ -26,10 +27,12 @@ class TokenEnv(EnvBase):
     and the turn's reward comes with this last token. An episode ends with exactly the row that ``env`` gives for the
     same utterances; ``terminated`` and ``truncated`` are those of ``env``.
 
-    The padding token is no token of a row: as an action it is read as the end-of-action token. Other control tokens are
-    written like any token, as ``env`` does; an actor that must not write them masks them.
+    The padding token is no token of a row: as an action it is read as the end-of-action token, and so is an id outside
+    the vocabulary. Other control tokens are written like any token, as ``env`` does; an actor that must not write them
+    masks them.
 
     ``reset(tensordict, set_state=True)`` continues rows that stop anywhere, inside an utterance too.
+    What a reset of ``env`` may name, a reset of this one may.
 
     Args:
         env: a :class:`~torchrl_lang.envs.LanguageEnv`. It is played through this one alone. Transforms go around:
@@ -37,6 +40,7 @@ class TokenEnv(EnvBase):
 
     Raises:
         TypeError: ``env`` is no ``LanguageEnv``; on a step, ``action`` is not int64.
+        KeyError: on a step, there is no ``action``.
         ValueError: on a step, ``action`` has another shape than the batch.
 
     Examples:
@@ -67,6 +71,7 @@ class TokenEnv(EnvBase):
         self._pending: Tensor | None = None
         self._written: Tensor
         self.observation_spec = env.observation_spec.clone()
+        self.state_spec = env.state_spec.clone()
         self.action_spec = Categorical(
             env.tokenizer.vocab_size, shape=env.batch_size, dtype=torch.int64, device=env.device
         )
@@ -85,6 +90,19 @@ class TokenEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self.env.set_seed(seed)
+
+    def to(self, device: torch.device | str | int) -> TokenEnv:
+        """Move to a device. Where that is another one, the rows in play are forgotten: call ``reset`` next."""
+        before = self.device
+        self.env.to(device)
+        super().to(device)
+        if self.device != before:
+            self._pending = None
+        return self
+
+    def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
+        """Rows in a reset tensordict are a state only where ``set_state=True`` says so."""
+        return False
 
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
@@ -122,7 +140,7 @@ class TokenEnv(EnvBase):
         return self._observe(out)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = tensordict.get(ACTION)
+        action = given_action(self, tensordict, self.tokenizer.vocab_size, self.tokenizer.control.pad)
         if action.dtype != torch.int64:
             raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
         if action.shape != self.batch_size:

@@ -5,7 +5,7 @@ from torchrl_lang.evaluation.play import play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.evaluation.tables import format_line, format_table
-from torchrl_lang.evaluation.transcripts import TILES, format_transcript, read_turns, write_transcripts
+from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
 
 __all__ = [
     "TILES",
@@ -18,9 +18,9 @@ __all__ = [
     "plot_guess_histogram",
     "plot_learning_curves",
     "read_columns",
-    "read_turns",
     "solved",
     "summarize",
+    "transcript_turns",
     "unanswered",
     "write_transcripts",
 ]

@@ -49,7 +49,9 @@ def play_games(
 
     Args:
         env: a language environment, possibly transformed.
-        policy: reads a row, writes ``action``. Where it also writes ``token_log_prob`` and ``behavior_log_prob``, or
+        policy: reads a row, writes ``action``. A policy with a generator of its own must be the module (or object) that
+            holds it: a generator inside a closure is not found and goes on where it stands, so the same call then gives
+            other games. Where the policy also writes ``token_log_prob`` and ``behavior_log_prob``, or
             ``token_entropy``, each ``[*B, K]``, they are summed over the tokens that the agent wrote.
         games: number of games; need not be a multiple of the batch.
         seed: of the episodes and of sampling.

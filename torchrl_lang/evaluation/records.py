@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.schema import ROW_KEYS, TERMINATED, ControlTokens
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry
 
 __all__ = ["GameRecords"]
 
@@ -44,8 +44,9 @@ class GameRecords:
         """Records of games that lie in a data set, so that data and policies stand in one table.
 
         Args:
-            rows: the entries of a row, ``[N, T]``; ``terminated`` (``[N]`` or ``[N, 1]``) where the data has it, else a
-                game has terminated when its row closes with the end of the dialogue.
+            rows: the entries of a row, ``[N, T]``; ``terminated`` and ``truncated`` (``[N]`` or ``[N, 1]``) where the
+                data has them. Else a game has terminated when its row closes with the end of the dialogue, and was
+                truncated when it has not terminated.
             control: the control tokens of the rows.
 
         Examples:
@@ -63,11 +64,12 @@ class GameRecords:
             (tensor([-1.]), tensor([1]), tensor([True]))
         """
         rows = rows.cpu()
-        tokens, real, agent, reward = (rows.get(key) for key in ROW_KEYS)
+        tokens, real, agent, reward = (entry(rows, key) for key in ROW_KEYS)
         ended = rows.get(TERMINATED, None)
         if ended is None:
             ended = ((tokens == control.end_of_dialogue) & real).any(-1)
         ended = ended.reshape(len(rows))
+        truncated = rows.get(TRUNCATED, None)
         position = torch.arange(tokens.shape[-1])
         last = torch.where(agent, position, 0).amax(-1, keepdim=True)
         return cls(
@@ -75,7 +77,7 @@ class GameRecords:
             returns=reward.sum(-1),
             turns=((tokens == control.end_of_action) & real).sum(-1),
             terminated=ended,
-            truncated=~ended,
+            truncated=~ended if truncated is None else truncated.reshape(len(rows)),
             last_reward=reward.gather(-1, last).squeeze(-1),
             agent_tokens=agent.sum(-1),
         )

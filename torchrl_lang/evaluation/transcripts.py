@@ -11,14 +11,16 @@ from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.schema import ROW_KEYS
 
-__all__ = ["TILES", "format_transcript", "read_turns", "write_transcripts"]
+__all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
 
 TILES = {"<g>": "🟩", "<y>": "🟨", "<b>": "⬛"}
 """Spelling of Wordle's colour symbols for a person's eyes."""
 
 
-def read_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bool, str, float]]:
+def transcript_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bool, str, float]]:
     """Split one transcript into what was said: ``(is_agent, text, reward)`` in order, control tokens left out.
+
+    A control token that the agent wrote inside its utterance is among its words.
 
     Args:
         row: the entries of one row, ``[T]``.
@@ -34,10 +36,10 @@ def read_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bool, st
         if not exists:
             break
         earned += paid
-        if token in (control.end_of_action, control.end_of_state):
+        if token == control.end_of_action or (token == control.end_of_state and not written):
             turns.append((token == control.end_of_action, tokenizer.decode(words), earned))
             words, earned, is_agent = [], 0.0, False
-        elif token not in control.ids():
+        elif written or token not in control.ids():
             words.append(token)
             is_agent = written
     if words:
@@ -69,7 +71,7 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
         < 🟩🟨
     """
     lines = []
-    for is_agent, text, reward in read_turns(row, tokenizer):
+    for is_agent, text, reward in transcript_turns(row, tokenizer):
         if is_agent:
             lines.append(f"> {text or '(nothing)'}  ({reward:+g})" if reward else f"> {text or '(nothing)'}  (0)")
         else:

@@ -56,10 +56,12 @@ def muon_adamw(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.99),
 ) -> MuonAdamW:
-    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of linear layers, AdamW for all else.
+    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of a trunk's linear layers, AdamW for all else.
 
     On transformers trained from scratch it needs far fewer steps than AdamW alone; in the Wordle recipes about half.
-    Embeddings, output heads, biases, norms and stacked value heads go to :func:`~torchrl_lang.training.adamw`.
+    Embeddings, biases, norms and all heads, those of the language and of the values, go to
+    :func:`~torchrl_lang.training.adamw`. Where no Hugging Face model is among the modules, every linear layer counts as
+    trunk.
 
     Args:
         modules: a loss module, or the modules to train.
@@ -93,12 +95,10 @@ def muon_adamw(
 
 
 def _linear_weights(layers: list[nn.Module]) -> dict[int, Tensor]:
-    """Trained weights of linear layers, but for embeddings and what writes a vocabulary, by identity."""
+    """Trained weights of the linear layers inside the trunks, without embeddings, by identity."""
     embeddings = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
     models = [layer for layer in layers if isinstance(layer, PreTrainedModel)]
-    vocabularies = {model.get_input_embeddings().weight.shape[0] for model in models}
-    weights = [layer.weight for layer in layers if isinstance(layer, Conv1D)]  # GPT-2's linear layer, transposed
-    weights += [
-        layer.weight for layer in layers if isinstance(layer, nn.Linear) and layer.out_features not in vocabularies
-    ]
+    inside = {id(layer) for model in models for layer in model.base_model.modules()}
+    linear = nn.Linear, Conv1D  # the latter is GPT-2's linear layer, transposed
+    weights = [layer.weight for layer in layers if isinstance(layer, linear) and (not models or id(layer) in inside)]
     return {id(weight): weight for weight in weights if weight.requires_grad and id(weight) not in embeddings}

@@ -50,8 +50,8 @@ def adamw(
         raise ValueError("These modules have no parameter that requires a gradient.")
     layers = [layer for module in modules for layer in module.modules()]
     kept = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
-    # By name, too: the stacked biases of value heads have two dimensions.
-    kept |= {id(p) for module in modules for name, p in module.named_parameters() if name.endswith("bias")}
+    # By name, too: the stacked biases and norms of value heads have two and three dimensions.
+    kept |= {id(p) for module in modules for name, p in module.named_parameters() if _is_bias_or_norm(name)}
     decayed = [p for key, p in trained.items() if p.ndim >= 2 and key not in kept]
     others = [p for key, p in trained.items() if p.ndim < 2 or key in kept]
     groups = [(decayed, weight_decay), (others, 0.0)]
@@ -64,6 +64,11 @@ def adamw(
         eps=eps,
         fused=fused,
     )
+
+
+def _is_bias_or_norm(name: str) -> bool:
+    own = name.rpartition(".")[2]
+    return own.endswith("bias") or own.startswith("norm")
 
 
 def warmup_cosine(optimizer: Optimizer, steps: int, *, warmup: int = 0, final: float = 0.1) -> LambdaLR:

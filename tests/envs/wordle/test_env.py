@@ -106,13 +106,6 @@ def test_long_invalid_guesses_fit_into_the_row():
     assert td["attention_mask"].sum() == 1 + 6 * 21 + 1
 
 
-def test_a_word_needs_no_room_for_its_end():
-    env = WordleEnv(["crane"], batch_size=[1], action_length=5)
-    td = play(env, env.reset(), "crane")
-    assert text(td[0]) == "<a>crane</a><g><g><g><g><g></s></eod>"
-    assert td["action_mask"].sum() == 5  # the environment closed the guess
-
-
 def test_which_guesses_are_valid(tmp_path):
     path = tmp_path / "more.txt"
     path.write_text("zebra\n")
@@ -129,7 +122,7 @@ def test_shipped_words_and_options():
     check_env_specs(WordleEnv(WORDS, batch_size=[3], consistent=True, seed=0))
     for kwargs, message in (
         ({"max_tries": 0}, "max_tries"),
-        ({"action_length": 4}, "action_length"),
+        ({"action_length": 5}, "at least 6, 5 letters and the end-of-action token, got 5"),
         ({"rules": "mine"}, "rules='mine'"),
         ({"words": ["crane", "Slate"]}, "capital"),
         ({"words": ["crane"], "guesses": ["crane", "crane"]}, "came before"),

@@ -181,7 +181,7 @@ def test_errors():
     for make, message in (
         (lambda: RandomWordPlayer(WORDS, prob_smart=1.5), "prob_smart"),
         (lambda: RepeatPlayer(WORDS, first_n=0), "first_n"),
-        (lambda: WrongPlayer(WORDS, action_length=3), "action_length"),
+        (lambda: WrongPlayer(WORDS, action_length=5), "action_length must be at least 6"),
         (lambda: WrongPlayer(WORDS, rules="mine"), "rules"),
         (lambda: WrongPlayer(WORDS, openers=["Crane"]), "capital"),
         (lambda: MixturePlayer([one, one], [0.5, 0.6]), "sum to one"),

@@ -115,6 +115,24 @@ def test_transcripts_that_cannot_go_on():
     assert text(env.reset(rows, set_state=True)[0]) == text(one[0])
 
 
+@pytest.mark.parametrize("first", ["", "xx"])
+def test_a_valid_guess_without_colours_cannot_have_been_played(first):
+    env = WordleEnv(["crane", "slate"], batch_size=[2], guesses="words")
+    before = play(env, env.reset(), first, first) if first else env.reset()
+    rows = rows_of(play(env, before, "zzzzz", "zzzzz"))  # on no list: no colours
+    env.reset(rows.clone(), set_state=True)
+    at = int(before["attention_mask"][1].sum())
+    rows["tokens"][1, at : at + 5] = letters("slate")[0]
+    with pytest.raises(ValueError, match=r"Rows \[1\] cannot have been played"):
+        env.reset(rows.clone(), set_state=True)
+    env.reset(rows.clone().set("_reset", torch.tensor([[True], [False]])), set_state=True)
+
+
+def test_a_long_guess_that_ends_in_a_word_is_no_valid_one():
+    env = WordleEnv(["crane"], batch_size=[1], action_length=8)
+    env.reset(rows_of(play(env, env.reset(), "acrane")), set_state=True)
+
+
 def test_invalid_guesses_in_a_transcript_count_as_tries():
     env = WordleEnv(["crane"], batch_size=[1], max_tries=3)
     td = play(env, play(env, env.reset(), "xx"), "")

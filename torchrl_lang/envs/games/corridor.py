@@ -57,7 +57,8 @@ class CorridorEnv(LanguageEnv):
     """The corridor as a batch of language tasks; see :mod:`torchrl_lang.envs.games.corridor`.
 
     A row reads ``<s>0</s>r</a>1</s>r</a>2</s></eod>``. A reset tensordict may name the place to start from, ``place``
-    int64 ``[*B]``.
+    int64 ``[*B]``, or the keyword, ``reset(place=...)``: wrapped environments take the keyword only (see
+    :class:`~torchrl_lang.envs.LanguageEnv`).
 
     Args:
         length: number of places, 2 to 10.
@@ -74,6 +75,8 @@ class CorridorEnv(LanguageEnv):
         >>> bool((walk["next", "reward"].sum(1) < -2).all())  # never the best walk
         True
     """
+
+    _reset_entries = ("place",)
 
     def __init__(
         self,
@@ -108,9 +111,9 @@ class CorridorEnv(LanguageEnv):
         place = random_index(self._key, episode, self.length - 1)
         if self.start is not None:
             place = torch.full_like(place, self.start)
-        named = None if options is None else options.get("place", None)
+        named = self._named(options, "place")
         if named is not None:
-            place = self._named(named.reshape(self._n), fresh)
+            place = self._before_goal(named, fresh)
         # The digits come first in the alphabet: a place is its own token.
         return place[:, None], torch.ones_like(place), {"place": place}
 
@@ -124,9 +127,9 @@ class CorridorEnv(LanguageEnv):
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         said = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
-        return {"place": self._named(said, fresh)}
+        return {"place": self._before_goal(said, fresh)}
 
-    def _named(self, place: Tensor, fresh: Tensor) -> Tensor:
+    def _before_goal(self, place: Tensor, fresh: Tensor) -> Tensor:
         bad = fresh & ((place < 0) | (place >= self.length - 1))
         if bad.any():
             raise ValueError(

@@ -14,8 +14,16 @@ from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.rows import Rows, Utterance
 from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, is_letter, load_words
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
+from torchrl_lang.envs.wordle.words import (
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    check_action_length,
+    common_words,
+    is_letter,
+    load_words,
+)
 from torchrl_lang.envs.wordle.wordsets import WordSets
 from torchrl_lang.functional import random_index
 
@@ -32,9 +40,11 @@ class WordleEnv(LanguageEnv):
     A guess is invalid if it does not consist of five letters or, where ``guesses`` are given, is on no list. It costs a
     try and -1 and gets no colours.
 
-    ``reset`` takes a tensordict with ``hidden_word``, int64 ``[*B]``: the word's index for each row that is reset. With
-    ``set_state=True`` it continues from given rows; the hidden word is then the given one, which must agree with all
-    colours so far, or drawn uniformly from those that do. The hidden word is never part of an observation.
+    ``reset`` takes a tensordict with ``hidden_word``, int64 ``[*B]``: the word's index for each row that is reset; or
+    the keyword, ``reset(hidden_word=...)``. Wrapped environments take the keyword only: inside ``TransformedEnv`` or
+    ``ParallelEnv`` the entry is lost (see :class:`~torchrl_lang.envs.LanguageEnv`). With ``set_state=True`` the game
+    continues from given rows; the hidden word is then the given one, which must agree with all colours so far, or drawn
+    uniformly from those that do. The hidden word is never part of an observation.
 
     Args:
         words: the words that may be hidden, a list or the path of a file with one word a line; default the shipped
@@ -45,14 +55,14 @@ class WordleEnv(LanguageEnv):
         max_tries: guesses in a game.
         guesses: which guesses are valid: any five letters by default, ``"words"`` for those that may be hidden, or a
             list or a path of more words (the hidden ones are always valid).
-        action_length: width of an action in tokens; from 6 on it holds a word and its end.
+        action_length: width of an action in tokens, at least 6: a word and its end.
         consistent: adds the observation ``consistent``, bool ``[*B, W]``: the words that agree with all colours so far.
         seed: seed of the hidden words.
         device: where the tensors live.
 
     Raises:
         ValueError: an option is out of range or a word list is faulty; on ``reset``, a hidden word is out of range or
-            disagrees with the given row.
+            disagrees with the given row, or the game cannot have played that row.
 
     Examples:
         >>> import torch
@@ -68,6 +78,8 @@ class WordleEnv(LanguageEnv):
         >>> td["reward"].item(), td["terminated"].item()
         (0.0, True)
     """
+
+    _reset_entries = ("hidden_word",)
 
     def __init__(
         self,
@@ -85,8 +97,7 @@ class WordleEnv(LanguageEnv):
         check_rules(rules)
         if max_tries < 1:
             raise ValueError(f"max_tries must be at least 1, got {max_tries}.")
-        if action_length < WORD_LENGTH:
-            raise ValueError(f"action_length must be at least {WORD_LENGTH}, one a letter, got {action_length}.")
+        check_action_length(action_length)
         word_list = common_words() if words is None else load_words(words)
         self.n_words = len(word_list)
         self.observes_consistent = consistent
@@ -106,7 +117,8 @@ class WordleEnv(LanguageEnv):
         self._index = WordIndex(word_list, self.device)
         self._valid = _valid_guesses(word_list, guesses, self.device)
         self._sets = WordSets(self._index.letters, rules)
-        self._colour_tokens = torch.tensor(COLOUR_TOKENS, device=self.device)
+        self._colour_tokens: Tensor
+        self.register_buffer("_colour_tokens", torch.tensor(COLOUR_TOKENS, device=self.device), persistent=False)
 
     @property
     def hidden_word(self) -> Tensor:
@@ -123,7 +135,7 @@ class WordleEnv(LanguageEnv):
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         word = random_index(self._key, episode, self.n_words)
-        given = self._given_word(options)
+        given = self._named(options, "hidden_word")
         if given is not None:
             out = fresh & ((given < 0) | (given >= self.n_words))
             if out.any():
@@ -157,14 +169,18 @@ class WordleEnv(LanguageEnv):
         return reply, task
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        turns = read_turns(rows.tokens, rows.attention_mask, rows.action_mask)
+        entries = rows.tokens, rows.attention_mask, rows.action_mask
+        turns = read_turns(*entries)
+        row, guess = unanswered_guesses(*entries)
+        mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)
+        _forbid(fresh & mute, "cannot have been played: behind a valid guess there are no five colours")
         possible = turns.narrow(self._sets)
         size = self._sets.size(possible)
         _forbid(fresh & (size == 0), "agree with no word of the list: give rows played with these words and rules")
         solved = (turns.colours == GREEN).all(-1).any(-1)
         _forbid(fresh & (solved | (turns.tries >= self.max_tries)), "cannot go on: the game is solved or out of tries")
         word = task["word"]
-        if self._given_word(options) is None:
+        if self._named(options, "hidden_word") is None:
             word = self._sets.pick(possible, random_index(self._key, task["episode"], size.clamp_min(1)))
         else:
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
@@ -173,17 +189,6 @@ class WordleEnv(LanguageEnv):
         if self.observes_consistent:
             task["possible"] = possible
         return task
-
-    def _given_word(self, options: TensorDictBase | None) -> Tensor | None:
-        given = None if options is None else options.get("hidden_word", None)
-        if given is None:
-            return None
-        if given.numel() != self._n or given.dtype != torch.int64:
-            raise ValueError(
-                f"'hidden_word' must be int64 of shape {tuple(self.batch_size)}, one index a game, got {given.dtype} "
-                f"of shape {tuple(given.shape)}."
-            )
-        return given.reshape(self._n)
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
         return {"consistent": self._sets.members(task["possible"])} if self.observes_consistent else {}

@@ -14,7 +14,14 @@ from torch import Tensor
 from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words
+from torchrl_lang.envs.wordle.words import (
+    WORD_LENGTH,
+    WordIndex,
+    WordList,
+    check_action_length,
+    common_words,
+    load_words,
+)
 from torchrl_lang.envs.wordle.wordsets import WordSets
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
@@ -38,14 +45,13 @@ class Player(TensorDictModuleBase):
     with the same numbers if the player was given a seed, and takes a new seed from the operating system if not.
 
     Args:
-        action_length: width of the actions in tokens.
+        action_length: width of the actions in tokens, at least 6: a word and its end.
         seed: seed of the player's choices.
     """
 
     def __init__(self, *, action_length: int = WORD_LENGTH + 1, seed: int | None = None) -> None:
         super().__init__()
-        if action_length < WORD_LENGTH:
-            raise ValueError(f"action_length must be at least {WORD_LENGTH}, one a letter, got {action_length}.")
+        check_action_length(action_length)
         self.in_keys = [TOKENS, ATTENTION_MASK, ACTION_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length

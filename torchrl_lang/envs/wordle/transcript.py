@@ -11,7 +11,7 @@ from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter
 from torchrl_lang.envs.wordle.wordsets import WordSets
 
-__all__ = ["COLOUR_TOKENS", "Turns", "read_turns"]
+__all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "unanswered_guesses"]
 
 _TOKENIZER = wordle_tokenizer()
 
@@ -77,12 +77,8 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
     tokens = tokens.to(torch.int64)
     n, width = tokens.shape
     device = tokens.device
-    ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
-    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~action_mask
-    letter = is_letter(tokens) & action_mask
-    answered = ends
-    for distance in range(1, WORD_LENGTH + 1):
-        answered = answered & _look(letter, -distance) & _look(square, distance)
+    ends, spelled, coloured = _marks(tokens, attention_mask, action_mask)
+    answered = spelled & coloured
     places = max(1, width // (2 * WORD_LENGTH + 1))
     row, end = answered.nonzero(as_tuple=True)
     turn = answered.cumsum(-1)[row, end] - 1
@@ -95,6 +91,30 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
     guess[row, turn] = tokens[row[:, None], end[:, None] - WORD_LENGTH - 1 + around]
     colours[row, turn] = colour_of[tokens[row[:, None], end[:, None] + around]]
     return Turns(guess, colours, answered.sum(-1), ends.sum(-1))
+
+
+def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The utterances of five letters, no more, that five colours do not follow. Takes what :func:`read_turns` takes.
+
+    Returns:
+        Their rows, int64 ``[U]``, and their letters, int64 ``[U, 5]``.
+    """
+    tokens = tokens.to(torch.int64)
+    _, spelled, coloured = _marks(tokens, attention_mask, action_mask)
+    longer = _look(action_mask & (tokens != _TOKENIZER.control.end_of_action), -WORD_LENGTH - 1)
+    row, end = (spelled & ~coloured & ~longer).nonzero(as_tuple=True)
+    return row, tokens[row[:, None], end[:, None] + torch.arange(-WORD_LENGTH, 0, device=tokens.device)]
+
+
+def _marks(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where an action ends, where it does with five letters of the agent's, and where with colours to follow."""
+    ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
+    square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~action_mask
+    letter = is_letter(tokens) & action_mask
+    spelled, coloured = ends, ends
+    for distance in range(1, WORD_LENGTH + 1):
+        spelled, coloured = spelled & _look(letter, -distance), coloured & _look(square, distance)
+    return ends, spelled, coloured
 
 
 def _look(mask: Tensor, distance: int) -> Tensor:

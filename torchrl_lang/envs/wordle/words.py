@@ -118,6 +118,15 @@ def load_words(words: WordList) -> list[str]:
     return entries
 
 
+def check_action_length(action_length: int) -> None:
+    """Raise unless an action holds a word and its end."""
+    if action_length <= WORD_LENGTH:
+        raise ValueError(
+            f"action_length must be at least {WORD_LENGTH + 1}, {WORD_LENGTH} letters and the end-of-action token, got "
+            f"{action_length}."
+        )
+
+
 def _fault(word: str) -> str | None:
     """What is wrong with a word, if anything."""
     if len(word) != WORD_LENGTH:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
@@ -26,7 +26,8 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class Decoder(nn.Module):
     """Continues rows by utterances and says how likely given utterances are. Works on plain tensors.
 
-    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options.
+    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``generator`` it has one
+    of its own, seeded from the operating system, and so has each copy of it.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Decoder(nn.Module):
         self.candidates = candidates
         self.advantage_weight = advantage_weight
         self.log_prob_weight = log_prob_weight
-        self.generator = generator
+        self.generator = _fresh_generator() if generator is None else generator
+        self._seeded = generator is not None
         self.diagnostics = diagnostics
         self.cached = cached
 
@@ -105,6 +107,8 @@ class Decoder(nn.Module):
         Returns:
             float ``[N, K]``: zero behind the end; ``-inf`` in the last slot of an utterance without an end.
         """
+        if action.shape[0] == 0:
+            return torch.zeros(action.shape, device=action.device)
         k, end = self.action_length, self.control.end_of_action
         prompt = self._prompt(tokens.long(), attention_mask.sum(-1))
         is_end = action == end
@@ -172,9 +176,23 @@ class Decoder(nn.Module):
 
     def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
         # Drawn for all rows, done or not, and before the first token: what one row says never moves another's numbers.
-        where = device if self.generator is None else self.generator.device
         shape = (n, candidates, self.action_length)
-        return torch.rand(shape, generator=self.generator, device=where).to(device)
+        return torch.rand(shape, generator=self.generator, device=self.generator.device).to(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if not self._seeded:  # nobody chose the stream, and copies that say the same would be of no use
+            del state["generator"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"generator": _fresh_generator(), **state} if not state["_seeded"] else state)
+
+
+def _fresh_generator() -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed()
+    return generator
 
 
 @contextmanager

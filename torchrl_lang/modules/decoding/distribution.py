@@ -17,7 +17,8 @@ class UtteranceDistribution(Distribution):
     """Utterances of up to ``K`` tokens, int64 ``[*B, K]``, as continuations of rows.
 
     ``log_prob`` reads row and utterance in one pass, without a cache and with gradients, and equals what decoding
-    reports. Utterances that cannot be said, with a forbidden or filtered token or without an end, have ``-inf``; what
+    reports; but decoding runs in evaluation mode and this in the model's own, so dropout in training mode makes them
+    differ. Utterances that cannot be said, with a forbidden or filtered token or without an end, have ``-inf``; what
     stands behind the end is ignored.
 
     Args:
@@ -62,7 +63,7 @@ class UtteranceDistribution(Distribution):
         shape = torch.Size(sample_shape)
         drawn = self.decoder.utter(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
         return (
-            drawn.action.reshape(*self.batch_shape, shape.numel(), -1)
+            drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
             .movedim(-2, 0)
             .reshape(*shape, *self.batch_shape, *self.event_shape)
         )

@@ -108,11 +108,24 @@ def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tenso
 
 
 def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a module of tensordicts by its keys, any other on the state it names as ``in_key``."""
+    """Run a head on states: a module of tensordicts by its keys, any other on the state it names as ``in_key``.
+
+    Raises:
+        KeyError: the trunk does not write what the head reads.
+    """
     if isinstance(head, TensorDictModuleBase):
         keys: Any = head.in_keys
         if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
-            return head.module(states[keys[0]])  # the same, without a tensordict for every token
-        inputs = {key: states[key] for key in keys}
+            return head.module(_read(states, keys[0], head.module))  # the same, without a tensordict for every token
+        inputs = {key: _read(states, key, head) for key in keys}
         return head(TensorDict(inputs, batch_size=next(iter(inputs.values())).shape[:1])).get(out_key)
-    return head(states[str(getattr(head, "in_key", HIDDEN))])
+    return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
+
+
+def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
+    if key not in states:
+        advice = "give the head a trunk that writes it"
+        if key == HIDDEN_PRE_NORM:
+            advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
+        raise KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(states)}: {advice}.")
+    return states[key]

@@ -79,8 +79,9 @@ class NextTokenRule(nn.Module):
         return self.allowed(states[LOGITS]).log_softmax(-1)
 
     def allowed(self, logits: Tensor) -> Tensor:
-        """The logits with ``-inf`` at forbidden tokens."""
-        logits = logits.float().index_fill(-1, self.forbidden, -torch.inf)
+        """The logits with ``-inf`` at forbidden tokens, half precision raised to float32."""
+        logits = logits.float() if logits.dtype.itemsize < 4 else logits
+        logits = logits.index_fill(-1, self.forbidden, -torch.inf)
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf
         return logits

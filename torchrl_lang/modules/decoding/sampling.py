@@ -31,13 +31,13 @@ class Utterances(NamedTuple):
     action: Tensor
     """int64 ``[N, K]``."""
     token_log_prob: Tensor
-    """float ``[N, K]``, under the distribution that was sampled from."""
+    """float32 ``[N, K]``, under the distribution that was sampled from."""
     behavior_log_prob: Tensor
-    """float ``[N, K]``, under the language model alone; zero unless asked for."""
+    """float32 ``[N, K]``, under the language model alone; zero unless asked for."""
     token_entropy: Tensor
-    """float ``[N, K]``, of the distribution that was sampled from; zero unless asked for."""
+    """float32 ``[N, K]``, of the distribution that was sampled from; zero unless asked for."""
     advantage: Tensor
-    """float ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless asked for."""
+    """float32 ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless asked for."""
 
     @classmethod
     def empty(cls, n: int, k: int, control: ControlTokens, device: torch.device) -> Utterances:
@@ -122,12 +122,14 @@ def sample_utterances(
     for slot in range(action_length - 1):
         log_prob = rule(states)
         token = pick(log_prob, None if uniform is None else uniform[row, slot])
-        _record(out, row, slot, token.masked_fill(finished, control.pad), log_prob, finished)
+        out.action[row, slot] = token.masked_fill(finished, control.pad)
+        _record(out.token_log_prob, row, slot, taken(log_prob, token), finished)
         if diagnostics:
-            out.behavior_log_prob[row, slot] = taken(rule.behavior(states), token).masked_fill(finished, 0.0)
-            out.token_entropy[row, slot] = entropy(log_prob).masked_fill(finished, 0.0)
+            _record(out.behavior_log_prob, row, slot, taken(rule.behavior(states), token), finished)
+            _record(out.token_entropy, row, slot, entropy(log_prob), finished)
         if advantage and rule.guidance is not None:
-            out.advantage[row] += taken(rule.guidance.advantage(states), token).masked_fill(finished, 0.0)
+            gained = taken(rule.guidance.advantage(states), token).masked_fill(finished, 0.0)
+            out.advantage[row] += gained.to(out.advantage.dtype)
         finished = finished | (token == control.end_of_action)
         speaking = int((~finished).sum())  # the one wait for the device
         if speaking == 0:
@@ -145,9 +147,8 @@ def sample_utterances(
     return out
 
 
-def _record(out: Utterances, row: Tensor, slot: int, token: Tensor, log_prob: Tensor, finished: Tensor) -> None:
-    out.action[row, slot] = token
-    out.token_log_prob[row, slot] = taken(log_prob, token).masked_fill(finished, 0.0)
+def _record(out: Tensor, row: Tensor, slot: int, values: Tensor, finished: Tensor) -> None:
+    out[row, slot] = values.masked_fill(finished, 0.0).to(out.dtype)
 
 
 def taken(values: Tensor, token: Tensor) -> Tensor:

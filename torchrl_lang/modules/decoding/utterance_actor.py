@@ -25,6 +25,7 @@ from torchrl_lang.schema import (
     TOKEN_LOG_PROB,
     TOKENS,
     ControlTokens,
+    entry,
 )
 
 __all__ = ["UtteranceActor"]
@@ -42,7 +43,7 @@ class UtteranceActor(TensorDictModuleBase):
     and get an empty utterance.
 
     Decoding runs without gradients and in evaluation mode and leaves the training flags as they were. Under TorchRL's
-    ``set_exploration_type(ExplorationType.DETERMINISTIC)`` sampling becomes greedy.
+    ``set_exploration_type(ExplorationType.DETERMINISTIC)`` ``"sample"`` and ``"best_of"`` become greedy.
 
     Args:
         actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`; any actor with those keys
@@ -61,14 +62,18 @@ class UtteranceActor(TensorDictModuleBase):
         log_prob_weight: weight of the summed log-probabilities there.
         forbidden: ids that may not be said, default all control tokens but the end of the action.
         vocab_size: forbids all ids from here on, where the model has more than the tokenizer.
-        seed: of the actor's own random stream.
-        generator: the stream itself, instead of ``seed``. Without either, torch's global stream is used.
+        seed: of the actor's own random stream, default a fresh one from the operating system. A copy, pickled for
+            another process or not, goes on with the same numbers if a seed was given, so several workers would draw the
+            same; without one each copy takes a fresh seed.
+        generator: the stream itself, instead of ``seed``; copies go on with the same numbers, too.
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
         cached: False reads the whole row anew for each token; the same utterances, slower.
 
     Raises:
         ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
+        KeyError: on calls, ``tokens`` or ``attention_mask`` is missing, or the trunk does not write what a value head
+            reads.
 
     Examples:
         >>> import torch
@@ -145,12 +150,12 @@ class UtteranceActor(TensorDictModuleBase):
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an utterance for every row into ``tensordict``."""
-        tokens, attention_mask = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
+        tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
         method = self.method
         if method in ("sample", "best_of") and exploration_type() in _WITHOUT_CHANCE:
             method = "greedy"
         said = self.decoder.utter(tokens, attention_mask, method=method, done=tensordict.get(DONE, None))
-        shape = (*tokens.shape[:-1], -1)
+        shape = (*tokens.shape[:-1], said.action.shape[-1])
         tensordict.set(ACTION, said.action.reshape(shape))
         tensordict.set(ACTION_LOG_PROB, said.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
         tensordict.set(TOKEN_LOG_PROB, said.token_log_prob.reshape(shape))
@@ -162,8 +167,9 @@ class UtteranceActor(TensorDictModuleBase):
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""
         mode: Method = "beam" if self.method == "beam" else "greedy"
-        return UtteranceDistribution(self.decoder, tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK), mode=mode)
+        tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
+        return UtteranceDistribution(self.decoder, tokens, attention_mask, mode=mode)
 
     def log_prob(self, tensordict: TensorDictBase) -> Tensor:
         """Log-probability of the ``action`` in the tensordict, ``[*B]``, with gradients."""
-        return self.get_dist(tensordict).log_prob(tensordict.get(ACTION))
+        return self.get_dist(tensordict).log_prob(entry(tensordict, ACTION))
