@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -22,4 +23,6 @@ if __name__ == "__main__":
         grads = {name: p.grad.contiguous() for name, p in loss.named_parameters() if p.grad is not None}
         # Tied weights come once by name; safetensors wants memory of its own for each.
         save_file({name: grad.clone() for name, grad in grads.items()}, out)
-    dist.destroy_process_group()
+    # Neither may leave while the other still talks to it, and gloo's threads may abort an ordinary shutdown.
+    dist.barrier()
+    os._exit(0)
