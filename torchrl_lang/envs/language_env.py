@@ -13,6 +13,7 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.continuation import count_turns, rows_to_continue
 from torchrl_lang.envs.entries import given_action, named_entry, reset_options, stepped
 from torchrl_lang.envs.rows import Rows, Utterance, read_utterance
 from torchrl_lang.schema import (
@@ -25,7 +26,6 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRUNCATED,
-    check_row,
 )
 
 __all__ = ["LanguageEnv", "Reply", "TaskState"]
@@ -222,7 +222,10 @@ class LanguageEnv(EnvBase):
     ) -> TensorDictBase:
         options = reset_options(self, tensordict, kwargs, self._reset_entries)
         fresh = self._fresh(options)
-        given = self._rows_from(options, fresh) if set_state else None
+        given = None
+        if set_state:
+            limits = {"row_length": self.row_length, "action_length": self.action_length, "max_turns": self.max_turns}
+            given = rows_to_continue(options, fresh, self.tokenizer, **limits)
         number = self._episode + fresh.cumsum(-1) - 1
         self._episode = self._episode + fresh.sum()
         opening, opening_length, task = self._open(number, fresh, options)
@@ -231,7 +234,7 @@ class LanguageEnv(EnvBase):
         else:
             rows, task = given, self._restore(given, task, fresh, options)
         none = torch.zeros_like(fresh)
-        turns = torch.zeros_like(number) if given is None else self._count_turns(rows)
+        turns = torch.zeros_like(number) if given is None else count_turns(rows, self.tokenizer.control)
         if self._rows is None or options is None or options.get("_reset", None) is None:
             self._rows, self._task = rows, {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated, self._turns = none, none, turns
@@ -325,40 +328,6 @@ class LanguageEnv(EnvBase):
         keep = keep & live[:, None]
         agent = torch.cat([said, utterance.closed[:, None], torch.zeros_like(keep[:, said.shape[-1] + 1 :])], -1)
         return self._rows.append(tokens, keep, agent, reply.reward)
-
-    def _count_turns(self, rows: Rows) -> Tensor:
-        return ((rows.tokens == self.tokenizer.control.end_of_action) & rows.attention_mask).sum(-1)
-
-    def _rows_from(self, options: TensorDictBase | None, fresh: Tensor) -> Rows:
-        """The transcripts that ``reset(tensordict, set_state=True)`` brings, checked where ``fresh``."""
-        if options is None or not {*ROW_KEYS} <= set(options.keys()):
-            raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
-        check_row(options, vocab_size=self.tokenizer.vocab_size)
-        tokens, attention, action, reward = (options.get(key) for key in ROW_KEYS)
-        if tokens.shape[-1] != self.row_length:
-            raise ValueError(
-                f"Rows of width {tokens.shape[-1]} came, this environment's row_length is {self.row_length}."
-            )
-        control = self.tokenizer.control
-        tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
-        rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-        ended = ((tokens == control.end_of_dialogue) & ~action).any(-1)
-        full = rows.length + self.action_length + 1 > self.row_length
-        if self.max_turns is not None:
-            full = full | (self._count_turns(rows) >= self.max_turns)
-        # Whose turn it is shows in the last token: in the middle of an utterance that is the agent's, but not its end.
-        last = (rows.length - 1).clamp_min(0)[:, None]
-        unfinished = (action.gather(-1, last) & (tokens.gather(-1, last) != control.end_of_action)).squeeze(-1)
-        self._refuse(fresh & (rows.length == 0), "are empty", "a row opens with begin_state or begin_action")
-        self._refuse(fresh & ended, "have ended", "reset them without set_state")
-        self._refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-        self._refuse(fresh & unfinished, "stop inside an utterance", "finish it with end_of_action, or use TokenEnv")
-        return rows
-
-    @staticmethod
-    def _refuse(bad: Tensor, what: str, advice: str) -> None:
-        if bad.any():
-            raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot go on, they {what}: {advice}.")
 
     def _observe(self) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment."""
