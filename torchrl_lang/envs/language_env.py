@@ -224,8 +224,14 @@ class LanguageEnv(EnvBase):
         fresh = self._fresh(options)
         given = None
         if set_state:
-            limits = {"row_length": self.row_length, "action_length": self.action_length, "max_turns": self.max_turns}
-            given = rows_to_continue(options, fresh, self.tokenizer, **limits)
+            given = rows_to_continue(
+                options,
+                fresh,
+                self.tokenizer,
+                row_length=self.row_length,
+                action_length=self.action_length,
+                max_turns=self.max_turns,
+            )
         number = self._episode + fresh.cumsum(-1) - 1
         self._episode = self._episode + fresh.sum()
         opening, opening_length, task = self._open(number, fresh, options)
