@@ -141,7 +141,8 @@ def test_moving_to_the_same_device_changes_nothing():
     env = TokenEnv(WordleEnv(WORDS, device="cpu"))
     td = env.reset()
     env.to("cpu")
-    env.step(env.rand_action(td))
+    grown = env.step(env.rand_action(td))["next"]
+    assert (grown["attention_mask"].sum(-1) > td["attention_mask"].sum(-1)).all()
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, through_pickle])

@@ -130,7 +130,9 @@ def test_a_valid_guess_without_colours_cannot_have_been_played(first):
 
 def test_a_long_guess_that_ends_in_a_word_is_no_valid_one():
     env = WordleEnv(["crane"], batch_size=[1], action_length=8)
-    env.reset(rows_of(play(env, env.reset(), "acrane")), set_state=True)
+    rows = rows_of(play(env, env.reset(), "acrane"))
+    again = env.reset(rows.clone(), set_state=True)
+    assert (again["tokens"] == rows["tokens"]).all()
 
 
 def test_invalid_guesses_in_a_transcript_count_as_tries():
