@@ -39,7 +39,7 @@ class Demo:
     out: Path = option(Path("runs/demo"), "folder of everything that the demo writes")
     words: int = option(100, "how many of the shipped words")
     games: int = option(60_000, "games in the data set")
-    steps: int = option(6500, "training steps of BC and of ILQL")
+    steps: int = option(5000, "training steps of BC and of ILQL")
     eval_games: int = option(1000, "games a row of the table")
     betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "strengths of ILQL's values in the table")
     seed: int = option(0, "seed of everything")
