@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.functional import shift_left
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, ControlTokens
 
 __all__ = ["Summary", "solved", "summarize", "unanswered"]
@@ -156,5 +157,4 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
     tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
     end = real & (tokens == control.end_of_action)
     speaks = real & ~agent & (tokens != control.end_of_dialogue)
-    followed = torch.cat([speaks[..., 1:], torch.zeros_like(speaks[..., :1])], -1)
-    return (end & ~followed).sum(-1)
+    return (end & ~shift_left(speaks)).sum(-1)
