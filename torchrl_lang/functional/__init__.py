@@ -1,4 +1,4 @@
-"""Pure tensor math, torch only: decisions of a row, returns, value terms, filters of logits."""
+"""Pure tensor math, torch only: decisions of a row, returns, value terms, filters of logits, divergences."""
 
 from torchrl_lang.functional.decisions import (
     Decisions,
@@ -8,23 +8,30 @@ from torchrl_lang.functional.decisions import (
     row_length,
     shift_left,
 )
+from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
+from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
     "Decisions",
+    "KLDirection",
+    "KLEstimator",
     "advantage_weight",
     "bootstrap_mask",
+    "categorical_kl",
     "cql_term",
     "decision_mask",
     "expectile_loss",
     "filter_logits",
     "find_decisions",
+    "kl_estimate",
     "lambda_returns",
     "margin_term",
     "masked_mean",
+    "projected_kl",
     "random_index",
     "returns_to_go",
     "reverse_linear_scan",

@@ -1,0 +1,496 @@
+"""Divergences: by hand, against torch.distributions, in the mean over samples; their gradients and their memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical, kl_divergence
+
+from tests.memory import peak_bytes
+from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
+
+INF = math.inf
+LOG2 = math.log(2)
+ESTIMATORS = ("k1", "k2", "k3")
+DIRECTIONS = ("reverse", "forward")
+EVERY = [(estimator, direction) for estimator in ESTIMATORS for direction in DIRECTIONS]
+
+
+def plain_kl(logits, ref_logits):
+    """By the definition, with ``0 log 0 = 0``."""
+    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    gap = torch.where(log_p == -INF, 0, log_p) - torch.where(log_p == -INF, 0, log_q)
+    return (log_p.exp() * gap).sum(-1)
+
+
+def random_logits(*shape, seed=0, scale=2.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# Estimates: numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "direction", "values"),
+    [  # pi = 1/2 throughout; ref = 1/2, 1/4, 1, 0, that is rho = 1, 1/2, 2, 0
+        ("k1", "reverse", [0, LOG2, -LOG2, INF]),
+        ("k2", "reverse", [0, LOG2**2 / 2, LOG2**2 / 2, INF]),
+        ("k3", "reverse", [0, LOG2 - 0.5, 1 - LOG2, INF]),
+        ("k1", "forward", [0, -LOG2 / 2, 2 * LOG2, 0]),
+        ("k2", "forward", [0, LOG2**2 / 2, LOG2**2 / 2, INF]),
+        ("k3", "forward", [0, 0.5 - LOG2 / 2, 2 * LOG2 - 1, 1]),
+    ],
+)
+def test_estimates_table(estimator, direction, values):
+    log_prob = torch.full((4,), 0.5, dtype=torch.float64).log()
+    ref_log_prob = torch.tensor([0.5, 0.25, 1.0, 0.0], dtype=torch.float64).log()
+    expected = torch.tensor(values, dtype=torch.float64)
+    torch.testing.assert_close(kl_estimate(log_prob, ref_log_prob, estimator, direction), expected, rtol=1e-14, atol=0)
+
+
+def test_the_defaults_are_k1_and_reverse():
+    assert kl_estimate(torch.tensor([-1.0]), torch.tensor([-3.0])).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("estimator", "direction"), EVERY)
+def test_impossible_under_both_is_zero_with_zero_gradient(estimator, direction):
+    log_prob = torch.tensor([-INF, -1.0], requires_grad=True)
+    ref_log_prob = torch.tensor([-INF, -2.0], requires_grad=True)
+    values = kl_estimate(log_prob, ref_log_prob, estimator, direction)
+    assert values[0] == 0
+    values.sum().backward()
+    assert log_prob.grad[0] == 0
+    assert ref_log_prob.grad[0] == 0
+    assert log_prob.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("gap", [90.0, 200.0, 5000.0, INF])
+def test_far_apart_takes_the_limit_and_never_nan(gap):
+    near, far = torch.zeros(1), torch.full((1,), -gap)  # rho = exp(-gap)
+    value = {pair: kl_estimate(near, far, *pair).item() for pair in EVERY}
+    assert value["k1", "reverse"] == gap
+    assert value["k2", "reverse"] == value["k2", "forward"] == gap**2 / 2
+    assert value["k3", "reverse"] == pytest.approx(gap - 1)
+    assert value["k1", "forward"] == pytest.approx(0, abs=1e-30)
+    assert value["k3", "forward"] == pytest.approx(1)
+    value = {pair: kl_estimate(far, near, *pair).item() for pair in EVERY}  # rho = exp(gap), beyond float32
+    assert value["k1", "reverse"] == -gap
+    assert value["k3", "reverse"] == value["k1", "forward"] == value["k3", "forward"] == INF
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_k3_is_never_negative_and_exact_near_zero(direction, dtype):
+    log_prob = random_logits(20_000, scale=1.0, dtype=dtype)
+    drift = random_logits(20_000, seed=1, scale=1.0) * torch.logspace(-8, 0.5, 20_000, dtype=torch.float64)
+    value = kl_estimate(log_prob, log_prob + drift.to(dtype), "k3", direction)
+    assert value.min() >= 0
+    small = torch.tensor([1e-3, -1e-3])
+    expected = torch.tensor([5e-7, 5e-7])
+    torch.testing.assert_close(kl_estimate(torch.zeros(2), small, "k3", direction), expected, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize(("estimator", "direction"), EVERY)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(estimator, direction, dtype):
+    log_prob, ref_log_prob = (random_logits(3, 4, seed=seed, dtype=dtype) for seed in (0, 1))
+    value = kl_estimate(log_prob, ref_log_prob, estimator, direction)
+    assert value.dtype == torch.float32
+    assert value.equal(kl_estimate(log_prob.float(), ref_log_prob.float(), estimator, direction))
+
+
+def test_estimates_say_what_is_wrong():
+    one, two = torch.zeros(2, 1), torch.zeros(2)
+    with pytest.raises(ValueError, match=r"'k1', 'k2' or 'k3', got 'k4'"):
+        kl_estimate(two, two, "k4")
+    with pytest.raises(ValueError, match=r"'reverse' or 'forward', got 'backward'"):
+        kl_estimate(two, two, "k1", "backward")
+    with pytest.raises(ValueError, match=r"\[2, 1\] and ref_log_prob \[2\]"):
+        kl_estimate(one, two)
+
+
+# Estimates: what they are estimates of --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_means_over_samples_converge_to_the_divergence(estimator, direction):
+    logits, ref_logits = random_logits(6, scale=0.7), random_logits(6, seed=1, scale=0.7)
+    generator = torch.Generator().manual_seed(7)
+    action = logits.softmax(-1).multinomial(200_000, replacement=True, generator=generator)
+    log_prob, ref_log_prob = logits.log_softmax(-1)[action], ref_logits.log_softmax(-1)[action]
+    value = kl_estimate(log_prob, ref_log_prob, estimator, direction)
+    exact = plain_kl(logits, ref_logits) if direction == "reverse" else plain_kl(ref_logits, logits)
+    error = value.std() / len(value) ** 0.5
+    assert error < 0.02 * exact
+    assert abs(value.mean() - exact) < 4 * error
+
+
+@pytest.fixture(params=[0, 1, 2])
+def pair(request):
+    logits = random_logits(5, seed=10 + request.param, scale=1.0).requires_grad_()
+    return logits, random_logits(5, seed=20 + request.param, scale=1.0)
+
+
+def test_exact_means(pair):
+    logits, ref_logits = pair
+    log_prob, ref_log_prob = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    exact = {"reverse": plain_kl(logits, ref_logits), "forward": plain_kl(ref_logits, logits)}
+    for estimator, direction in EVERY:
+        mean = (log_prob.exp() * kl_estimate(log_prob, ref_log_prob, estimator, direction)).sum()
+        if estimator == "k2":
+            assert not torch.isclose(mean, exact[direction], rtol=1e-3)  # biased
+        else:
+            torch.testing.assert_close(mean, exact[direction])
+
+
+def test_unbiased_only_where_the_policy_can_say_what_the_reference_can():
+    log_prob, ref_log_prob = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.3, 0.3]).log()  # and 0.4 elsewhere
+    exact = math.log(0.5 / 0.3)
+    assert kl_estimate(log_prob, ref_log_prob, "k1").mean().item() == pytest.approx(exact)
+    assert kl_estimate(log_prob, ref_log_prob, "k3").mean().item() == pytest.approx(exact - 0.4)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_k2_is_right_to_second_order(direction):
+    ref_logits, drift = random_logits(5), random_logits(5, seed=1)
+    error = []
+    for size in (1e-2, 1e-3):
+        logits = ref_logits + size * drift
+        log_prob, ref_log_prob = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        mean = (log_prob.exp() * kl_estimate(log_prob, ref_log_prob, "k2", direction)).sum()
+        exact = plain_kl(logits, ref_logits) if direction == "reverse" else plain_kl(ref_logits, logits)
+        error.append(((mean - exact) / exact).abs().item())
+    assert 0 < error[1] < 0.11 * error[0] < 0.01  # of first order, relative to a divergence of second
+
+
+def divergences(logits, ref_logits):
+    """Gradients of what the docstring names, by autograd of the exact expressions."""
+    ref = ref_logits.softmax(-1)
+    x = ref_logits.log_softmax(-1) - logits.log_softmax(-1)
+    exact = {
+        "reverse": plain_kl(logits, ref_logits),
+        "forward": plain_kl(ref_logits, logits),
+        "square": (ref * x.square()).sum() / 2,
+    }
+    return {name: torch.autograd.grad(value, logits, retain_graph=True)[0] for name, value in exact.items()}
+
+
+def loss_gradient(logits, ref_logits, estimator, direction):
+    """Mean gradient of the estimate itself over on-policy samples: all actions, weighted with constant ``pi``."""
+    log_prob = logits.log_softmax(-1)
+    value = kl_estimate(log_prob, ref_logits.log_softmax(-1), estimator, direction)
+    return torch.autograd.grad((log_prob.detach().exp() * value).sum(), logits)[0]
+
+
+def reward_gradient(logits, ref_logits, estimator, direction):
+    """Mean policy gradient with the estimate as a constant weight of ``grad log pi``."""
+    log_prob = logits.log_softmax(-1)
+    value = kl_estimate(log_prob, ref_logits.log_softmax(-1), estimator, direction).detach()
+    return torch.autograd.grad((log_prob.detach().exp() * value * log_prob).sum(), logits)[0]
+
+
+def test_gradients_in_a_loss(pair):
+    of = divergences(*pair)
+    expected = {
+        ("k1", "reverse"): torch.zeros(5, dtype=torch.float64),
+        ("k2", "reverse"): of["reverse"],
+        ("k2", "forward"): of["reverse"],
+        ("k3", "reverse"): of["forward"],
+        ("k1", "forward"): of["forward"] + of["square"],
+        ("k3", "forward"): of["square"],
+    }
+    for key in EVERY:
+        torch.testing.assert_close(loss_gradient(*pair, *key), expected[key], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(of["reverse"], of["forward"], rtol=1e-2)  # so the claims differ
+
+
+def test_gradients_in_a_reward(pair):
+    of = divergences(*pair)
+    expected = {
+        ("k1", "reverse"): of["reverse"],
+        ("k3", "reverse"): of["reverse"] - of["forward"],
+        ("k1", "forward"): -of["square"],
+        ("k3", "forward"): of["forward"] - of["square"],
+    }
+    for key, gradient in expected.items():
+        torch.testing.assert_close(reward_gradient(*pair, *key), gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_near_the_reference_only_k1_holds_the_policy_by_its_reward():
+    ref_logits, drift = random_logits(5), random_logits(5, seed=1)
+    logits = (ref_logits + 1e-3 * drift).requires_grad_()
+    true = divergences(logits, ref_logits)["reverse"]
+    for estimator, direction in EVERY:
+        along = (reward_gradient(logits, ref_logits, estimator, direction) @ true / true.square().sum()).item()
+        expected = {("k1", "reverse"): 1.0, ("k1", "forward"): -1.0}.get((estimator, direction), 0.0)
+        assert along == pytest.approx(expected, abs=0.01)
+
+
+def test_over_a_row_a_loss_of_one_estimate_a_token_misses_what_follows():
+    first, second = random_logits(3).requires_grad_(), random_logits(3, 3, seed=1).requires_grad_()
+    ref_first, ref_second = (
+        logits.log_softmax(-1) for logits in (random_logits(3, seed=2), random_logits(3, 3, seed=3))
+    )
+    a, b = first.log_softmax(-1), second.log_softmax(-1)  # pi(x), pi(y | x)
+    row, ref_row = a[:, None] + b, ref_first[:, None] + ref_second
+    constant = row.detach().exp()
+
+    def gradient(value):
+        return torch.autograd.grad(value, first, retain_graph=True)[0]
+
+    exact = gradient((row.exp() * (row - ref_row)).sum())
+    whole = gradient((constant * kl_estimate(row, ref_row, "k2")).sum())
+    tokens = kl_estimate(a, ref_first, "k2")[:, None] + kl_estimate(b, ref_second, "k2")
+    reward = (kl_estimate(a, ref_first)[:, None] + kl_estimate(b, ref_second)).detach()
+    torch.testing.assert_close(whole, exact)
+    torch.testing.assert_close(gradient((constant * reward * row).sum()), exact)
+    assert not torch.allclose(gradient((constant * tokens).sum()), exact, rtol=1e-2)
+
+
+# Exact divergences ----------------------------------------------------------------------------------------------------
+
+
+def test_categorical_by_hand():
+    policy, reference = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+    assert categorical_kl(policy, reference).item() == pytest.approx(math.log(4 / 3) / 2, rel=1e-6)
+    assert categorical_kl(reference, policy).item() == pytest.approx(0.75 * math.log(3) - LOG2, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 12), (2, 3, 25), (4, 1)])
+@pytest.mark.parametrize("chunk_size", [1, 3, 4, 12, 1024])
+def test_both_agree_with_torch_distributions(shape, chunk_size):
+    logits, ref_logits = random_logits(*shape), random_logits(*shape, seed=1)
+    expected = kl_divergence(Categorical(logits=logits), Categorical(logits=ref_logits))
+    torch.testing.assert_close(categorical_kl(logits, ref_logits, chunk_size=chunk_size), expected)
+    heads = [random_logits(shape[-1], width, seed=width) for width in (4, 6)]
+    states = [random_logits(*shape[:-1], width, seed=width + 1) for width in (4, 6)]
+    biases = [random_logits(shape[-1], seed=seed) for seed in (2, 3)]
+    a, b = ((s @ h.T + c) / t for s, h, c, t in zip(states, heads, biases, (0.5, 3.0), strict=True))
+    found = projected_kl(
+        states[0],
+        heads[0],
+        states[1],
+        heads[1],
+        bias=biases[0],
+        ref_bias=biases[1],
+        temperature=0.5,
+        ref_temperature=3.0,
+        chunk_size=chunk_size,
+    )
+    torch.testing.assert_close(found, kl_divergence(Categorical(logits=a), Categorical(logits=b)))
+
+
+def test_an_empty_batch_is_no_special_case():
+    hidden, head = torch.zeros(0, 3), torch.zeros(5, 3)
+    assert categorical_kl(torch.zeros(0, 5), torch.zeros(0, 5), chunk_size=2).shape == (0,)
+    assert projected_kl(hidden, head, hidden, head, chunk_size=2).shape == (0,)
+    assert kl_estimate(torch.zeros(0), torch.zeros(0), "k3").shape == (0,)
+
+
+def test_asymmetric_zero_only_on_itself_and_blind_to_a_constant():
+    logits, ref_logits = random_logits(4, 30), random_logits(4, 30, seed=1)
+    assert not torch.allclose(categorical_kl(logits, ref_logits), categorical_kl(ref_logits, logits), rtol=1e-2)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert categorical_kl(logits.to(dtype), logits.to(dtype), chunk_size=7).eq(0).all()
+    shifted = categorical_kl(logits + 300, ref_logits - 200, chunk_size=7)
+    torch.testing.assert_close(shifted, categorical_kl(logits, ref_logits), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 64])
+def test_forbidden_tokens(chunk_size):
+    logits, ref_logits = random_logits(6, 10), random_logits(6, 10, seed=1)
+    logits[0, :4] = -INF  # whole slices of the policy, at either end
+    logits[1, 6:] = -INF
+    logits[2, :4] = ref_logits[2, :4] = -INF  # of both
+    ref_logits[3, 2] = -INF  # of the reference alone
+    ref_logits[4, :8] = -INF
+    logits[5] = -INF
+    found = categorical_kl(logits, ref_logits, chunk_size=chunk_size)
+    torch.testing.assert_close(found[:3], plain_kl(logits, ref_logits)[:3])
+    assert found[3:5].eq(INF).all()
+    assert found[5].isnan()
+
+
+def test_a_token_too_rare_for_float32_still_counts_as_possible():
+    logits, ref_logits = torch.tensor([0.0, -1000.0]), torch.tensor([0.0, -INF])
+    for chunk_size in (1, 2):
+        assert categorical_kl(logits, ref_logits, chunk_size=chunk_size) == INF
+
+
+def test_masks_of_the_lowest_number_are_masks():
+    lowest = torch.finfo(torch.float32).min
+    logits, ref_logits = (random_logits(3, 8, seed=seed, dtype=torch.float32) for seed in (0, 1))
+    logits[:2, :4] = lowest
+    ref_logits[1:, :4] = lowest
+    logits[2, 4:] += 200  # what the reference forbids has died out by the second slice
+    with_inf = [torch.where(x == lowest, -INF, x) for x in (logits, ref_logits)]
+    found = categorical_kl(logits, ref_logits, chunk_size=4)
+    torch.testing.assert_close(found[:2], plain_kl(*with_inf)[:2])
+    torch.testing.assert_close(found[2], plain_kl(logits[2, 4:], ref_logits[2, 4:]))
+
+
+def test_large_logits_stay_finite_and_right():
+    logits, ref_logits = random_logits(5, 40, scale=1e4), random_logits(5, 40, seed=1, scale=1e4)
+    for chunk_size in (7, 100):
+        found = categorical_kl(logits.float(), ref_logits.float(), chunk_size=chunk_size)
+        assert found.isfinite().all()
+        torch.testing.assert_close(found.double(), plain_kl(logits, ref_logits), rtol=1e-4, atol=1e-2)
+    close = categorical_kl(1e4 + torch.tensor([0.0, 1.0]), 1e4 + torch.tensor([1.0, 0.0]), chunk_size=1)
+    assert close.item() == pytest.approx(math.tanh(0.5), rel=1e-6)
+
+
+def test_nan_is_kept():
+    logits = torch.zeros(3, 4)
+    logits[0, 1] = math.nan
+    zeros = torch.zeros(3, 4)
+    zeros[0, 2] = -INF
+    assert categorical_kl(logits, zeros, chunk_size=2).isnan().tolist() == [True, False, False]
+    assert categorical_kl(torch.zeros(3, 4), logits, chunk_size=2).isnan().tolist() == [True, False, False]
+
+
+def test_never_negative_in_float32():
+    logits = random_logits(500, 300, dtype=torch.float32)
+    close = logits + 1e-5 * random_logits(500, 300, seed=1, dtype=torch.float32)
+    assert categorical_kl(logits, close, chunk_size=64).min() >= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_accumulated_in_float32(dtype):
+    logits, ref_logits = (random_logits(4, 3000, seed=seed, dtype=dtype) for seed in (0, 1))
+    found = categorical_kl(logits, ref_logits, chunk_size=128)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), plain_kl(logits.double(), ref_logits.double()), rtol=1e-5, atol=1e-6)
+    hidden, head = random_logits(4, 8, dtype=dtype), random_logits(300, 8, seed=1, scale=0.5, dtype=dtype)
+    found = projected_kl(hidden, head, hidden, head.flip(0), chunk_size=32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, categorical_kl(hidden @ head.T, hidden @ head.flip(0).T), rtol=2e-2, atol=1e-3)
+
+
+def test_projected_forbidden_tokens_are_cut_from_both():
+    hidden, ref_hidden = random_logits(5, 4), random_logits(5, 4, seed=1)
+    head, ref_head = random_logits(9, 4, seed=2), random_logits(9, 4, seed=3)
+    forbidden = torch.tensor([True, True, False, False, True, False, False, True, True])
+    keep = ~forbidden
+    expected = plain_kl(hidden @ head[keep].T, ref_hidden @ ref_head[keep].T)
+    for chunk_size in (1, 2, 4, 9):
+        found = projected_kl(hidden, head, ref_hidden, ref_head, forbidden=forbidden, chunk_size=chunk_size)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("chunk_size", [3, 4, 64])
+def test_gradients_are_those_of_the_plain_form(chunk_size):
+    hidden, ref_hidden = random_logits(5, 4).requires_grad_(), random_logits(5, 4, seed=1).requires_grad_()
+    head, ref_head = random_logits(10, 4, seed=2).requires_grad_(), random_logits(10, 4, seed=3).requires_grad_()
+    bias = random_logits(10, seed=4).requires_grad_()
+    forbidden = torch.arange(10) < 4
+    leaves = (hidden, ref_hidden, head, ref_head, bias)
+    weights = random_logits(5, seed=5)
+    logits = ((hidden @ head.T + bias) / 0.5).masked_fill(forbidden, -INF)
+    ref_logits = (ref_hidden @ ref_head.T).masked_fill(forbidden, -INF)
+    expected = torch.autograd.grad(weights @ plain_kl(logits[:, 4:], ref_logits[:, 4:]), leaves, retain_graph=True)
+    found = projected_kl(
+        hidden, head, ref_hidden, ref_head, bias=bias, temperature=0.5, forbidden=forbidden, chunk_size=chunk_size
+    )
+    torch.testing.assert_close(torch.autograd.grad(weights @ found, leaves), expected)
+    found = categorical_kl(logits, ref_logits, chunk_size=chunk_size)
+    torch.testing.assert_close(torch.autograd.grad(weights @ found, leaves), expected)
+
+
+def test_an_impossible_row_leaves_the_gradients_of_the_others_alone():
+    logits, ref_logits = random_logits(3, 6).requires_grad_(), random_logits(3, 6, seed=1)
+    expected = torch.autograd.grad(plain_kl(logits, ref_logits)[1:].sum(), logits)[0]
+    ref_logits[0, :3] = -INF
+    value = categorical_kl(logits, ref_logits, chunk_size=2)
+    kept = torch.where(torch.tensor([False, True, True]), value, 0)
+    torch.testing.assert_close(torch.autograd.grad(kept.sum(), logits)[0], expected)
+
+
+def test_batch_order_changes_nothing():
+    logits, ref_logits = random_logits(9, 50), random_logits(9, 50, seed=1)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    found = categorical_kl(logits, ref_logits, chunk_size=8)
+    assert categorical_kl(logits[order], ref_logits[order], chunk_size=8).equal(found[order])
+    torch.testing.assert_close(categorical_kl(logits[:1], ref_logits[:1], chunk_size=8), found[:1], rtol=1e-14, atol=0)
+
+
+def test_inputs_are_left_as_they_were():
+    logits, ref_logits = random_logits(3, 8), random_logits(3, 8, seed=1)
+    before = logits.clone(), ref_logits.clone()
+    categorical_kl(logits, ref_logits, chunk_size=3)
+    kl_estimate(logits, ref_logits, "k3")
+    assert logits.equal(before[0])
+    assert ref_logits.equal(before[1])
+
+
+def test_exact_divergences_say_what_is_wrong():
+    logits, hidden, head = torch.zeros(2, 5), torch.zeros(2, 3), torch.zeros(5, 3)
+    with pytest.raises(ValueError, match=r"\[2, 5\] and ref_logits \[5\]"):
+        categorical_kl(logits, torch.zeros(5))
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        categorical_kl(logits, logits, chunk_size=0)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        projected_kl(hidden, head, hidden, head, chunk_size=0)
+    with pytest.raises(ValueError, match=r"positive, got 1\.0 and 0"):
+        projected_kl(hidden, head, hidden, head, ref_temperature=0)
+    with pytest.raises(ValueError, match="same positions"):
+        projected_kl(hidden, head, hidden[:1], head)
+    with pytest.raises(ValueError, match=r"ref_weight must have shape \[5, 3\], got \[4, 3\]"):
+        projected_kl(hidden, head, hidden, head[:4])
+    with pytest.raises(ValueError, match=r"weight must have shape \[3, 3\], got \[3, 5\]"):
+        projected_kl(hidden, head.T, hidden, head)
+    with pytest.raises(ValueError, match=r"forbidden must have shape \[5\], got \[1, 5\]"):
+        projected_kl(hidden, head, hidden, head, forbidden=torch.zeros(1, 5, dtype=torch.bool))
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def peaks(n, vocabulary, chunk_size, dtype):
+    """Peak bytes a position of both functions, with everything asked for that costs memory."""
+    logits, ref_logits = (random_logits(n, vocabulary, seed=seed, dtype=dtype) for seed in (0, 1))
+    hidden, head = random_logits(n, 8, dtype=dtype), random_logits(vocabulary, 8, seed=1, dtype=dtype)
+    bias = random_logits(vocabulary, seed=2, dtype=dtype)
+    options = {"bias": bias, "ref_bias": bias, "temperature": 0.7, "ref_temperature": 0.8, "forbidden": bias > 3}
+    with torch.no_grad():
+        exact = peak_bytes(lambda: categorical_kl(logits, ref_logits, chunk_size=chunk_size))
+        projected = peak_bytes(lambda: projected_kl(hidden, head, hidden, head, chunk_size=chunk_size, **options))
+    return exact / n, projected / n
+
+
+@pytest.mark.parametrize(("n", "chunk_size"), [(32, 1024), (32, 128), (128, 1024)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_stays_within_the_stated_bound(n, chunk_size, dtype):
+    for peak in peaks(n, 50_000, chunk_size, dtype):
+        assert 4 * chunk_size < peak <= 32 * chunk_size
+
+
+def test_memory_bound_holds_for_the_smallest_slices():
+    assert max(peaks(64, 1_000, 16, torch.float32)) <= 32 * 16
+
+
+def test_memory_does_not_grow_with_the_vocabulary():
+    assert peaks(32, 4_096, 512, torch.float32) == peaks(32, 32_768, 512, torch.float32)
+
+
+def test_the_bound_is_no_matter_of_course():
+    logits, ref_logits = (random_logits(4, 20_000, seed=seed, dtype=torch.float32) for seed in (0, 1))
+    assert peak_bytes(lambda: plain_kl(logits, ref_logits)) / 4 > 32 * 1024
+
+
+def test_peak_bytes_counts_births_and_deaths():
+    x = torch.zeros(1000)
+
+    def chain():
+        y = x + 1
+        y = y * 2  # both live for a moment
+        del y
+        return (x + 1).add_(1)[:10].clone()
+
+    assert peak_bytes(chain) == 8000
+    kept = []
+    assert peak_bytes(lambda: kept.extend(x + i for i in range(5))) == 20_000
+    assert peak_bytes(lambda: x.view(10, 100).mul_(2).t()[0]) == 0

@@ -1,0 +1,200 @@
+"""The exact Kullback-Leibler divergence of two distributions over a vocabulary, in slices of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchrl_lang.functional.precision import widened
+
+__all__ = ["categorical_kl", "projected_kl"]
+
+
+def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024) -> Tensor:
+    """Exact ``KL(softmax(logits) || softmax(ref_logits))`` over the last dimension, in one pass over slices of it.
+
+    No softmax of the whole vocabulary is held: where no gradient is recorded, temporaries take at most
+    ``32 * chunk_size`` bytes a position (``chunk_size`` of 16 and more, float32 or narrower), whatever ``V``. Gradients
+    are autograd's own, which keeps the slices until the backward pass.
+
+    Args:
+        logits: float ``[*B, V]``, the policy's, unnormalised; ``-inf`` forbids a token.
+        ref_logits: float ``[*B, V]``, the reference's.
+        chunk_size: tokens a slice.
+
+    Returns:
+        ``[*B]``, at least float32, never negative: ``inf`` where the policy may say what the reference cannot, NaN
+        where the policy may say nothing at all. For the forward divergence swap the arguments.
+
+    Raises:
+        ValueError: shapes that differ or a ``chunk_size`` below 1.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import categorical_kl
+        >>> policy, reference = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.25, 0.5, 0.25]).log()
+        >>> categorical_kl(policy, reference), categorical_kl(reference, policy)
+        (tensor(0.3466), tensor(inf))
+    """
+    if logits.shape != ref_logits.shape:
+        raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)} must have one shape.")
+    _check_chunk_size(chunk_size)
+    pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
+    return _kl_of_slices(((widened(a), widened(b)) for a, b in pairs), _no_sums(logits, ref_logits))
+
+
+def projected_kl(
+    hidden: Tensor,
+    weight: Tensor,
+    ref_hidden: Tensor,
+    ref_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ref_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    ref_temperature: float = 1.0,
+    forbidden: Tensor | None = None,
+    chunk_size: int = 1024,
+) -> Tensor:
+    """:func:`categorical_kl` of ``(hidden @ weight.T + bias) / temperature`` from the reference's, without ``[N, V]``.
+
+    Each slice of the vocabulary is projected and folded in. Where no gradient is recorded, temporaries take at most
+    ``32 * chunk_size`` bytes a position (``chunk_size`` of 16 and more, float32 or narrower), whatever ``V``.
+
+    Args:
+        hidden: float ``[*N, H]``, what the policy's language-model head reads.
+        weight: float ``[V, H]``, that head's.
+        ref_hidden: float ``[*N, H']``.
+        ref_weight: float ``[V, H']``.
+        bias: float ``[V]``.
+        ref_bias: float ``[V]``.
+        temperature: of the policy, above zero.
+        ref_temperature: of the reference, above zero.
+        forbidden: bool ``[V]``, True for tokens that neither may say.
+        chunk_size: tokens a slice.
+
+    Returns:
+        ``[*N]``, as :func:`categorical_kl` does.
+
+    Raises:
+        ValueError: shapes that do not fit, a temperature that is not positive, a ``chunk_size`` below 1.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import projected_kl
+        >>> hidden, head = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+        >>> projected_kl(hidden, head, hidden, head)
+        tensor([0., 0.])
+        >>> projected_kl(hidden, head, hidden.flip(0), head, forbidden=torch.tensor([False, False, True]))
+        tensor([0.4621, 0.4621])
+    """
+    _check_chunk_size(chunk_size)
+    if min(temperature, ref_temperature) <= 0:
+        raise ValueError(f"temperatures must be positive, got {temperature} and {ref_temperature}.")
+    _check_heads(hidden, ref_hidden, weight, ref_weight, bias, ref_bias, forbidden)
+    weights, ref_weights = weight.split(chunk_size), ref_weight.split(chunk_size)
+    columns = [
+        (None,) * len(weights) if column is None else column.split(chunk_size) for column in (bias, ref_bias, forbidden)
+    ]
+    pairs = (
+        (_project(hidden, w, b, temperature, barred), _project(ref_hidden, ref_w, ref_b, ref_temperature, barred))
+        for w, ref_w, b, ref_b, barred in zip(weights, ref_weights, *columns, strict=True)
+    )
+    return _kl_of_slices(pairs, _no_sums(hidden, ref_hidden))
+
+
+def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, barred: Tensor | None) -> Tensor:
+    """Logits of one slice of the vocabulary, ``[*N, chunk]``."""
+    logits = widened(F.linear(hidden, weight, bias))
+    if temperature != 1.0:
+        logits = logits / temperature
+    return logits if barred is None else logits.masked_fill(barred, -torch.inf)
+
+
+class _Sums(NamedTuple):
+    """What the slices so far add up to, each ``[*B]``; ``a`` is the policy, ``b`` the reference."""
+
+    max_a: Tensor
+    """Running maximum ``m_a``, a constant to autograd: the divergence does not depend on it."""
+    sum_a: Tensor
+    """``s_a = sum exp(a - m_a)``."""
+    max_b: Tensor
+    sum_b: Tensor
+    gap: Tensor
+    """``t = sum exp(a - m_a) ((a - m_a) - (b - m_b))``."""
+    impossible: Tensor
+    """bool: True where the policy may say what the reference cannot."""
+
+
+def _no_sums(policy: Tensor, reference: Tensor) -> _Sums:
+    """Where the sums start, for tensors ``[*B, anything]``."""
+    dtype = torch.promote_types(torch.promote_types(policy.dtype, reference.dtype), torch.float32)
+    zero = torch.zeros(policy.shape[:-1], dtype=dtype, device=policy.device)
+    lowest = torch.full_like(zero, torch.finfo(dtype).min)  # finite, so that -inf - lowest is -inf, not NaN
+    return _Sums(lowest, zero, lowest, zero, zero, zero.bool())
+
+
+def _kl_of_slices(slices: Iterator[tuple[Tensor, Tensor]], sums: _Sums) -> Tensor:
+    """``KL = t / s_a - log s_a + log s_b``, folded from pairs of logits ``[*B, chunk]``."""
+    for a, b in slices:
+        sums = _fold(sums, a, b)
+    kl = (sums.gap / sums.sum_a + (sums.sum_b / sums.sum_a).log()).clamp_min(0)
+    return kl.masked_fill(sums.impossible & ~kl.isnan(), torch.inf)
+
+
+def _fold(sums: _Sums, a: Tensor, b: Tensor) -> _Sums:
+    """Add one slice. Raising the maxima by ``d_a``, ``d_b`` turns ``t`` into ``exp(-d_a) (t - s_a (d_a - d_b))``."""
+    max_a, rise_a = _raised(sums.max_a, sums.sum_a, a)
+    max_b, rise_b = _raised(sums.max_b, sums.sum_b, b)
+    possible, ref_possible = a > -torch.inf, b > -torch.inf
+    impossible = sums.impossible | (possible & ~ref_possible).any(-1)
+    incomparable = ~(possible & ref_possible)
+    del possible, ref_possible
+    sum_b = sums.sum_b * (-rise_b).exp() + (b - max_b.unsqueeze(-1)).exp().sum(-1)
+    weight = (a - max_a.unsqueeze(-1)).exp()
+    gap = (a - max_a.unsqueeze(-1)) - (b - max_b.unsqueeze(-1))
+    gap = weight * gap.masked_fill(incomparable, 0)
+    keep = (-rise_a).exp()
+    # A slice that weighs nothing any more is dropped: its gap may have been infinite.
+    carried = torch.where(keep > 0, keep * (sums.gap - sums.sum_a * (rise_a - rise_b)), 0)
+    return _Sums(max_a, sums.sum_a * keep + weight.sum(-1), max_b, sum_b, carried + gap.sum(-1), impossible)
+
+
+def _raised(maximum: Tensor, total: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The new running maximum, and by how much it rose: not at all where nothing had been counted."""
+    raised = torch.maximum(maximum, logits.detach().amax(-1))
+    return raised, torch.where(total > 0, raised - maximum, 0)
+
+
+def _check_chunk_size(chunk_size: int) -> None:
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+
+
+def _check_heads(
+    hidden: Tensor,
+    ref_hidden: Tensor,
+    weight: Tensor,
+    ref_weight: Tensor,
+    bias: Tensor | None,
+    ref_bias: Tensor | None,
+    forbidden: Tensor | None,
+) -> None:
+    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
+        raise ValueError(
+            f"hidden {list(hidden.shape)} and ref_hidden {list(ref_hidden.shape)} must agree in all but the last "
+            "dimension: give both for the same positions."
+        )
+    vocabulary, columns = weight.shape[0], {"bias": bias, "ref_bias": ref_bias, "forbidden": forbidden}
+    expected: list[tuple[str, Tensor, tuple[int, ...]]] = [
+        ("weight", weight, (vocabulary, hidden.shape[-1])),
+        ("ref_weight", ref_weight, (vocabulary, ref_hidden.shape[-1])),
+    ]
+    expected += [(name, column, (vocabulary,)) for name, column in columns.items() if column is not None]
+    for name, given, shape in expected:
+        if given.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(given.shape)}.")

@@ -1,0 +1,106 @@
+"""Estimates of a Kullback-Leibler divergence from log-probabilities of what was done."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.functional.precision import widened
+
+__all__ = ["KLDirection", "KLEstimator", "kl_estimate"]
+
+KLEstimator = Literal["k1", "k2", "k3"]
+KLDirection = Literal["reverse", "forward"]
+
+
+def kl_estimate(
+    log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator = "k1", direction: KLDirection = "reverse"
+) -> Tensor:
+    """Estimate the divergence of policy ``pi`` and reference ``ref`` from samples of ``pi``, elementwise.
+
+    With ``rho = ref / pi`` of the action taken and ``x = log rho`` (Schulman 2020, "Approximating KL Divergence",
+    http://joschu.net/blog/kl-approx.html; forward is the same with importance weights):
+
+    ========  =================  ====================
+    ..        reverse            forward
+              ``KL(pi || ref)``  ``KL(ref || pi)``
+    ========  =================  ====================
+    ``"k1"``  ``-x``             ``rho x``
+    ``"k2"``  ``x**2 / 2``       ``x**2 / 2``
+    ``"k3"``  ``rho - 1 - x``    ``rho x - (rho - 1)``
+    ========  =================  ====================
+
+    **As a value**, k1 and k3 are unbiased and k3 is never negative; k2 is biased, and agrees with either direction to
+    second order in the drift. Reverse k1 apart, this needs a policy that can say whatever the reference can: samples
+    filtered by top-k or top-p never show the rest.
+
+    **In a loss**, differentiated as it stands on samples of the current policy, the mean gradient is often another:
+
+    - k1 reverse: zero, so alone it does nothing but add noise. k1 forward: that of ``KL(ref || pi) + E_ref[x**2] / 2``.
+    - k2: exactly that of ``KL(pi || ref)``, whatever the direction says.
+    - k3 reverse: that of the *forward* divergence, ``KL(ref || pi)``. k3 forward: that of ``E_ref[x**2] / 2``.
+
+    **In a reward**, detached and multiplied by ``grad log pi`` as policy gradients do, the mean gradient is:
+
+    - k1 reverse: exactly that of ``KL(pi || ref)``: the one to take. k1 forward: that of ``-E_ref[x**2] / 2``, which
+      drives the policy *away* from its reference.
+    - k2 and k3: no divergence's, and nothing of first order in the drift, so near the reference hardly anything holds
+      the policy. k3 reverse: that of ``KL(pi || ref) - KL(ref || pi)``. k3 forward: that of
+      ``KL(ref || pi) - E_ref[x**2] / 2``.
+
+    All this is about one decision. Over a row, a loss of one estimate a token leaves out that a token changes what
+    follows; summed log-probabilities (one estimate a row) and undiscounted rewards do not.
+
+    Args:
+        log_prob: ``log pi`` of the action taken, float, any shape.
+        ref_log_prob: ``log ref`` of the same action, the same shape.
+        estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
+        direction: ``"reverse"`` or ``"forward"``.
+
+    Returns:
+        The shape of the input, at least float32. Impossible actions take the limits of the formulas: under ``ref``
+        alone ``inf`` (forward k1: 0, forward k3: 1); under both, where there is nothing to compare, 0.
+
+    Raises:
+        ValueError: an unknown estimator or direction, or shapes that differ.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import kl_estimate
+        >>> log_prob, ref_log_prob = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+        >>> kl_estimate(log_prob, ref_log_prob)
+        tensor([ 0.6931, -0.4055])
+        >>> kl_estimate(log_prob, ref_log_prob, "k3")  # the same mean, 0.1438
+        tensor([0.1931, 0.0945])
+    """
+    if estimator not in ("k1", "k2", "k3"):
+        raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}.")
+    if direction not in ("reverse", "forward"):
+        raise ValueError(f"direction must be 'reverse' or 'forward', got {direction!r}.")
+    if log_prob.shape != ref_log_prob.shape:
+        raise ValueError(
+            f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: give "
+            "both the log-probabilities of the same actions."
+        )
+    x = _log_ratio(widened(log_prob), widened(ref_log_prob))
+    if estimator == "k2":
+        return x.square() / 2
+    # Bounds on x, beyond which rounding has decided anyway, keep inf - inf and 0 * inf out of values and gradients.
+    # The bound on k3 is for devices whose expm1(x) may round to below x.
+    if direction == "reverse":
+        if estimator == "k1":
+            return -x
+        x = x.clamp_max(1e4)
+        return (x.expm1() - x).clamp_min(0)
+    if estimator == "k1":
+        return x.exp() * x.clamp_min(-1e4)
+    x = x.clamp_min(-80.0)
+    return (x.exp() * ((-x).expm1() + x)).clamp_min(0)
+
+
+def _log_ratio(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """``log(ref / pi)``, 0 where both are impossible."""
+    nowhere = (log_prob == -torch.inf) & (ref_log_prob == -torch.inf)
+    return ref_log_prob.masked_fill(nowhere, 0) - log_prob.masked_fill(nowhere, 0)

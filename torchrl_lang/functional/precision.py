@@ -1,0 +1,20 @@
+"""Half precision raised where numbers are summed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["widened"]
+
+
+def widened(values: Tensor) -> Tensor:
+    """At least float32; wider values stay as they are.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional.precision import widened
+        >>> widened(torch.zeros(1, dtype=torch.bfloat16)).dtype, widened(torch.zeros(1, dtype=torch.float64)).dtype
+        (torch.float32, torch.float64)
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))
