@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang.data.carried import carried
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ATTENTION_MASK, DONE, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED
 
 __all__ = ["episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
@@ -42,7 +44,9 @@ def rows_at(rollout: TensorDictBase, take: Tensor) -> TensorDict:
     return TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
 
 
-def rows_from_rollout(rollout: TensorDictBase, *, unfinished: Literal["drop", "truncate"]) -> TensorDict:
+def rows_from_rollout(
+    rollout: TensorDictBase, *, unfinished: Literal["drop", "truncate"], carry: Sequence[NestedKey] = ()
+) -> TensorDict:
     """Rows ``[N]`` of the episodes in a rollout or a collector's batch ``[*B, time]``.
 
     An episode's row is the ``next`` observation of the step that ends it. Rows come in the order of the batch and,
@@ -52,9 +56,15 @@ def rows_from_rollout(rollout: TensorDictBase, *, unfinished: Literal["drop", "t
         rollout: steps of a language environment, the time last.
         unfinished: what to do with an episode that still runs at the last step: "drop" leaves it out, "truncate" takes
             it as it stands, marked truncated.
+        carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to be taken along to
+            the tokens' places, ``[N, T]``: ``["token_log_prob"]`` is what rewards kept near a reference need.
 
     Returns:
-        The entries of a row, ``terminated`` and ``truncated``, in memory of their own.
+        The entries of a row, ``terminated`` and ``truncated``, and what is carried, in memory of their own.
+
+    Raises:
+        KeyError: the rollout is of no language environment, or has nothing to carry under that name.
+        ValueError: something is carried and an episode began before the rollout, so that a part of it is missing.
 
     Note:
         The first episodes to finish are the short ones. For a data set without that bias use
@@ -85,7 +95,8 @@ def rows_from_rollout(rollout: TensorDictBase, *, unfinished: Literal["drop", "t
         running = ~rollout.get(("next", DONE)).squeeze(-1)
         running[..., :-1] = False
         take = take | running
-    return rows_at(rollout, take)
+    rows = rows_at(rollout, take)
+    return rows.update(carried(rollout, take, rows[ACTION_MASK], carry)) if carry else rows
 
 
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,68 @@
+"""What a policy wrote beside its tokens, such as their log-probabilities, gathered from turns into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.functional import row_length
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK
+
+__all__ = ["carried"]
+
+
+def carried(
+    rollout: TensorDictBase, take: Tensor, action_mask: Tensor, keys: Sequence[NestedKey]
+) -> dict[NestedKey, Tensor]:
+    """Values of the agent's tokens, at the tokens' places in the rows.
+
+    Args:
+        rollout: steps ``[*B, time]``; each entry is ``[*B, time, K]``, one value a token of the turn's utterance, or
+            ``[*B, time]`` where a step writes one token.
+        take: bool ``[*B, time]``, the steps whose ``next`` observations are the rows.
+        action_mask: bool ``[N, T]`` of those rows.
+        keys: the entries.
+
+    Returns:
+        Each entry as ``[N, T]``, zero on tokens that the agent did not write.
+
+    Raises:
+        KeyError: an entry is missing.
+        ValueError: an episode began before the rollout, so that its first turns are not in it.
+    """
+    row = _row_of_step(take)
+    before = row_length(rollout.get(ATTENTION_MASK))
+    spoken = rollout.get(("next", ACTION_MASK))
+    out = {}
+    for key in keys:
+        value = rollout.get(key, None)
+        if value is None:
+            present = sorted(map(str, rollout.keys(True)))
+            raise KeyError(f"There is no {key!r} to carry into the rows; the rollout has {present}.")
+        value = value if value.ndim > take.ndim else value.unsqueeze(-1)
+        place = before.unsqueeze(-1) + torch.arange(value.shape[-1], device=value.device)
+        inside = place < spoken.shape[-1]
+        said = inside & spoken.gather(-1, place.clamp_max(spoken.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
+        index = (row.unsqueeze(-1).expand_as(place)[said], place[said])
+        out[key] = value.new_zeros(action_mask.shape).index_put(index, value[said])
+        known = torch.zeros_like(action_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+        lost = (action_mask & ~known).any(-1).sum()
+        if lost:
+            raise ValueError(
+                f"{int(lost)} of {action_mask.shape[0]} episodes began before this batch, so {key!r} of their first "
+                "turns is not in it. Collect whole episodes (Collector(..., trajs_per_batch=N), or frames_per_batch a "
+                "multiple of the longest episode with resets between batches), or score the rows anew."
+            )
+    return out
+
+
+def _row_of_step(take: Tensor) -> Tensor:
+    """The number of the row that each step belongs to, int64 ``[*B, time]``; -1 where its episode makes no row."""
+    number = (take.flatten().cumsum(0) - 1).view_as(take)
+    none = take.numel()
+    # The numbers rise with time, so a step's row is the smallest from it onwards.
+    ahead = torch.where(take, number, none).flip(-1).cummin(-1).values.flip(-1)
+    return torch.where(ahead == none, -1, ahead)
