@@ -12,8 +12,10 @@ from torchrl_lang.modules.actor import (
     value_module,
 )
 from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
+from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.heads import QValueHead, ValueHead
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 
@@ -41,8 +43,11 @@ __all__ = [
     "load_causal_lm",
     "load_language_model",
     "qvalue_module",
+    "row_log_prob",
     "save_language_model",
     "split_actor",
+    "train_top_layers",
+    "transformer_blocks",
     "trunk_module",
     "value_module",
 ]

@@ -16,7 +16,7 @@ from torch.distributions import Categorical
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules.heads import QValueHead, ValueHead
-from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 
 __all__ = [
     "ACTION_VALUE",
@@ -56,7 +56,7 @@ def language_actor(
     were tied stay tied.
 
     Args:
-        lm: a causal language model, or a :class:`Trunk` together with ``head``.
+        lm: a causal language model, with or without PEFT adapters, or a :class:`Trunk` together with ``head``.
         head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own.
         length_groups: see :class:`Trunk`.
         expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
@@ -77,7 +77,7 @@ def language_actor(
     """
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if head is None:
-        head = None if isinstance(lm, Trunk) else lm.get_output_embeddings()
+        head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]
         if head is None or changes:
             reason = f"its configuration sets {changes}" if changes else "no language-model head came with it"

@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
-__all__ = ["HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module"]
+__all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "unwrapped"]
 
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
 
-_FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm")
+FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm")
+"""Names that models give to the norm behind their last block."""
 
 
 class Trunk(nn.Module):
@@ -28,7 +29,8 @@ class Trunk(nn.Module):
     needed: the model runs on the fast causal kernel, and what it computes on padding is never read.
 
     Args:
-        lm: a causal language model (its head is left aside) or the headless model itself. It is used, not copied.
+        lm: a causal language model (its head is left aside) or the headless model itself, with or without PEFT
+            adapters in it. It is used, not copied.
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
         length_groups: sort the rows of a batch by length and run them in so many groups, each cut to its own longest
             row. The same states with less computed on padding, where rows differ much in length; looks at the lengths,
@@ -36,7 +38,8 @@ class Trunk(nn.Module):
         final_norm: name of the final norm within the headless model, where it has an unusual one.
 
     Raises:
-        ValueError: the final norm cannot be found; on calls, rows are longer than the model has positions.
+        ValueError: the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
+            than the model has positions.
 
     Examples:
         >>> import torch
@@ -58,7 +61,7 @@ class Trunk(nn.Module):
         super().__init__()
         if length_groups < 1:
             raise ValueError(f"length_groups must be at least 1, got {length_groups}.")
-        self.model = lm.base_model
+        self.model = unwrapped(lm).base_model
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
@@ -147,16 +150,29 @@ class Trunk(nn.Module):
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
     def _find_norm(self, name: str | None) -> nn.Module:
-        found = [norm for norm in ([name] if name else _FINAL_NORMS) if hasattr(self.model, norm)]
+        found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
         if not found:
             raise ValueError(
-                f"{type(self.model).__name__} has no module {name or list(_FINAL_NORMS)}: give the name of its final "
+                f"{type(self.model).__name__} has no module {name or list(FINAL_NORMS)}: give the name of its final "
                 "norm as final_norm=."
             )
         return getattr(self.model, found[0])
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]
+
+
+def unwrapped(lm: Any) -> Any:
+    """The Hugging Face model that PEFT has put its adapters into, which computes with them; any other as it is.
+
+    Raises:
+        ValueError: the adapters are learnt prompts, which stand around the model and not in it.
+    """
+    if not hasattr(lm, "get_base_model"):
+        return lm
+    if getattr(getattr(lm, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError("Learnt prompts are not part of the model's layers: use adapters such as LoRA.")
+    return lm.get_base_model()
 
 
 def trunk_module(trunk: Trunk) -> TensorDictModule:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -15,6 +13,7 @@ from torchrl_lang.modules.decoding.model import ModelReader, states_at
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.modules.decoding.search import beam_search, best_of
+from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ControlTokens
 
@@ -89,7 +88,7 @@ class Decoder(nn.Module):
             return silent
         prompt = self._prompt(tokens[speaking], length[speaking])
         uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             said = self._decode(prompt, method, uniform, candidates)
         if speaking.shape[0] == n:
             return said
@@ -193,16 +192,3 @@ def _fresh_generator() -> torch.Generator:
     generator = torch.Generator()
     generator.seed()
     return generator
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every submodule has its own flag again."""
-    training = [m for m in module.modules() if m.training]
-    try:
-        for m in training:
-            m.training = False
-        yield
-    finally:
-        for m in training:
-            m.training = True

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import peft
+import pytest
+import torch
+from torch import nn
+
+from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
+
+
+def lm_of(kind, layers=3, **config):
+    return causal_lm(kind, vocab_size=13, layers=layers, width=16, heads=2, max_length=20, **config)
+
+
+def trains(module):
+    return {p for p in module.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_exactly_the_top_trains(kind, layers):
+    lm = lm_of(kind)
+    blocks = list(lm.base_model.h if kind == "gpt2" else lm.base_model.layers)
+    top = nn.ModuleList([*blocks[3 - layers :], lm.base_model.ln_f if kind == "gpt2" else lm.base_model.norm])
+    expected = set(top.parameters())
+    if not lm.config.tie_word_embeddings:
+        expected.add(lm.get_output_embeddings().weight)
+    count = train_top_layers(language_actor(lm), layers)
+    assert trains(lm) == expected
+    assert count == sum(p.numel() for p in expected)
+
+
+def test_a_tied_head_is_frozen_and_an_untied_one_is_not():
+    tied, untied = lm_of("gpt2"), lm_of("gpt2", tie_word_embeddings=False)
+    for lm in (tied, untied):
+        train_top_layers(lm, 2)
+    assert not tied.lm_head.weight.requires_grad
+    assert untied.lm_head.weight.requires_grad
+    assert not untied.transformer.wte.weight.requires_grad
+
+
+def test_with_no_layers_only_what_reads_the_trunk_trains():
+    lm = lm_of("llama")
+    assert train_top_layers(lm, 0) == 13 * 16
+    assert trains(lm) == {lm.lm_head.weight}
+    tied = lm_of("gpt2")
+    with pytest.raises(ValueError, match="nothing would train"):
+        train_top_layers(tied, 0)
+    assert trains(tied) == set(tied.parameters())  # nothing was frozen by the refused call
+
+
+def test_nothing_is_thawed():
+    lm = lm_of("llama")
+    train_top_layers(lm, 1)
+    first = trains(lm)
+    train_top_layers(lm, 3)
+    assert trains(lm) == first
+
+
+def test_a_step_of_an_optimizer_moves_the_top_alone():
+    lm = lm_of("qwen2")
+    actor = language_actor(lm)
+    train_top_layers(actor, 1)
+    before = {name: p.detach().clone() for name, p in lm.named_parameters()}
+    optimizer = torch.optim.AdamW(actor.parameters(), lr=0.1)
+    actor.get_dist(rows()).logits.square().sum().backward()
+    optimizer.step()
+    moved = {name for name, p in lm.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if name.startswith(("model.layers.2.", "model.norm", "lm_head"))}
+
+
+def test_every_way_to_hold_a_model_is_understood():
+    counts = []
+    for hold in (
+        lambda lm: lm,
+        lambda lm: language_actor(lm),
+        lambda lm: UtteranceActor(language_actor(lm), CONTROL, 4),
+    ):
+        counts.append(train_top_layers(hold(tiny_lm("llama")), 1))
+    assert counts[0] == counts[1] == counts[2] > 0
+    lm = tiny_lm("gpt2")
+    assert transformer_blocks(UtteranceActor(language_actor(lm), CONTROL, 4)) is lm.transformer.h
+    assert transformer_blocks(lm.base_model) is lm.transformer.h
+
+
+def test_lists_within_blocks_are_no_blocks():
+    """As many experts as blocks must not confuse anybody."""
+    lm = lm_of("llama", layers=2)
+    for block in lm.model.layers:
+        block.experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    assert transformer_blocks(lm) is lm.model.layers
+
+
+def test_errors_say_what_is_wrong():
+    with pytest.raises(ValueError, match=r"lie in \[0, 3\].*got 4"):
+        train_top_layers(lm_of("gpt2"), 4)
+    with pytest.raises(ValueError, match="neither a Trunk nor"):
+        train_top_layers(nn.Linear(2, 2), 1)
+    lm = lm_of("gpt2", layers=2)
+    lm.transformer.more = nn.ModuleList([nn.Identity(), nn.Identity()])
+    with pytest.raises(ValueError, match="found 2 such lists"):
+        transformer_blocks(lm)
+
+
+def test_adapters_below_the_top_are_frozen_with_it():
+    model = peft.get_peft_model(lm_of("llama"), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    actor = language_actor(model)
+    assert train_top_layers(actor, 1) == 2 * 2 * WIDTH  # A and B of rank 2, in one block
+    assert all("layers.2" in name for name, p in model.named_parameters() if p.requires_grad)

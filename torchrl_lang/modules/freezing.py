@@ -1,0 +1,118 @@
+"""Training the top of a language model only: its embeddings and lower blocks are frozen in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from torchrl_lang.modules.trunk import FINAL_NORMS, Trunk, unwrapped
+
+__all__ = ["outside_parameters", "train_top_layers", "transformer_blocks"]
+
+
+def train_top_layers(actor: nn.Module, layers: int) -> int:
+    """Freeze embeddings and all but the last ``layers`` transformer blocks, in place.
+
+    The last blocks, the final norm and an untied language-model head go on training; a head tied to the embeddings is
+    frozen with them. With ``layers=0`` the whole trunk is frozen, its final norm included, so that its states are fixed
+    and only what reads them trains. Nothing that was frozen before is thawed, and modules outside the trunk, such as
+    value heads, stay as they are.
+
+    A reference made of such an actor by :func:`~torchrl_lang.transforms.frozen_copy` copies the trained blocks alone.
+
+    Args:
+        actor: a language actor, an utterance actor or a Hugging Face model; the first trunk in it is meant.
+        layers: number of blocks that train.
+
+    Returns:
+        The number of parameters of ``actor`` that still train.
+
+    Raises:
+        ValueError: there is no trunk or its blocks cannot be told, ``layers`` is out of range, or nothing would train.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.freezing import train_top_layers
+        >>> lm = causal_lm("llama", vocab_size=11, layers=3, width=8, heads=2, max_length=16)
+        >>> whole = sum(p.numel() for p in lm.parameters())
+        >>> block = sum(p.numel() for p in lm.model.layers[2].parameters())
+        >>> train_top_layers(language_actor(lm), 1) == block + 8 + 11 * 8  # with the final norm and the head
+        True
+    """
+    model = _headless(actor)
+    blocks = transformer_blocks(model)
+    if not 0 <= layers <= len(blocks):
+        raise ValueError(f"layers must lie in [0, {len(blocks)}], the model's number of blocks, got {layers}.")
+    frozen = [parameter for block in blocks[: len(blocks) - layers] for parameter in block.parameters()]
+    frozen += [parameter for _, parameter in outside_parameters(model, norm=layers == 0)]
+    ids = {id(parameter) for parameter in frozen}
+    training = sum(p.numel() for p in actor.parameters() if p.requires_grad and id(p) not in ids)
+    if not training:
+        raise ValueError(
+            f"With layers={layers} nothing would train: the head is tied to the frozen embeddings, or was frozen "
+            "before. Train at least one block."
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return training
+
+
+def transformer_blocks(model: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of a trunk or a Hugging Face model: its one list of ``num_hidden_layers`` modules.
+
+    Raises:
+        ValueError: there is no such list, or more than one.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.modules.freezing import transformer_blocks
+        >>> lm = causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16)
+        >>> transformer_blocks(lm) is lm.transformer.h
+        True
+    """
+    headless = _headless(model)
+    depth = headless.config.num_hidden_layers
+    found = list(_lists_of(headless, depth))
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(headless).__name__} must hold its blocks in one nn.ModuleList of num_hidden_layers={depth}, found "
+            f"{len(found)} such lists: choose what trains by requires_grad_() yourself."
+        )
+    return found[0]
+
+
+def outside_parameters(model: nn.Module, *, norm: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of the headless model outside its blocks, by name: the embeddings and, where asked for, the norm.
+
+    Examples:
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.modules.freezing import outside_parameters
+        >>> lm = causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16)
+        >>> [name for name, _ in outside_parameters(lm, norm=False)]
+        ['wte.weight', 'wpe.weight']
+    """
+    headless = _headless(model)
+    within = {id(parameter) for parameter in transformer_blocks(headless).parameters()}
+    for name, parameter in headless.named_parameters():
+        if id(parameter) not in within and (norm or not set(name.split(".")) & set(FINAL_NORMS)):
+            yield name, parameter
+
+
+def _lists_of(module: nn.Module, length: int) -> Iterator[nn.ModuleList]:
+    """Outermost lists of that length: a block may hold lists of its own, e.g. of experts."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child) == length:
+            yield child
+        else:
+            yield from _lists_of(child, length)
+
+
+def _headless(module: nn.Module) -> PreTrainedModel:
+    for child in unwrapped(module).modules():
+        if isinstance(child, Trunk):
+            return child.model
+        if isinstance(child, PreTrainedModel):
+            return child.base_model
+    raise ValueError(f"{type(module).__name__} holds neither a Trunk nor a Hugging Face model: nothing to freeze.")

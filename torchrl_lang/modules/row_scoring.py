@@ -1,0 +1,251 @@
+"""A language model over whole rows: its next-token distributions at the decisions, from one causal pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
+from torchrl_lang.modules.decoding.readers import States, apply_head, read_rows
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
+
+__all__ = ["LinearLogits", "RowBatch", "RowScorer", "row_log_prob"]
+
+# Logits that exist at a time, in entries: 32 MB of float32.
+_LOGITS_AT_ONCE = 2**23
+
+
+class RowBatch(NamedTuple):
+    """Rows ``[B, T]``, cut to the longest, and their ``N`` decisions."""
+
+    tokens: Tensor
+    """int64 ``[B, W]``."""
+    attention_mask: Tensor
+    """bool ``[B, W]``."""
+    place: Tensor
+    """int64 ``[N]``: decisions in a batch flattened to ``[B * W]``."""
+    action: Tensor
+    """int64 ``[N]``: the token written there."""
+    slot: Tensor
+    """int64 ``[N]``: which token of its utterance that is, from 0."""
+    shape: torch.Size
+    """``[*B, T]``, as the rows came."""
+
+    @classmethod
+    def read(cls, tensordict: TensorDictBase, end_of_action: int | None) -> RowBatch:
+        """The decisions of the rows in ``tensordict``; ``end_of_action`` tells utterances side by side apart.
+
+        Raises:
+            ValueError: the data holds steps of a rollout.
+            KeyError: an entry of the rows is missing.
+        """
+        if ("next", TOKENS) in tensordict.keys(True):
+            raise ValueError(
+                "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
+                "transcripts repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single "
+                "turns with an UtteranceActor as reference."
+            )
+        tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+        shape = tokens.shape
+        tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))
+        width = max(int(attention.sum(-1).max()), 1) if tokens.shape[0] else 1
+        tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
+        place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
+        action = shift_left(tokens).flatten()[place]
+        slot = _slots(tokens, action_mask, end_of_action).flatten()[place + 1]
+        return cls(tokens, attention, place, action, slot, shape)
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """Values of the decisions, ``[N]``, at the tokens that were written, ``[*B, T]``; zero elsewhere."""
+        dense = values.new_zeros(self.tokens.numel()).index_copy(0, self.place + 1, values)
+        dense = dense.reshape(self.tokens.shape)
+        padding = self.shape[-1] - dense.shape[-1]
+        return nn.functional.pad(dense, (0, padding)).reshape(self.shape)
+
+
+def _slots(tokens: Tensor, action_mask: Tensor, end_of_action: int | None) -> Tensor:
+    """Number of each agent's token within its utterance, int64 ``[B, W]``; anything on other tokens."""
+    goes_on = action_mask if end_of_action is None else action_mask & (tokens != end_of_action)
+    before = torch.cat([torch.zeros_like(goes_on[:, :1]), goes_on[:, :-1]], -1)
+    position = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
+    begin = torch.where(before, 0, position).cummax(-1).values
+    return position - begin
+
+
+class LinearLogits(NamedTuple):
+    """Logits that are a linear function of a state: what a divergence needs to build them piece by piece."""
+
+    key: str
+    """The state that the head reads."""
+    weight: Tensor
+    """float ``[V, H]``."""
+    bias: Tensor | None
+    """float ``[V]``."""
+    temperature: float
+    forbidden: Tensor
+    """bool ``[V]``: tokens that cannot be said."""
+
+
+class RowScorer:
+    """Says how likely the agent's tokens of whole rows are, under a language actor or as an utterance actor acts.
+
+    Args:
+        actor: a language actor: plain softmax over the vocabulary at temperature 1. Or an
+            :class:`~torchrl_lang.modules.UtteranceActor`: its temperature, filters, forbidden tokens, values and
+            certain end of the last slot.
+    """
+
+    def __init__(self, actor: TensorDictModuleBase) -> None:
+        self.actor = actor
+        if not isinstance(actor, (UtteranceActor, ProbabilisticTensorDictSequential)):
+            raise TypeError(f"Rows are scored by a language actor or an UtteranceActor, got {type(actor).__name__}.")
+        split_actor(self.language_actor)  # fails here rather than at the first row
+
+    @property
+    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        """Trunk, head and distribution."""
+        return self.actor.decoder.actor if isinstance(self.actor, UtteranceActor) else self.actor
+
+    @property
+    def trunk(self) -> Trunk | None:
+        """The trunk, where it is one of ours."""
+        model = getattr(split_actor(self.language_actor).trunk, "module", None)
+        return model if isinstance(model, Trunk) else None
+
+    @property
+    def length_groups(self) -> int:
+        """In how many groups of similar length the trunk reads a batch."""
+        return 1 if self.trunk is None else self.trunk.length_groups
+
+    @property
+    def has_values(self) -> bool:
+        """Whether values steer the words."""
+        return isinstance(self.actor, UtteranceActor) and self.actor.decoder.rule.guidance is not None
+
+    def named(self, states: Tensor | tuple[Tensor, ...]) -> States:
+        """What the trunk returned, under the names that its module gives it."""
+        names = split_actor(self.language_actor).trunk.out_keys
+        return dict(zip(names, states if isinstance(states, tuple) else (states,), strict=True))
+
+    @property
+    def end_of_action(self) -> int | None:
+        """Id of the token that ends an utterance, where known."""
+        return self.actor.decoder.control.end_of_action if isinstance(self.actor, UtteranceActor) else None
+
+    def states(self, batch: RowBatch) -> States:
+        """One pass of the trunk (and of the values' own, if any) over the rows, each state ``[B, W, ...]``."""
+        parts = split_actor(self.language_actor)
+        states = read_rows(parts.trunk, batch.tokens, batch.attention_mask)
+        value_trunk = self._value_trunk
+        value = {} if value_trunk is None else read_rows(value_trunk, batch.tokens, batch.attention_mask)
+        return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
+
+    def log_prob(self, batch: RowBatch, states: States) -> Tensor:
+        """Log-probability of each action, float ``[N]``."""
+        out = [
+            self.log_softmax(states, batch.place[part]).gather(-1, batch.action[part, None]).squeeze(-1)
+            for part in self.parts(batch, states)
+        ]
+        log_prob = torch.cat(out) if out else torch.zeros(0, device=batch.tokens.device)
+        certain = self.certain(batch)
+        if certain is None:
+            return log_prob
+        sure = torch.zeros_like(log_prob).masked_fill(~self._ends(batch), -torch.inf)
+        return torch.where(certain, sure, log_prob)
+
+    def log_softmax(self, states: States, place: Tensor) -> Tensor:
+        """Log-probability of every token at ``M`` places, ``[M, V]``."""
+        chosen = {key: value.flatten(0, 1).index_select(0, place) for key, value in states.items()}
+        chosen = self._with_logits(chosen)
+        if isinstance(self.actor, UtteranceActor):
+            return self.actor.decoder.rule(chosen)
+        logits = chosen[LOGITS]
+        return (logits.float() if logits.dtype.itemsize < 4 else logits).log_softmax(-1)
+
+    def parts(self, batch: RowBatch, states: States) -> Iterator[slice]:
+        """The decisions in pieces whose logits fit into a few dozen megabytes."""
+        n, vocabulary = batch.place.shape[0], self._vocabulary(states)
+        size = max(_LOGITS_AT_ONCE // vocabulary, 1)
+        return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+    def certain(self, batch: RowBatch) -> Tensor | None:
+        """True where the last slot of an utterance admits its end alone, bool ``[N]``; None where nothing is."""
+        if not isinstance(self.actor, UtteranceActor):
+            return None
+        return batch.slot >= self.actor.decoder.action_length - 1
+
+    def linear(self) -> LinearLogits | None:
+        """The logits as a linear function of a state; None where filters, values or another head come in between."""
+        head: Any = split_actor(self.language_actor).head
+        if type(head) is not TensorDictModule or type(head.module) is not nn.Linear:
+            return None
+        weight, bias = head.module.weight, head.module.bias
+        forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
+        temperature = 1.0
+        if isinstance(self.actor, UtteranceActor):
+            rule = self.actor.decoder.rule
+            if rule.top_k is not None or rule.top_p is not None or rule.guidance is not None:
+                return None
+            temperature = rule.temperature
+            forbidden[rule.forbidden] = True
+            if rule.vocab_size is not None:
+                forbidden[rule.vocab_size :] = True
+        return LinearLogits(head.in_keys[0], weight, bias, temperature, forbidden)
+
+    def _ends(self, batch: RowBatch) -> Tensor:
+        """True where the action is the end of its utterance, bool ``[N]``."""
+        end: Any = self.end_of_action
+        return batch.action == end
+
+    @property
+    def _value_trunk(self) -> TensorDictModuleBase | None:
+        guidance = self.actor.decoder.rule.guidance if isinstance(self.actor, UtteranceActor) else None
+        return None if guidance is None else guidance.value_trunk
+
+    def _with_logits(self, states: States) -> States:
+        head = split_actor(self.language_actor).head
+        return states if head is None else states | {LOGITS: apply_head(head, states, LOGITS)}
+
+    def _vocabulary(self, states: States) -> int:
+        one = {key: value.flatten(0, 1)[:1] for key, value in states.items()}
+        return self._with_logits(one)[LOGITS].shape[-1]
+
+
+def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
+    """Log-probability of every token that the agent wrote, with gradients: one pass of the trunk for the whole row.
+
+    Args:
+        actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
+        rows: ``tokens``, ``attention_mask`` and ``action_mask``, each ``[*B, T]``.
+
+    Returns:
+        float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
+        >>> actor = language_actor(causal_lm(vocab_size=12, layers=1, width=16, heads=2, max_length=8))
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
+        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     batch_size=[1],
+        ... )
+        >>> row_log_prob(actor, rows) < 0
+        tensor([[False,  True,  True, False, False]])
+    """
+    scorer = RowScorer(actor)
+    batch = RowBatch.read(rows, scorer.end_of_action)
+    if batch.place.shape[0] == 0:  # nothing to score, and models stumble over empty batches
+        return batch.scatter(torch.zeros(0, device=batch.tokens.device))
+    return batch.scatter(scorer.log_prob(batch, scorer.states(batch)))
