@@ -1,0 +1,365 @@
+"""Controllers of the KL coefficient: their rules in numbers, their sign, where they lead, what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from torchrl_lang.transforms.controllers import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLController,
+    LagrangeKLController,
+    ScheduledKLController,
+    as_controller,
+)
+
+MAKERS = {
+    "constant": lambda: ConstantKLController(0.3),
+    "scheduled": lambda: ScheduledKLController([(2, 1.0), (10, 0.2)]),
+    "adaptive": lambda: AdaptiveKLController(0.3, target=2.0, horizon=20),
+    "lagrange": lambda: LagrangeKLController(0.3, target=2.0, proportional=0.05),
+}
+KLS = [3.0, 0.5, 2.5, -0.1, 4.0]
+
+
+@pytest.fixture(params=MAKERS)
+def make(request):
+    return MAKERS[request.param]
+
+
+def coef_of(controller):
+    value = controller()
+    assert value.dtype == torch.float32
+    assert value.shape == ()
+    assert value.device.type == "cpu"
+    return float(value)
+
+
+def test_constant_stays():
+    controller = ConstantKLController(0.3)
+    for kl in KLS:
+        controller.update(kl)
+    assert coef_of(controller) == pytest.approx(0.3)
+
+
+# Knots (10, 1.0), (20, 0.0), (40, 0.5): on them, before, between and after.
+@pytest.mark.parametrize(
+    ("episodes", "expected"),
+    [(1, 1.0), (10, 1.0), (12, 0.8), (20, 0.0), (25, 0.125), (40, 0.5), (41, 0.5), (10**12, 0.5)],
+)
+@pytest.mark.parametrize("kl", [0.0, 50.0])
+def test_schedule_is_linear_between_knots(episodes, expected, kl):
+    controller = ScheduledKLController([(10, 1.0), (20, 0.0), (40, 0.5)])
+    assert coef_of(controller) == 1.0
+    controller.update(kl, n=episodes)
+    assert int(controller.step) == episodes
+    assert coef_of(controller) == pytest.approx(expected)
+
+
+def test_schedule_adds_up_its_episodes_and_starts_on_a_knot_at_zero():
+    controller = ScheduledKLController([(0, 0.0), (4, 1.0)])
+    seen = [coef_of(controller)]
+    for n in (1, 2, 1, 3):
+        controller.update(1.0, n)
+        seen.append(coef_of(controller))
+    assert seen == [0.0, 0.25, 0.75, 1.0, 1.0]
+
+
+# coef 0.5, target 2, horizon 100, clip 0.2.
+@pytest.mark.parametrize(
+    ("kl", "n", "expected"),
+    [
+        (2.0, 50, 0.5),  # on target
+        (2.2, 50, 0.525),  # error 0.1, half a horizon
+        (9.0, 50, 0.55),  # error clipped to 0.2
+        (1.8, 50, 0.475),  # error -0.1
+        (0.0, 50, 0.45),  # error -1 clipped to -0.2
+        (-1.0, 50, 0.45),  # an estimate below 0
+        (9.0, 1, 0.501),  # one episode: 1 + 0.2 / 100
+        (9.0, 100, 0.6),
+        (9.0, 10**9, 0.6),  # one horizon at most
+        (0.0, 10**9, 0.4),
+    ],
+)
+def test_adaptive_rule(kl, n, expected):
+    controller = AdaptiveKLController(0.5, target=2.0, horizon=100)
+    controller.update(kl, n)
+    assert coef_of(controller) == pytest.approx(expected)
+
+
+def test_adaptive_stays_within_its_bounds_and_comes_back():
+    controller = AdaptiveKLController(0.5, target=1.0, horizon=1, min_coef=0.25, max_coef=0.75)
+    for kl, bound, back in ((9.0, 0.75, 0.6), (0.0, 0.25, 0.3)):
+        for _ in range(20):
+            controller.update(kl)
+        assert coef_of(controller) == bound
+        controller.update(0.0 if kl > 1 else 9.0)
+        assert coef_of(controller) == pytest.approx(back)
+
+
+@pytest.mark.parametrize("kl", [0.0, 1e30])
+def test_adaptive_is_finite_and_positive_after_thousands_of_extreme_updates(kl):
+    controller = AdaptiveKLController(0.5, target=1.0, horizon=1)
+    for _ in range(2000):
+        controller.update(kl)
+    assert math.isfinite(coef_of(controller))
+    assert coef_of(controller) > 0
+
+
+# target 2, lr 0.1, proportional 0.5: lambda and the coefficient after each update.
+def test_lagrange_rule():
+    controller = LagrangeKLController(0.2, target=2.0, lr=0.1, proportional=0.5, max_coef=1.5)
+    table = [
+        (4.0, 0.4, 1.4),  # 0.2 + 0.1 * 2; 0.4 + 0.5 * 2
+        (2.0, 0.4, 0.4),
+        (1.0, 0.3, 0.0),  # 0.3 - 0.5 is below 0
+        (-2.0, 0.0, 0.0),  # 0.3 - 0.4 is below 0: lambda stays where it can rise from
+        (3.0, 0.1, 0.6),
+        (100.0, 1.5, 1.5),  # both at the bound
+        (1.0, 1.4, 0.9),
+    ]
+    for kl, multiplier, coef in table:
+        controller.update(kl, n=64)
+        assert float(controller.multiplier) == pytest.approx(multiplier)
+        assert coef_of(controller) == pytest.approx(coef, abs=1e-6)
+
+
+def test_lagrange_without_a_proportional_term_gives_out_its_multiplier():
+    controller = LagrangeKLController(target=2.0, lr=0.5)
+    assert coef_of(controller) == 0.0
+    for kl in KLS:
+        controller.update(kl)
+        assert coef_of(controller) == float(controller.multiplier)
+
+
+def test_lagrange_takes_the_largest_numbers():
+    largest = torch.finfo(torch.float32).max
+    controller = LagrangeKLController(target=1.0, lr=largest, proportional=largest, max_coef=50.0)
+    controller.update(largest)
+    assert coef_of(controller) == 50.0
+    controller.update(-largest)
+    assert coef_of(controller) == 0.0
+
+
+@pytest.mark.parametrize("name", ["adaptive", "lagrange"])
+@pytest.mark.parametrize(("kl", "sign"), [(2.3, 1), (1.7, -1), (2.0, 0)])
+def test_kl_above_target_raises_and_below_lowers(name, kl, sign):
+    controller = MAKERS[name]()
+    before = coef_of(controller)
+    controller.update(kl)
+    change = coef_of(controller) - before
+    assert (change > 0) - (change < 0) == sign
+
+
+# A policy that settles at KL = a / (b + coef): a target of 2 needs coef = a / 2 - b.
+@pytest.mark.parametrize(("a", "b"), [(4.0, 1.0), (4.0, 0.1), (30.0, 5.0)])
+@pytest.mark.parametrize(
+    "controller",
+    [
+        lambda: AdaptiveKLController(0.3, target=2.0, horizon=200),
+        lambda: LagrangeKLController(target=2.0, lr=0.1),
+        lambda: LagrangeKLController(target=2.0, lr=0.1, proportional=0.1),
+    ],
+    ids=["adaptive", "lagrange", "lagrange-pi"],
+)
+def test_a_simple_system_is_brought_to_its_target(a, b, controller):
+    controller = controller()
+    for _ in range(600):
+        controller.update(a / (b + coef_of(controller)), n=64)
+    assert a / (b + coef_of(controller)) == pytest.approx(2.0, rel=0.05)
+    assert coef_of(controller) == pytest.approx(a / 2 - b, rel=0.1)
+
+
+def test_lagrange_lets_go_where_the_constraint_is_inactive():
+    controller = LagrangeKLController(5.0, target=2.0, lr=0.1)
+    for _ in range(200):
+        controller.update(1.0 / (1.0 + coef_of(controller)))  # at most 1, whatever the coefficient
+    assert coef_of(controller) == 0.0
+    controller.update(2.5)
+    assert coef_of(controller) == pytest.approx(0.05)  # no debt was kept
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_and_its_number_are_the_same(make):
+    left, right = make(), make()
+    for kl in KLS:
+        left.update(kl, 3)
+        right.update(torch.tensor([[kl]], dtype=torch.float64, requires_grad=True), torch.tensor(3))
+    assert coef_of(left) == coef_of(right)
+    assert not left().requires_grad
+
+
+def test_state_dict_continues_identically(make):
+    first = make()
+    for kl in KLS[:3]:
+        first.update(kl, 2)
+    second = make()
+    second.load_state_dict(first.state_dict(), strict=True)
+    for kl in KLS[3:]:
+        first.update(kl, 2)
+        second.update(kl, 2)
+        assert coef_of(first) == coef_of(second)
+    assert not list(first.parameters())
+    expected = {name: value.clone() for name, value in first.state_dict().items()}
+    assert expected.keys() >= {"coef"}
+    torch.testing.assert_close(second.state_dict(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading_writes_into_the_buffers_there_are(make, assign):
+    controller = make()
+    buffers = dict(controller.named_buffers())
+    state = {name: torch.ones(value.shape, dtype=torch.float64) for name, value in buffers.items()}
+    controller.load_state_dict(state, assign=assign)
+    assert all(getattr(controller, name) is buffer and buffer == 1 for name, buffer in buffers.items())
+    assert coef_of(controller) == 1.0
+
+
+def test_a_missing_buffer_is_an_error():
+    controller = LagrangeKLController(target=1.0)
+    with pytest.raises(RuntimeError, match="multiplier"):
+        controller.load_state_dict({"coef": torch.tensor(0.0)})
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda module: module.to(torch.float64),
+        lambda module: module.to("meta"),
+        lambda module: module.half(),
+        lambda module: module.double(),
+        lambda module: module.to_empty(device="meta"),
+        pytest.param(lambda module: module.cuda(), marks=pytest.mark.skipif("not torch.cuda.is_available()")),
+    ],
+    ids=["float64", "meta", "half", "double", "to_empty", "cuda"],
+)
+def test_buffers_stay_on_the_host_in_their_dtype(make, move):
+    controller = make()
+    before = {name: (id(buffer), buffer.dtype, buffer.device) for name, buffer in controller.named_buffers()}
+    around = move(nn.Sequential(controller, nn.Linear(1, 1)))
+    after = {name: (id(buffer), buffer.dtype, buffer.device) for name, buffer in around[0].named_buffers()}
+    assert after == before
+    assert {dtype for _, dtype, _ in after.values()} <= {torch.float32, torch.int64}
+    controller.update(3.0)
+    assert controller.memory is None
+
+
+def test_buffers_are_made_on_the_host_whatever_the_defaults(make):
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            controller = make()
+            controller.share_memory().update(3.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    reference = make()
+    reference.update(3.0)
+    assert coef_of(controller) == coef_of(reference)
+
+
+def test_what_was_given_out_does_not_change_and_can_be_differentiated_through():
+    controller = LagrangeKLController(0.5, target=2.0)
+    kl = torch.tensor(3.0, requires_grad=True)
+    given = controller()
+    penalty = given * kl
+    controller.update(kl)
+    penalty.backward()
+    assert kl.grad == 0.5
+    assert given == 0.5
+    assert coef_of(controller) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    "kl",
+    [math.nan, math.inf, -math.inf, 1e39, torch.tensor(math.nan), torch.tensor([1.0, 2.0]), torch.zeros(0)],
+    ids=str,
+)
+def test_a_bad_kl_is_refused_and_changes_nothing(make, kl):
+    controller = make()
+    before = {name: value.clone() for name, value in controller.state_dict().items()}
+    with pytest.raises(ValueError, match=r"kl must be .*got"):
+        controller.update(kl)
+    torch.testing.assert_close(controller.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError)])
+def test_a_bad_number_of_episodes_is_refused(make, n, error):
+    with pytest.raises(error):
+        make().update(1.0, n)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConstantKLController(-0.1),
+        lambda: ConstantKLController(math.nan),
+        lambda: ConstantKLController(math.inf),
+        lambda: ConstantKLController(1e39),
+        lambda: ConstantKLController(torch.ones(2)),
+        lambda: ScheduledKLController([]),
+        lambda: ScheduledKLController([(-1, 0.0), (2, 1.0)]),
+        lambda: ScheduledKLController([(3, 0.0), (3, 1.0)]),
+        lambda: ScheduledKLController([(3, 0.0), (2, 1.0)]),
+        lambda: ScheduledKLController([(0, 0.0), (2, -1.0)]),
+        lambda: AdaptiveKLController(0.0, target=1.0),
+        lambda: AdaptiveKLController(0.1, target=0.0),
+        lambda: AdaptiveKLController(0.1, target=1.0, horizon=0),
+        lambda: AdaptiveKLController(0.1, target=1.0, clip=1.0),
+        lambda: AdaptiveKLController(0.1, target=1.0, clip=0.0),
+        lambda: AdaptiveKLController(0.1, target=1.0, min_coef=0.2),
+        lambda: AdaptiveKLController(0.1, target=1.0, max_coef=0.05),
+        lambda: AdaptiveKLController(1e-60, target=1.0, min_coef=1e-60),
+        lambda: LagrangeKLController(-1.0, target=1.0),
+        lambda: LagrangeKLController(target=-1.0),
+        lambda: LagrangeKLController(target=1.0, lr=0.0),
+        lambda: LagrangeKLController(target=1.0, proportional=-1.0),
+        lambda: LagrangeKLController(2.0, target=1.0, max_coef=1.0),
+    ],
+)
+def test_bad_options_are_refused(make):
+    with pytest.raises(ValueError, match="got"):
+        make()
+
+
+def test_the_base_class_is_abstract():
+    with pytest.raises(TypeError):
+        KLController(0.1)
+
+
+def test_a_rule_of_ones_own():
+    class Halving(KLController):
+        def _update(self, kl, n):
+            self.coef.fill_(float(self.coef) / 2**n)
+
+    controller = Halving(1.0)
+    controller.update(0.0, 3)
+    assert coef_of(controller) == 0.125
+
+
+@pytest.mark.parametrize("coef", [0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)], ids=str)
+def test_a_number_becomes_a_constant_controller(coef):
+    controller = as_controller(coef)
+    assert isinstance(controller, ConstantKLController)
+    assert coef_of(controller) == 0.25
+
+
+def test_a_controller_stays_itself_and_anything_else_is_refused(make):
+    controller = make()
+    assert as_controller(controller) is controller
+    with pytest.raises(TypeError, match=r"'0\.1'"):
+        as_controller("0.1")
+
+
+def test_repr_shows_the_present_coefficient_and_the_options():
+    controller = LagrangeKLController(target=2.0, lr=0.1)
+    controller.update(7.0)
+    expected = "LagrangeKLController(coef=0.5, multiplier=0.5, target=2.0, lr=0.1, proportional=0.0, max_coef=100.0)"
+    assert repr(controller) == expected
+    assert repr(AdaptiveKLController(0.5, target=6.0)) == (
+        "AdaptiveKLController(coef=0.5, target=6.0, horizon=10000.0, clip=0.2)"
+    )
+    assert repr(ConstantKLController(0.5).share_memory()) == "ConstantKLController(coef=0.5, shared)"

@@ -1,0 +1,597 @@
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import pickle
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+
+import peft
+import pytest
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical, Normal
+from torchrl.modules import ProbabilisticActor
+
+from tests.modules.toys import CONTROL, rows, tiny_lm
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
+from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
+from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
+
+
+def small_actor(*, dropout=0.0, seed=0):
+    """A Gaussian policy of three observations, with a persistent and a derived buffer."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(dropout), nn.Linear(4, 1))
+    net.register_buffer("derived", torch.ones(2), persistent=False)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["loc"]),
+        TensorDictModule(lambda loc: torch.ones_like(loc), in_keys=["loc"], out_keys=["scale"]),
+        ProbabilisticTensorDictModule(in_keys=["loc", "scale"], out_keys=["action"], distribution_class=Normal),
+    )
+
+
+def observed(n=5, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDict(observation=torch.randn(n, 3, generator=generator), batch_size=[n])
+
+
+def logits_of(frozen, batch):
+    with frozen.evaluating():
+        return frozen.actor.get_dist(batch.clone()).logits
+
+
+def loc_of(frozen, batch):
+    with frozen.evaluating():
+        return frozen.actor.get_dist(batch.clone()).loc
+
+
+def drift(actor, loss, steps=3):
+    """Real optimizer steps over everything that trains."""
+    optimizer = torch.optim.Adam([p for p in actor.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+
+def storages(*modules):
+    return {p.untyped_storage().data_ptr(): p.numel() for module in modules for p in module.parameters()}
+
+
+def lora(kind="gpt2", **options):
+    lm = tiny_lm(kind)
+    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
+    config = peft.LoraConfig(
+        r=2, target_modules=targets, init_lora_weights=False, fan_in_fan_out=kind == "gpt2", **options
+    )
+    return peft.get_peft_model(copy.deepcopy(lm), config), lm
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_the_fingerprint_is_that_of_its_definition():
+    """blake2b over "('w', 'torch.int8', (2,))\\n" and the two bytes."""
+    digest = hashlib.blake2b(b"('w', 'torch.int8', (2,))\n\x01\xff", digest_size=32).digest()
+    found = fingerprint([("w", torch.tensor([1, -1], dtype=torch.int8))])
+    assert found.dtype == torch.uint8
+    assert found.shape == (32,)
+    assert bytes(found.tolist()) == digest
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bool, torch.int64, torch.complex64]
+)
+def test_any_dtype_shape_and_layout(dtype):
+    values = (torch.arange(24).reshape(2, 3, 4) % 5).to(dtype)
+    same = torch.empty(4, 3, 2, dtype=dtype).permute(2, 1, 0).copy_(values)
+    assert not same.is_contiguous()
+    assert torch.equal(fingerprint([("x", values)]), fingerprint([("x", same)]))
+    seen = [
+        [("x", values)],
+        [("y", values)],
+        [("x", values.reshape(6, 4))],
+        [("x", values), ("y", values[:0])],
+        [("x", values[0, 0, 0])],
+        [],
+    ]
+    assert len({bytes(fingerprint(tensors).tolist()) for tensors in seen}) == len(seen)
+
+
+def test_pieces_add_up(monkeypatch):
+    values = torch.randn(7, 9)
+    whole = fingerprint([("x", values)])
+    monkeypatch.setattr(sys.modules[fingerprint.__module__], "_PIECE", 4)
+    assert torch.equal(fingerprint([("x", values)]), whole)
+
+
+_IN_ANOTHER_PROCESS = """
+from tests.transforms.test_frozen import small_actor
+from torchrl_lang.transforms.frozen import frozen_copy
+print(bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex())
+"""
+
+
+def test_equal_weights_have_equal_fingerprints_in_another_process():
+    out = subprocess.run(
+        [sys.executable, "-c", _IN_ANOTHER_PROCESS], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert out.stdout.split()[-1] == bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex()
+
+
+def test_one_weight_makes_the_difference():
+    actor = small_actor()
+    first = frozen_copy(actor).fingerprint
+    assert torch.equal(frozen_copy(actor).fingerprint, first)
+    net = actor[0].module
+    net.derived.add_(1)  # follows from the configuration: no part of it
+    assert torch.equal(frozen_copy(actor).fingerprint, first)
+    net[1].running_mean[0] += 1e-6
+    second = frozen_copy(actor).fingerprint
+    assert not torch.equal(second, first)
+    with torch.no_grad():
+        net[3].bias[0] += 1e-6
+    assert not torch.equal(frozen_copy(actor).fingerprint, second)
+
+
+def test_tied_weights_count_once():
+    lm = tiny_lm("gpt2")
+    names = [name for name, _ in defining_weights(language_actor(lm))]
+    assert len(names) == len(list(lm.parameters()))
+
+
+# ---------------------------------------------------------------------------------------------------- frozen copies
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_reference_stays_while_the_policy_trains(share, layers):
+    actor, batch = language_actor(tiny_lm("llama")), rows()
+    train_top_layers(actor, layers)
+    before = actor.get_dist(batch.clone()).logits.detach()
+    reference = frozen_copy(actor, share=share)
+    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    reference.check_unchanged()
+    assert torch.equal(logits_of(reference, batch), before)
+    assert (actor.get_dist(batch.clone()).logits - before).abs().max() > 0.1
+
+
+def test_what_trains_is_held_twice_and_nothing_else():
+    lm = causal_lm("gpt2", vocab_size=11, layers=4, width=16, heads=2, max_length=16)
+    actor = language_actor(lm)
+    trained = train_top_layers(actor, 1)
+    own = storages(actor)
+    reference = frozen_copy(actor)
+    extra = {pointer: size for pointer, size in storages(reference.actor).items() if pointer not in own}
+    assert sum(extra.values()) == trained
+    assert len(extra) == len(list(lm.transformer.h[3].parameters())) + 2  # and weight and bias of the norm
+    head, embedding = split_actor(reference.actor).head.module, split_actor(reference.actor).trunk.module.model.wte
+    assert head.weight is embedding.weight is lm.transformer.wte.weight  # tied, frozen, shared
+
+
+def test_a_wholly_trained_policy_is_copied_and_a_wholly_frozen_one_shared():
+    actor = small_actor()
+    everything = frozen_copy(actor)
+    assert not storages(actor).keys() & storages(everything.actor).keys()
+    actor.requires_grad_(False)
+    nothing = frozen_copy(actor)
+    assert storages(actor).keys() == storages(nothing.actor).keys()
+    assert not storages(actor).keys() & storages(frozen_copy(actor, share=False).actor).keys()
+    mine = {id(m) for m in actor.modules()}
+    assert not any(id(m) in mine for m in nothing.actor.modules())
+
+
+def test_a_second_head_on_a_frozen_trunk_costs_one_head():
+    lm = tiny_lm("llama")
+    actor = language_actor(lm)
+    train_top_layers(actor, 0)
+    extra = storages(frozen_copy(actor).actor).keys() - storages(actor).keys()
+    assert len(extra) == 1
+
+
+def test_tied_weights_that_train_stay_tied_in_the_copy():
+    actor = language_actor(tiny_lm("gpt2"))
+    parts = split_actor(frozen_copy(actor).actor)
+    assert parts.head.module.weight is parts.trunk.module.model.wte.weight
+    assert parts.head.module.weight is not split_actor(actor).head.module.weight
+
+
+def test_the_copy_has_no_gradients_and_leaves_those_of_the_policy():
+    actor, batch = small_actor(), observed()
+    actor.get_dist(batch).loc.sum().backward()
+    reference = frozen_copy(actor)
+    assert all(p.grad is None and not p.requires_grad for p in reference.actor.parameters())
+    assert all(p.grad is not None and p.requires_grad for p in actor.parameters())
+    assert not loc_of(reference, batch).requires_grad
+    batch["observation"].requires_grad_()
+    assert not loc_of(reference, batch).requires_grad
+
+
+def test_gradients_flow_through_a_differentiable_one():
+    actor, batch = small_actor(), observed()
+    actor[0].module[0].requires_grad_(False)
+    reference = frozen_copy(actor, differentiable=True)
+    batch["observation"].requires_grad_()
+    with reference.evaluating():
+        reference.actor.get_dist(batch).loc.sum().backward()
+    assert batch["observation"].grad.abs().sum() > 0
+    net = reference.actor[0].module
+    assert net[3].weight.grad is not None
+    assert net[0].weight.grad is None
+    assert all(p.grad is None for p in actor.parameters())
+
+
+def test_the_reference_evaluates_whatever_the_policy_does():
+    actor, batch = small_actor(dropout=0.5).train(), observed(64)
+    actor.get_dist(batch)  # batch norm has seen something
+    reference = frozen_copy(actor)
+    expected = copy.deepcopy(actor).eval().get_dist(batch).loc
+    flags = [m.training for m in actor.modules()]
+    assert all(flags)
+    for _ in range(2):
+        actor.get_dist(batch)  # moves the policy's running statistics
+        torch.testing.assert_close(loc_of(reference, batch), expected)
+    assert [m.training for m in actor.modules()] == flags
+
+
+def test_pre_norm_states_come_from_the_copy():
+    """The hook that keeps them belongs to the copy, not to the policy's trunk."""
+    actor = language_actor(tiny_lm("gpt2"), expose_pre_norm=True)
+    reference, batch = frozen_copy(actor), rows()
+    before = actor[0](batch.clone())["hidden_pre_norm"].detach()
+    with torch.no_grad():
+        actor[0].module.model.wte.weight.mul_(2)
+    with reference.evaluating():
+        found = reference.actor[0](batch.clone())["hidden_pre_norm"]
+    assert torch.equal(found, before)
+    assert actor[0].module._pre_norm is None
+    assert reference.actor[0].module._pre_norm is None
+
+
+def test_an_utterance_actor_keeps_its_random_stream():
+    def said(copied):
+        policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 6, seed=3)
+        if copied:
+            frozen_copy(policy)
+        return policy(rows())["action"]
+
+    assert torch.equal(said(copied=True), said(copied=False))
+    policy, batch = UtteranceActor(language_actor(tiny_lm()), CONTROL, 6, seed=3), rows()
+    reference, action = frozen_copy(policy), policy(batch.clone())
+    with reference.evaluating():
+        log_prob = reference.actor.get_dist(batch).log_prob(action["action"])
+    torch.testing.assert_close(log_prob, action["action_log_prob"])
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def test_a_torchrl_actor_with_a_recurrent_net():
+    net = TensorDictModule(Recurrent(), in_keys=["x"], out_keys=["logits"])
+    actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical)
+    reference, x = frozen_copy(actor), TensorDict(x=torch.randn(4, 5, 3), batch_size=[4])
+    before = actor.get_dist(x.clone()).logits.detach()
+    reference.apply_to_owned(lambda t: t.double())
+    drift(actor, lambda: actor.get_dist(x.clone()).logits.square().mean())
+    found = logits_of(reference, TensorDict(x=x["x"].double(), batch_size=[4]))
+    torch.testing.assert_close(found.float(), before)
+    assert (actor.get_dist(x.clone()).logits - before).abs().max() > 0.01
+
+
+def test_a_tensor_left_in_a_graph_does_not_hinder():
+    actor, batch = small_actor(), observed()
+    actor.cached = actor.get_dist(batch).loc * 1
+    assert actor.cached.grad_fn is not None
+    reference = frozen_copy(actor)
+    assert reference.actor.cached.grad_fn is None
+    assert torch.equal(reference.actor.cached, actor.cached)
+
+
+def test_a_lazy_weight_is_refused():
+    actor = TensorDictModule(nn.LazyLinear(2), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(ValueError, match="run it once first"):
+        frozen_copy(actor)
+
+
+def test_moving_changes_the_weights_and_not_the_fingerprint():
+    actor, batch = small_actor(), observed()
+    plain = frozen_copy(actor).fingerprint
+    reference = frozen_copy(actor)
+    before = loc_of(reference, batch)
+    reference.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
+    found = loc_of(reference, batch.double())
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), before)
+    assert torch.equal(reference.fingerprint, plain)
+    assert actor[0].module[0].weight.dtype == torch.float32
+    assert reference.actor[0].module[1].num_batches_tracked.dtype == torch.int64
+
+
+def test_shared_weights_move_along():
+    actor = small_actor()
+    actor[0].module[0].requires_grad_(False)
+    reference = frozen_copy(actor)
+    plain = reference.fingerprint.clone()
+    reference.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
+    shared = actor[0].module[0].weight
+    assert shared.dtype == torch.float64
+    assert reference.actor[0].module[0].weight is shared
+    assert torch.equal(reference.fingerprint, plain)
+    reference.check_unchanged()
+    with torch.no_grad():
+        shared.add_(1)
+    with pytest.raises(RuntimeError, match="the reference shares with the policy"):
+        reference.check_unchanged()
+
+
+def test_a_changed_shared_weight_is_found():
+    actor = small_actor()
+    actor[0].module[0].requires_grad_(False)
+    reference = frozen_copy(actor)
+    actor.load_state_dict(copy.deepcopy(actor.state_dict()))  # counters move, weights do not
+    reference.check_unchanged()
+    reference.check_unchanged()
+    with torch.no_grad():
+        actor[0].module[3].weight.add_(1)  # the policy's own
+    reference.check_unchanged()
+    actor[0].module[0].weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="set to train"):
+        reference.check_unchanged()
+    actor[0].module[0].weight.requires_grad_(False)
+    reference.check_unchanged()
+    with torch.no_grad():
+        actor[0].module[0].weight.add_(1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="were modified; use frozen_copy"):
+            reference.check_unchanged()
+
+
+def test_a_full_copy_has_nothing_to_check():
+    actor = small_actor().requires_grad_(False)
+    reference = frozen_copy(actor, share=False)
+    with torch.no_grad():
+        actor[0].module[0].weight.add_(1)
+    reference.check_unchanged()
+
+
+def test_state_and_back():
+    actor, other, batch = small_actor(seed=0), small_actor(seed=5), observed()
+    reference, restored = frozen_copy(actor), frozen_copy(other)
+    state = {name: tensor.clone() for name, tensor in reference.state().items()}
+    assert "module.0.module.1.running_mean" in state
+    assert not any("derived" in name for name in state)
+    assert not torch.equal(restored.fingerprint, reference.fingerprint)
+    restored.load_state(state)
+    assert torch.equal(restored.fingerprint, reference.fingerprint)
+    assert torch.equal(loc_of(restored, batch), loc_of(reference, batch))
+    assert not torch.equal(other[0].module[0].weight, actor[0].module[0].weight)  # the policy was left alone
+    moved = frozen_copy(other)
+    moved.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
+    moved.load_state(state)
+    assert torch.equal(moved.fingerprint, reference.fingerprint)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    actor = small_actor()
+    actor[0].module[0].requires_grad_(False)
+    reference = frozen_copy(actor)
+    good = {name: tensor.clone() for name, tensor in reference.state().items()}
+    reference.load_state(good)
+    missing = {name: tensor for name, tensor in good.items() if not name.endswith("3.bias")}
+    with pytest.raises(ValueError, match=r"missing \['module.0.module.3.bias'\]"):
+        reference.load_state(missing)
+    name = "module.0.module.3.weight"
+    with pytest.raises(ValueError, match="shapes differ"):
+        reference.load_state({**good, name: good[name].T})
+    changed = {**good, name: good[name] + 1, "module.0.module.0.bias": good["module.0.module.0.bias"] + 1}
+    with pytest.raises(ValueError, match=r"differ from the state: \['module.0.module.0.bias'\]"):
+        reference.load_state(changed)
+    assert all(torch.equal(good[name], tensor) for name, tensor in reference.state().items())
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy", "torch"])
+def test_it_travels(how):
+    actor, batch = language_actor(tiny_lm("gpt2")), rows()
+    train_top_layers(actor, 1)
+    actor.load_state_dict(actor.state_dict())  # counters that are not zero
+    reference = frozen_copy(actor)
+    if how == "pickle":
+        arrived = pickle.loads(pickle.dumps(reference))  # noqa: S301
+    elif how == "deepcopy":
+        arrived = copy.deepcopy(reference)
+    else:
+        buffer = io.BytesIO()
+        ForkingPickler(buffer).dump(reference)
+        arrived = pickle.loads(buffer.getvalue())  # noqa: S301
+    arrived.check_unchanged()
+    assert torch.equal(arrived.fingerprint, reference.fingerprint)
+    assert torch.equal(logits_of(arrived, batch), logits_of(reference, batch))
+    if how != "torch":  # there the weights travel as shared memory
+        with torch.no_grad():
+            actor[0].module.model.wte.weight.add_(1)
+        arrived.check_unchanged()
+        with pytest.raises(RuntimeError, match="reference changed"):
+            copy.deepcopy(reference)
+
+
+def test_a_copied_reference_watches_its_own_weights():
+    actor = small_actor().requires_grad_(False)
+    arrived = copy.deepcopy(frozen_copy(actor))
+    with torch.no_grad():
+        arrived.actor[0].module[0].weight.add_(1)
+    with pytest.raises(RuntimeError, match="reference changed"):
+        arrived.check_unchanged()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_it_compiles_in_one_graph(share):
+    actor, batch = small_actor(), observed()
+    actor[0].module[0].requires_grad_(False)
+    reference = frozen_copy(actor, share=share)
+
+    def step(observation):
+        reference.check_unchanged()
+        with reference.evaluating():
+            dist = reference.actor.get_dist(TensorDict(observation=observation, batch_size=[5]))
+        return dist.log_prob(torch.zeros(5, 1)) + observation.sum()
+
+    x = batch["observation"].requires_grad_()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(compiled, step(x))
+    compiled.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 5.0))  # nothing came through the reference
+
+
+# ---------------------------------------------------------------------------------------------------- adapters off
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_without_adapters_it_is_the_base_model(kind):
+    model, lm = lora(kind)
+    actor, batch = language_actor(model), rows()
+    base = language_actor(lm).get_dist(batch.clone()).logits.detach()
+    reference = adapters_off(actor)
+    assert reference.actor is actor
+    tuned = actor.get_dist(batch.clone()).logits
+    assert (tuned - base).abs().max() > 1e-3
+    peft_logits = model(batch["tokens"], attention_mask=torch.ones_like(batch["tokens"])).logits
+    torch.testing.assert_close(tuned, peft_logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
+    assert torch.equal(logits_of(reference, batch), base)
+    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    reference.check_unchanged()
+    assert torch.equal(logits_of(reference, batch), base)
+    assert torch.equal(adapters_off(actor).fingerprint, reference.fingerprint)
+    assert not any("lora" in name for name in reference.state())
+
+
+def adapter_state(model):
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    return (
+        [(layer.disable_adapters, layer.active_adapters, sorted(vars(layer))) for layer in layers],
+        [(name, p.requires_grad) for name, p in model.named_parameters()],
+        [m.training for m in model.modules()],
+    )
+
+
+@pytest.mark.parametrize("failing", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_adapters_are_found_as_they_were_left(failing, enabled):
+    model, _ = lora("llama", lora_dropout=0.5)
+    model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    actor, batch = language_actor(model).train(), rows()
+    model.base_model.model.model.layers[0].eval()
+    next(p for name, p in model.named_parameters() if "lora_A.default" in name).requires_grad_(False)
+    if not enabled:
+        model.base_model.model.model.layers[0].self_attn.q_proj.enable_adapters(False)
+    reference, before = adapters_off(actor), adapter_state(model)
+    with reference.evaluating():
+        expected = actor.get_dist(batch.clone()).logits
+    assert adapter_state(model) == before
+
+    def use():
+        with reference.evaluating(), reference.evaluating():
+            assert not any(m.training for m in actor.modules())
+            assert torch.equal(actor.get_dist(batch.clone()).logits, expected)
+            if failing:
+                raise KeyError("on purpose")
+
+    if failing:
+        with pytest.raises(KeyError, match="on purpose"):
+            use()
+    else:
+        use()
+    assert adapter_state(model) == before
+    reference.check_unchanged()
+
+
+def test_nested_use_leaves_the_outer_context_without_adapters():
+    model, _ = lora()
+    actor, batch = language_actor(model), rows()
+    reference = adapters_off(actor)
+    base = logits_of(reference, batch)
+    with reference.evaluating():
+        with reference.evaluating():
+            pass
+        assert torch.equal(actor.get_dist(batch.clone()).logits, base)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_layers_that_train_whole_are_adapters_too():
+    model, lm = lora("llama", modules_to_save=["lm_head"])
+    actor, batch = language_actor(model), rows()
+    reference = adapters_off(actor)
+    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    reference.check_unchanged()
+    assert torch.equal(logits_of(reference, batch), language_actor(lm).get_dist(batch.clone()).logits)
+
+
+def test_moving_leaves_an_actor_with_adapters_alone():
+    model, _ = lora()
+    reference = adapters_off(language_actor(model))
+    reference.apply_to_owned(lambda t: t.double())
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_what_cannot_be_switched_off_is_refused():
+    with pytest.raises(ValueError, match="no PEFT adapters"):
+        adapters_off(language_actor(tiny_lm()))
+    drifting, _ = lora("gpt2", bias="all")
+    with pytest.raises(ValueError, match=r"weights other than the adapters' train, \['module.0.*bias"):
+        adapters_off(language_actor(drifting))
+    model, _ = lora()
+    actor = language_actor(model)
+    reference = adapters_off(actor)
+    model.merge_adapter()
+    with pytest.raises(ValueError, match="unmerge_adapter"):
+        adapters_off(actor)
+    with pytest.raises(ValueError, match="share=False"):
+        frozen_copy(actor)
+    merged, batch = frozen_copy(actor, share=False), rows()
+    torch.testing.assert_close(logits_of(merged, batch), actor.get_dist(batch.clone()).logits)
+    with pytest.raises(ValueError, match="unmerge_adapter"), reference.evaluating():
+        pass
+    model.unmerge_adapter()
+    with reference.evaluating():
+        pass
+
+
+def test_learnt_prompts_are_refused():
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="Learnt prompts"):
+        language_actor(peft.get_peft_model(tiny_lm(), config))
+
+
+def test_adapters_travel():
+    model, _ = lora("llama")
+    actor, batch = language_actor(model), rows()
+    reference = adapters_off(actor)
+    arrived, tuned = pickle.loads(pickle.dumps((reference, actor)))  # noqa: S301
+    assert arrived.actor is tuned
+    arrived.check_unchanged()
+    assert torch.equal(logits_of(arrived, batch), logits_of(reference, batch))
+    assert torch.equal(tuned.get_dist(batch.clone()).logits, actor.get_dist(batch.clone()).logits)
+
+
+def test_a_copy_of_a_policy_with_adapters_holds_the_adapters_twice():
+    model, _ = lora("llama")
+    actor, batch = language_actor(model), rows()
+    before = actor.get_dist(batch.clone()).logits.detach()
+    reference = frozen_copy(actor)
+    extra = storages(reference.actor).keys() - storages(actor).keys()
+    assert len(extra) == sum("lora" in name for name, _ in model.named_parameters())
+    drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
+    assert torch.equal(logits_of(reference, batch), before)

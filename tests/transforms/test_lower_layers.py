@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import peft
+import pytest
+import torch
+from torch import nn
+
+from tests.modules.toys import KINDS, rows
+from torchrl_lang.modules import causal_lm, language_actor, split_actor
+from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
+from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
+from torchrl_lang.transforms.lower_layers import SharedLowerLayers, shared_depth
+
+LAYERS = 4
+
+
+def actor_of(kind, top=None, *, lm=None, **options):
+    torch.manual_seed(0)
+    config = {"vocab_size": 13, "layers": LAYERS, "width": 16, "heads": 2, "max_length": 20}
+    actor = language_actor(causal_lm(kind, **config) if lm is None else lm, **options)
+    if top is not None:
+        train_top_layers(actor, top)
+    return actor
+
+
+def trunk_of(actor):
+    return split_actor(actor).trunk.module
+
+
+def both_of(actor):
+    frozen = frozen_copy(actor)
+    return SharedLowerLayers(trunk_of(actor), trunk_of(frozen.actor), evaluating=frozen.evaluating)
+
+
+def nudge(actor):
+    """The policy leaves its reference."""
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def count_runs(both):
+    """Counts the runs of each block, those of policy and reference together, by position."""
+    runs, seen = Counter(), set()
+    for trunk in (both.policy, both.reference):
+        for index, block in enumerate(transformer_blocks(trunk)):
+            if block not in seen:
+                block.register_forward_hook(lambda *_, index=index: runs.update([index]))
+                seen.add(block)
+    return runs
+
+
+def compare(both, batch, groups=1):
+    """The states equal those of two passes, and the shared blocks ran once."""
+    tokens, mask = batch["tokens"], batch["attention_mask"]
+    with torch.no_grad():
+        expected = both.policy(tokens, mask), both.reference(tokens, mask)
+    runs = count_runs(both)
+    found = both.states(tokens, mask)
+    assert [runs[index] for index in range(LAYERS)] == [
+        groups * (1 if index < both.depth else 2) for index in range(LAYERS)
+    ]
+    for mine, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=0)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top", [1, 3, 4])
+def test_shared_blocks_run_once_and_nothing_changes(kind, top):
+    actor = actor_of(kind, top)
+    both = both_of(actor)
+    nudge(actor)
+    assert both.depth == LAYERS - top
+    mine, its = compare(both, rows())
+    assert (mine - its).abs().max() > 0.01
+    assert mine.requires_grad
+    assert not its.requires_grad
+
+
+def test_all_blocks_may_be_shared():
+    actor = actor_of("llama", 0)
+    both = both_of(actor)
+    assert both.depth == LAYERS
+    mine, its = compare(both, rows())
+    assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_length_groups_are_replayed_in_order(kind):
+    actor = actor_of(kind, 2, length_groups=3)
+    both = both_of(actor)
+    nudge(actor)
+    compare(both, rows(n=7), groups=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_before_the_norm_come_along(kind):
+    actor = actor_of(kind, 1, expose_pre_norm=True)
+    both = both_of(actor)
+    nudge(actor)
+    mine, its = compare(both, rows())
+    assert len(mine) == len(its) == 2
+
+
+def test_the_gradient_of_the_policy_is_that_of_its_own_pass():
+    actor, batch = actor_of("qwen2", 2), rows()
+    both = both_of(actor)
+    nudge(actor)
+    trains = [p for p in actor.parameters() if p.requires_grad]
+    trunk = [p for p in both.policy.parameters() if p.requires_grad]
+    wanted = torch.autograd.grad(both.policy(batch["tokens"]).square().sum(), trunk)
+    both.policy.train().gradient_checkpointing()
+    for found in (both.states(batch["tokens"])[0], both.states(batch["tokens"], batch["attention_mask"])[0]):
+        for gradient, expected in zip(torch.autograd.grad(found.square().sum(), trunk), wanted, strict=True):
+            torch.testing.assert_close(gradient, expected)
+    assert all(p.grad is None for p in trains)
+
+
+def test_no_gradient_passes_from_the_reference_to_the_policy():
+    """Not even where training with checkpoints makes the embeddings' output a leaf that wants one."""
+    actor, embedded = actor_of("llama", 1), []
+    frozen = frozen_copy(actor, differentiable=True)
+    trunk = trunk_of(actor)
+
+    def wants_gradient(module, args, output):
+        embedded.append(output.requires_grad_())
+
+    trunk.model.embed_tokens.register_forward_hook(wants_gradient)
+    mine, its = SharedLowerLayers(trunk, trunk_of(frozen.actor), evaluating=frozen.evaluating).states(rows()["tokens"])
+    its.square().sum().backward()
+    assert embedded[0].grad is None
+    mine.square().sum().backward()
+    assert embedded[0].grad.abs().sum() > 0
+
+
+def test_a_failing_pass_leaves_both_trunks_as_they_were():
+    actor, batch = actor_of("gpt2", 2), rows()
+    both = both_of(actor)
+    nudge(actor)
+    before = [list(transformer_blocks(trunk)) for trunk in (both.policy, both.reference)]
+    for trunk in (both.policy, both.reference):
+        hook = transformer_blocks(trunk)[3].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            both.states(batch["tokens"])
+        hook.remove()
+    after = [list(transformer_blocks(trunk)) for trunk in (both.policy, both.reference)]
+    assert before == after
+    assert not transformer_blocks(both.policy)[1]._forward_hooks
+    compare(both, batch)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_with_dropout_below_the_reference_runs_by_itself(share):
+    config = {"vocab_size": 13, "layers": LAYERS, "width": 16, "heads": 2, "max_length": 20}
+    for kind, rate in (("gpt2", "attn_pdrop"), ("gpt2", "embd_pdrop"), ("llama", "attention_dropout")):
+        actor, batch = actor_of(kind, 1, lm=causal_lm(kind, **config, **{rate: 0.5})), rows()
+        both = both_of(actor)
+        actor.train(share)
+        with torch.no_grad():
+            expected = both.reference(batch["tokens"])
+        runs = count_runs(both)
+        mine, its = both.states(batch["tokens"])
+        assert torch.equal(its, expected)
+        assert runs[0] == (2 if share else 1)
+        assert torch.equal(mine, its) != share
+
+
+def test_dropout_above_does_no_harm():
+    actor, batch = actor_of("gpt2", 1), rows()
+    both = both_of(actor)
+    transformer_blocks(both.policy)[3].mlp.dropout.p = 0.5
+    actor.train()
+    runs = count_runs(both)
+    both.states(batch["tokens"])
+    assert [runs[index] for index in range(LAYERS)] == [1, 1, 1, 2]
+
+
+def test_adapters_on_the_top_leave_the_rest_in_common():
+    torch.manual_seed(0)
+    lm = causal_lm("llama", vocab_size=13, layers=LAYERS, width=16, heads=2, max_length=20)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[3], init_lora_weights=False)
+    actor, batch = actor_of("llama", lm=peft.get_peft_model(lm, config)), rows()
+    frozen, trunk = adapters_off(actor), trunk_of(actor)
+    both = SharedLowerLayers(trunk, trunk, evaluating=frozen.evaluating)
+    assert both.depth == 3
+    wanted = trunk(batch["tokens"]).detach()
+    with frozen.evaluating():
+        base = trunk(batch["tokens"])
+    runs = count_runs(both)
+    mine, its = both.states(batch["tokens"])
+    assert [runs[index] for index in range(LAYERS)] == [1, 1, 1, 2]
+    assert torch.equal(mine, wanted)
+    assert torch.equal(its, base)
+    assert not torch.equal(mine, its)
+    assert mine.requires_grad
+
+
+def test_only_frozen_and_identical_blocks_count():
+    actor = actor_of("llama", 2)
+    trunk, reference = trunk_of(actor), trunk_of(frozen_copy(actor).actor)
+    assert shared_depth(trunk, reference) == 2
+    assert shared_depth(trunk, trunk) == 2
+    assert shared_depth(trunk, trunk_of(frozen_copy(actor, share=False).actor)) == 0
+    block = transformer_blocks(reference)[1]
+    block.mlp.down_proj.weight = nn.Parameter(block.mlp.down_proj.weight.clone(), requires_grad=False)
+    assert shared_depth(trunk, reference) == 1
+    trunk.model.embed_tokens.weight.requires_grad_(True)
+    assert shared_depth(trunk, reference) == 0
+    assert shared_depth(trunk_of(actor_of("llama")), trunk_of(frozen_copy(actor_of("llama")).actor)) == 0
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_with_nothing_in_common_both_run(kind):
+    actor = actor_of(kind)
+    both = both_of(actor)
+    nudge(actor)
+    assert both.depth == 0
+    compare(both, rows())
+
+
+def test_a_model_of_unknown_structure_shares_nothing():
+    actor = actor_of("llama", 1)
+    trunk_of(actor).model.more = nn.ModuleList([nn.Identity() for _ in range(LAYERS)])
+    both, batch = both_of(actor), rows()
+    assert both.depth == 0
+    mine, its = both.states(batch["tokens"])
+    assert torch.equal(mine, its)
+
+
+def test_trunks_must_split_their_batches_alike():
+    with pytest.raises(ValueError, match="length_groups=2 and 1"):
+        SharedLowerLayers(trunk_of(actor_of("gpt2", length_groups=2)), trunk_of(actor_of("gpt2")))

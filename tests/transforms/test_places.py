@@ -1,0 +1,295 @@
+"""One actor, every place where a transform can stand: the same data give the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import pytest
+import torch
+from tensordict import assert_allclose_td
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
+from torchrl.envs import Compose, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+
+from tests.transforms.conftest import drift, frozen_twin, log_prob_by_hand, make_actor, make_env, play
+from torchrl_lang.transforms import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    KLRewardTransform,
+    ReferenceModelLogProbTransform,
+    RewardAdjustmentTransform,
+)
+
+COEF = 0.3
+WRITTEN = ["ref_log_prob", "kl", "raw_reward", "reward"]
+
+
+def drifted(kind="tanh-normal", coef=COEF, **options):
+    """A transform around a policy as it was, that policy as it is, and a twin as it was."""
+    actor = make_actor(kind)
+    transform = KLConstrainedTransform(actor, coef, **options)
+    before = frozen_twin(actor)
+    return transform, drift(actor), before
+
+
+def assert_adjusted(steps, actor, before, kind="tanh-normal", coef=COEF):
+    """The numbers worked out from the steps themselves."""
+    ref = log_prob_by_hand(kind, before, steps)
+    kl = log_prob_by_hand(kind, actor, steps) - ref
+    out = steps["next"]
+    torch.testing.assert_close(out["ref_log_prob"], ref, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(out["kl"], kl, rtol=1e-3, atol=1e-3)
+    raw = out["observation"].sum(-1, keepdim=True)
+    torch.testing.assert_close(out["raw_reward"], raw)
+    torch.testing.assert_close(out["reward"], raw - coef * kl.unsqueeze(-1), rtol=1e-3, atol=1e-3)
+
+
+def raw_steps(actor, batch=(3,), kind="tanh-normal", **options):
+    return play(make_env(kind, batch), actor, **options)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 2)])
+def test_environment_and_batch_agree(kind, batch):
+    transform, actor, _ = drifted(kind)
+    called = transform(raw_steps(actor, batch, kind))
+    stepped = play(TransformedEnv(make_env(kind, batch), transform), actor)
+    assert_allclose_td(stepped["next"], called["next"], rtol=1e-5, atol=1e-5)
+
+
+def test_environment_that_is_not_batch_locked():
+    transform, actor, before = drifted()
+    env = TransformedEnv(make_env("tanh-normal", (), locked=False), transform)
+    check_env_specs(env)
+    plain = make_env("tanh-normal", (), locked=False)
+    start = plain.fake_tensordict().select("observation", "count", "done", "terminated").expand(5).clone()
+    steps = play(env, actor, 6, auto_reset=False, tensordict=env.reset(start))
+    assert steps.batch_size == (5, 6)
+    assert_adjusted(steps, actor, before)
+
+
+def test_reset_writes_zeros_and_partial_resets_leave_the_rest():
+    transform, actor, _ = drifted()
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    torch.manual_seed(0)
+    td = env.reset()
+    assert all((td[key] == 0).all() for key in WRITTEN[:-1])
+    with torch.no_grad():
+        td, ahead = env.step_and_maybe_reset(actor(td))
+    kept = td["next", "kl"].clone()
+    assert (kept != 0).all()
+    ahead["_reset"] = torch.tensor([[True], [False], [False]])
+    again = env.reset(ahead)
+    assert again["kl"].tolist() == [0.0, *kept[1:].tolist()]
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_over_serial_env(kind, batch):
+    transform, actor, _ = drifted(kind)
+    env = TransformedEnv(SerialEnv(2, functools.partial(make_env, kind, batch)), transform)
+    check_env_specs(env)
+    steps = play(env, actor)
+    plain = play(SerialEnv(2, functools.partial(make_env, kind, batch)), actor)
+    assert_allclose_td(steps["next"], transform(plain)["next"], rtol=1e-5, atol=1e-5)
+
+
+def within(kind="tanh-normal"):
+    return TransformedEnv(make_env(kind), KLRewardTransform(make_actor(kind)))
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+def test_within_a_worker_is_refused(batched):
+    with pytest.raises(RuntimeError, match="Put it over the batched environment"):
+        batched(2, within).reset()
+
+
+def test_over_parallel_env():
+    transform, actor, before = drifted()
+    env = TransformedEnv(ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,))), transform)
+    try:
+        check_env_specs(env)
+        steps = play(env, actor, 6)
+    finally:
+        env.close()
+    assert steps.batch_size == (2, 2, 6)
+    assert_adjusted(steps, actor, before)
+
+
+def test_collector_as_env_transform_and_as_postproc():
+    transform, actor, before = drifted()
+    collected = []
+    options = {"frames_per_batch": 24, "total_frames": 48, "auto_register_policy_transforms": False}
+    for place in ("env", "postproc"):
+        plain = make_env("tanh-normal", (3,), seed=1)
+        env = TransformedEnv(plain, transform.clone()) if place == "env" else plain
+        torch.manual_seed(0)
+        collector = Collector(env, actor, postproc=transform if place == "postproc" else None, **options)
+        collected.append([batch.clone() for batch in collector])
+        collector.shutdown()
+    for inside, behind in zip(*collected, strict=True):
+        assert_adjusted(inside, actor, before)
+        assert_allclose_td(inside.select("next"), behind.select("next"), rtol=1e-5, atol=1e-5)
+        assert set(inside.keys(True, True)) - set(behind.keys(True, True)) == {"ref_log_prob", "kl", "raw_reward"}
+
+
+STORAGES = {
+    "tensor": lambda _: LazyTensorStorage(100),
+    "memmap": lambda path: LazyMemmapStorage(100, scratch_dir=path),
+    "list": lambda _: ListStorage(100),
+}
+
+
+@pytest.mark.parametrize("storage", sorted(STORAGES))
+@pytest.mark.parametrize("when", ["sampling", "extending"])
+def test_replay_buffer_in_both_directions(kind, storage, when, tmp_path):
+    transform, actor, _ = drifted(kind)
+    steps = raw_steps(actor, (3,), kind).reshape(-1)
+    buffer = ReplayBuffer(storage=STORAGES[storage](tmp_path), batch_size=16)
+    buffer.append_transform(transform, invert=when == "extending")
+    buffer.extend(steps)
+    torch.manual_seed(1)
+    sample = buffer.sample()
+    if not isinstance(sample, type(steps)):
+        sample = torch.stack(list(sample))
+    raw = sample.exclude(*(("next", *_tuple(_key(kind, name))) for name in WRITTEN[:3]))
+    raw["next", *_tuple(_key(kind, "reward"))] = raw["next", *_tuple(_key(kind, "observation"))].sum(-1, keepdim=True)
+    assert_allclose_td(sample, transform.clone()(raw.clone()), rtol=1e-5, atol=1e-5)
+    assert (sample["next", *_tuple(_key(kind, "kl"))] != 0).all()
+    assert "kl" not in steps["next"].keys() or when == "extending"
+
+
+def test_sampling_twice_adjusts_the_stored_reward_once():
+    """What is stored stays raw, whatever the storage hands out."""
+    for storage in (LazyTensorStorage(10), ListStorage(10)):
+        transform, actor, _ = drifted()
+        buffer = ReplayBuffer(storage=storage, batch_size=10)
+        buffer.append_transform(transform)
+        buffer.extend(raw_steps(actor).reshape(-1)[:10])
+        for _ in range(3):
+            buffer.sample()
+
+
+@pytest.mark.parametrize("place", ["env", "postproc"])
+def test_twice_in_a_row_is_refused(place):
+    transform, actor, _ = drifted()
+    steps = transform(raw_steps(actor))
+    with pytest.raises(ValueError, match="adjusted before"):
+        transform(steps)
+    with pytest.raises(ValueError, match="adjusted before"):
+        TransformedEnv(TransformedEnv(make_env("tanh-normal"), transform), drifted()[0]).reset()
+
+
+@pytest.mark.parametrize("kind", ["tanh-normal", "categorical", "composite", "agents"])
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+def test_compiled_step(kind, estimator):
+    transform, actor, _ = drifted(kind, estimator=estimator, policy=make_actor(kind))
+    env = TransformedEnv(make_env(kind, (3,)), transform)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        td = actor(env.reset())
+        eager = env.step(td.clone())
+        torch.compiler.reset()
+        compiled = torch.compile(env.step, backend="eager", fullgraph=True)(td.clone())
+    assert_allclose_td(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_to_moves_the_reference_and_its_numbers():
+    """In float64 the reference scores in float64; structure follows to the meta device; the policy stays."""
+    transform, actor, before = drifted()
+    transform.to(torch.float64)
+    actor.to(torch.float64)
+    steps = play(TransformedEnv(make_env("tanh-normal", (3,), dtype=torch.float64), transform), actor)
+    assert steps["next", "ref_log_prob"].dtype == torch.float64
+    assert steps["next", "kl"].dtype == torch.float64
+    assert_adjusted(steps, actor, before.to(torch.float64))
+    weights = transform.transforms[0].reference.frozen.state()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float64}
+    transform.to("meta")
+    weights = transform.transforms[0].reference.frozen.state()
+    assert {tensor.device.type for tensor in weights.values()} == {"meta"}
+    assert {p.device.type for p in actor.parameters()} == {"cpu"}
+    assert transform.coef.device.type == "cpu"
+
+
+def test_among_a_users_own_transforms():
+    """RewardSum of the raw reward and of the adjusted one, StepCounter before and after."""
+    transform, actor, _ = drifted()
+    raw_sum = RewardSum(in_keys=["reward"], out_keys=["episode_raw"])
+    adjusted_sum = RewardSum(in_keys=["reward"], out_keys=["episode_adjusted"])
+    also_raw = RewardSum(in_keys=["raw_reward"], out_keys=["episode_raw_too"])
+    chain = Compose(StepCounter(), raw_sum, transform, adjusted_sum, also_raw, StepCounter(step_count_key="later"))
+    env = TransformedEnv(make_env("tanh-normal", (3,), truncated=True), chain)
+    check_env_specs(env)
+    out = play(env, actor)["next"]
+    running = torch.zeros(3, 2, 1)
+    for t in range(8):
+        running = running + torch.stack([out["raw_reward"][:, t], out["reward"][:, t]], 1)
+        torch.testing.assert_close(out["episode_raw"][:, t], running[:, 0])
+        torch.testing.assert_close(out["episode_adjusted"][:, t], running[:, 1])
+        running = torch.where(out["done"][:, t, None], 0.0, running)
+    torch.testing.assert_close(out["episode_raw_too"], out["episode_raw"])
+    assert torch.equal(out["step_count"], out["later"])
+
+
+def test_four_transforms_by_hand_are_the_composed_one():
+    transform, actor, before = drifted()
+    parts = (
+        ReferenceModelLogProbTransform(before),
+        KLDivergenceTransform(),
+        RewardAdjustmentTransform(COEF),
+    )
+    env = make_env("tanh-normal", (3,))
+    for part in parts:
+        env = env.append_transform(part) if isinstance(env, TransformedEnv) else TransformedEnv(env, part)
+    check_env_specs(env)
+    composed = play(TransformedEnv(make_env("tanh-normal", (3,)), transform), actor)
+    assert_allclose_td(play(env, actor), composed, rtol=1e-5, atol=1e-5)
+
+
+def test_transforms_are_appended_to_an_environment_that_has_ours():
+    transform, actor, before = drifted()
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    env.append_transform(StepCounter()).append_transform(RewardSum())
+    check_env_specs(env)
+    steps = play(env, actor)
+    assert_adjusted(steps, actor, before)
+    assert {"step_count", "episode_reward"} <= set(steps["next"].keys())
+
+
+@pytest.mark.parametrize("copy", ["clone", "pickle"])
+def test_copies_work_elsewhere(copy):
+    transform, actor, before = drifted(coef=AdaptiveKLController(COEF, target=1.0))
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    play(env, actor, 2)
+    other = transform.clone() if copy == "clone" else pickle.loads(pickle.dumps(drop_container(transform)))
+    assert type(other) is KLConstrainedTransform
+    assert torch.equal(other.coef, transform.coef)
+    steps = play(TransformedEnv(make_env("tanh-normal", (3,)), other), actor)
+    assert_adjusted(steps, actor, before)
+    other.update(steps)
+    assert not torch.equal(other.coef, torch.tensor(COEF))
+    # A clone within this process is the same controller; a pickled one is another.
+    assert torch.equal(other.coef, transform.coef) is (copy == "clone")
+
+
+def drop_container(transform):
+    other = transform.clone()
+    other.reset_parent()
+    return other
+
+
+def test_a_pickled_environment_plays_on():
+    transform, actor, before = drifted()
+    env = pickle.loads(pickle.dumps(TransformedEnv(make_env("tanh-normal", (3,)), transform)))
+    assert_adjusted(play(env, actor), actor, before)
+
+
+def _key(kind, name):
+    return ("agents", name) if kind == "agents" else name
+
+
+def _tuple(key):
+    return key if isinstance(key, tuple) else (key,)

@@ -1,0 +1,378 @@
+"""Whole rows under a reference: one pass, the same numbers as acting, and nothing on what the agent did not write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch.distributions import Categorical, kl_divergence
+
+from tests.modules.toys import KINDS, TOKENIZER, heads, tiny_lm
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.modules import UtteranceActor, ValueGuidance, language_actor, qvalue_module, value_module
+from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.transforms import (
+    ActorReference,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    LiveActor,
+    ReferenceModelLogProbTransform,
+    RewardAdjustmentTransform,
+    RowReference,
+    UtteranceReference,
+    as_reference,
+    frozen_copy,
+)
+
+CONTROL = WordleEnv(batch_size=[1]).tokenizer.control
+
+
+def make_rows(n=6, width=20, seed=0):
+    """Ragged rows: everybody speaks now and then, rewards on some of the agent's tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(4, width, (n,), generator=generator)
+    attention = torch.arange(width) < length[:, None]
+    action = (torch.rand(n, width, generator=generator) < 0.5) & attention
+    action[:, 0] = False
+    tokens = torch.randint(6, (n, width), generator=generator).masked_fill(~attention, TOKENIZER.control.pad)
+    reward = torch.randn(n, width, generator=generator) * action
+    return TensorDict(tokens=tokens, attention_mask=attention, action_mask=action, token_reward=reward, batch_size=[n])
+
+
+def wordle(n):
+    return WordleEnv(["crane", "slate", "pious"], batch_size=[n], max_tries=3, seed=0)
+
+
+def plain_log_softmax(lm, rows):
+    """``[B, T, V]``: what Hugging Face's own forward says of the token after each position."""
+    with torch.no_grad():
+        return lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits.log_softmax(-1)
+
+
+def plain_log_prob(lm, rows):
+    taken = plain_log_softmax(lm, rows)[:, :-1].gather(-1, rows["tokens"][:, 1:, None]).squeeze(-1)
+    return torch.nn.functional.pad(taken, (1, 0)) * rows["action_mask"]
+
+
+def drift(actor, scale=0.05, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            if parameter.requires_grad:
+                parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def score(reference, rows):
+    return ReferenceModelLogProbTransform(reference)(rows.copy())["ref_log_prob"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_log_probability_is_the_model_s_own(kind):
+    lm, rows = tiny_lm(kind), make_rows()
+    found = score(language_actor(lm), rows)
+    assert found.shape == rows["tokens"].shape
+    torch.testing.assert_close(found, plain_log_prob(lm, rows), atol=1e-4, rtol=1e-5)
+    assert (found[~rows["action_mask"]] == 0).all()
+    assert (found[rows["action_mask"]] < 0).all()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_padding_and_order_and_shape_change_nothing(groups):
+    lm, rows = tiny_lm(), make_rows()
+    actor = language_actor(lm, length_groups=groups)
+    found = score(actor, rows)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    torch.testing.assert_close(score(actor, rows[order]), found[order], atol=1e-5, rtol=1e-5)
+    wider = make_rows(width=20)
+    wider = TensorDict({k: torch.nn.functional.pad(v, (0, 7)) for k, v in wider.items()}, batch_size=[6])
+    torch.testing.assert_close(score(actor, wider)[:, :20], found, atol=1e-5, rtol=1e-5)
+    assert (score(actor, wider)[:, 20:] == 0).all()
+    garbage = rows.clone()
+    garbage["tokens"] = torch.where(rows["attention_mask"], rows["tokens"], 3)
+    torch.testing.assert_close(score(actor, garbage), found, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(score(actor, rows.reshape(2, 3)), found.reshape(2, 3, -1), atol=1e-5, rtol=1e-5)
+    narrow = rows.clone()
+    narrow["tokens"] = rows["tokens"].int()
+    torch.testing.assert_close(score(actor, narrow), found)
+
+
+def test_rows_without_a_decision_and_no_rows_at_all():
+    actor, rows = language_actor(tiny_lm()), make_rows()
+    rows["action_mask"] = torch.zeros_like(rows["action_mask"])
+    assert (score(actor, rows) == 0).all()
+    assert score(actor, rows[:0]).shape == (0, 20)
+    exact = KLDivergenceTransform("exact", policy=actor, reference=actor)
+    assert (exact(rows.copy())["kl"] == 0).all()
+    assert exact(rows[:0])["kl"].shape == (0, 20)
+
+
+def test_one_pass_of_the_trunk_and_the_head_at_decisions_only():
+    lm, rows = tiny_lm(), make_rows()
+    reference = RowReference(frozen_copy(language_actor(lm)))
+    seen = {"trunk": [], "head": []}
+    trunk, head = reference.scorer.trunk.model, reference.frozen.actor[1].module
+    trunk.register_forward_hook(lambda m, a, o: seen["trunk"].append(o.last_hidden_state.shape[:2]))
+    head.register_forward_hook(lambda m, a, o: seen["head"].append(o.shape[0]))
+    score(reference, rows)
+    longest = int(rows["attention_mask"].sum(-1).max())
+    assert seen["trunk"] == [(6, longest)]
+    assert sum(seen["head"]) == int(rows["action_mask"].sum()) + 1  # one more asks for the vocabulary's size
+
+
+def play(policy, env=None, steps=12):
+    env = wordle(8) if env is None else env
+    return env.rollout(steps, policy, break_when_any_done=False)
+
+
+def speaker(env, lm=None, seed=0, **options):
+    lm = (
+        tiny_lm(vocab_size=env.tokenizer.vocab_size, max_length=env.row_length + env.action_length)
+        if lm is None
+        else lm
+    )
+    return UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=seed, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.8, "temperature": 2.0},
+        {"forbidden": (0, 1, *CONTROL.forbidden_in_action())},
+    ],
+    ids=lambda options: ",".join(options) or "plain",
+)
+def test_rows_turns_and_acting_agree(options):
+    """What acting wrote, what one pass a turn says and what one pass a row says are the same numbers."""
+    env = wordle(8)
+    policy = speaker(env, **options)
+    rollout = play(policy, env)
+    rows = rows_from_rollout(rollout, unfinished="drop", carry=["token_log_prob"])
+    assert len(rows) >= 8
+    row = score(RowReference(frozen_copy(policy)), rows)
+    torch.testing.assert_close(row, rows["token_log_prob"], atol=1e-4, rtol=1e-4)
+    turn = ReferenceModelLogProbTransform(policy)(rollout.copy())["next", "ref_log_prob"]
+    alive = ~rollout["done"].squeeze(-1)
+    torch.testing.assert_close(turn[alive], rollout["token_log_prob"][alive], atol=1e-4, rtol=1e-4)
+
+
+def test_values_that_steer_the_policy_steer_the_reference():
+    env = wordle(8)
+    q, v = heads(vocab_size=env.tokenizer.vocab_size)
+    guidance = ValueGuidance(qvalue_module(q), value_module(v), beta=2.0)
+    policy = speaker(env, guidance=guidance)
+    rows = rows_from_rollout(play(policy, env), unfinished="drop", carry=["token_log_prob"])
+    found = score(RowReference(frozen_copy(policy)), rows)
+    torch.testing.assert_close(found, rows["token_log_prob"], atol=1e-4, rtol=1e-4)
+    unguided = score(RowReference(frozen_copy(policy.decoder.actor)), rows)
+    assert (found - unguided).abs().max() > 0.1
+
+
+def test_utterances_are_told_apart_where_they_touch():
+    """The last slot of an utterance is certain, and the next utterance begins right behind it."""
+    control, k = TOKENIZER.control, 3
+    lm = tiny_lm()
+    policy = UtteranceActor(language_actor(lm), control, k, seed=0)
+    end = control.end_of_action
+    tokens = torch.tensor([[control.begin_action, 1, 2, end, 3, end, 4, 5, 0]])
+    agent = torch.tensor([[False, True, True, True, True, True, True, True, True]])
+    rows = TensorDict(tokens=tokens, attention_mask=torch.ones_like(agent), action_mask=agent, batch_size=[1])
+    found = score(RowReference(frozen_copy(policy)), rows)[0]
+    assert found[3] == 0  # the third token of the first utterance must be the end
+    assert (found[[1, 2, 4, 5, 6, 7]] < 0).all()
+    assert found[8] == -torch.inf  # the third token of the last one is none
+
+
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("chunk_size", [4, 1024])
+def test_the_exact_divergence_is_torch_s(forward, chunk_size):
+    actor = language_actor(tiny_lm())
+    reference = frozen_copy(actor)
+    drift(actor)
+    rows = make_rows()
+    transform = KLDivergenceTransform(
+        "exact",
+        direction="forward" if forward else "reverse",
+        policy=actor,
+        reference=reference,
+        mask_key="action_mask",
+        chunk_size=chunk_size,
+    )
+    found = transform(rows.copy())["kl"]
+    with torch.no_grad():
+        p, q = (Categorical(logits=model.get_dist(rows).logits) for model in (actor, reference.actor))
+    plain = kl_divergence(q, p) if forward else kl_divergence(p, q)
+    expected = torch.nn.functional.pad(plain[:, :-1], (1, 0)) * rows["action_mask"]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert found[rows["action_mask"]].min() > 0
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_k": 3}, {"vocab_size": 5}], ids=str)
+def test_the_exact_divergence_of_actors_with_options(options):
+    """Linear heads are folded over the vocabulary, filters are not; both are the divergence of what acting samples."""
+    env = wordle(8)
+    policy = speaker(env, **options)
+    reference = frozen_copy(policy)
+    drift(policy, 0.01 if "top_k" in options else 0.1)
+    rows = rows_from_rollout(play(policy, env), unfinished="drop")
+    transform = KLDivergenceTransform(
+        "exact", policy=RowReference(LiveActor(policy)), reference=RowReference(reference)
+    )
+    found = transform(rows.copy())["kl"]
+    tokens, mask = rows["tokens"], rows["action_mask"]
+    with torch.no_grad():
+        p, q = (
+            actor.decoder.rule({"logits": actor.decoder.actor.get_dist(rows).logits.flatten(0, 1)})
+            for actor in (policy, reference.actor)
+        )
+    plain = torch.where(p > -torch.inf, p.exp() * (p - q), 0).sum(-1).view(tokens.shape)
+    expected = torch.where(mask, torch.nn.functional.pad(plain[:, :-1], (1, 0)), 0)
+    for row in range(len(rows)):
+        slot = 0
+        for place in range(tokens.shape[1]):
+            slot = slot + 1 if mask[row, place] else 0
+            if slot == env.action_length:
+                expected[row, place] = 0  # must be the end, under both
+            if tokens[row, place] == CONTROL.end_of_action:
+                slot = 0
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_shared_lower_layers_run_once():
+    actor = language_actor(tiny_lm())
+    train_top_layers(actor, 1)
+    reference = RowReference(frozen_copy(actor))
+    drift(actor)
+    runs = {"lower": 0, "upper": 0}
+    for trunk in (actor[0].module, reference.scorer.trunk):
+        lower, upper = trunk.model.h
+        lower.register_forward_hook(lambda *_: runs.__setitem__("lower", runs["lower"] + 1))
+        upper.register_forward_hook(lambda *_: runs.__setitem__("upper", runs["upper"] + 1))
+    rows = make_rows()
+    found = KLDivergenceTransform("exact", policy=actor, reference=reference, mask_key="action_mask")(rows.copy())["kl"]
+    assert runs == {"lower": 1, "upper": 2}
+    whole = frozen_copy(reference.frozen.actor, share=False)
+    apart = KLDivergenceTransform("exact", policy=actor, reference=whole, mask_key="action_mask")(rows.copy())["kl"]
+    torch.testing.assert_close(found, apart, atol=1e-5, rtol=1e-5)
+    assert found.max() > 1e-3
+
+
+def test_the_summed_exact_divergence_has_the_estimator_s_mean_and_less_noise():
+    """On rows that the policy writes, exact token divergences and k1 agree in the mean."""
+    env = wordle(512)
+    policy = speaker(env, temperature=1.0)
+    reference = RowReference(frozen_copy(policy))
+    drift(policy, 0.05)
+    rows = rows_from_rollout(play(policy, env, steps=8), unfinished="truncate", carry=["token_log_prob"])
+    k1, k3 = (
+        KLConstrainedTransform(reference, estimator=estimator)(rows.copy())["kl"].sum(-1) for estimator in ("k1", "k3")
+    )
+    live = RowReference(LiveActor(policy))
+    exact = KLConstrainedTransform(reference, estimator="exact", policy=live)(rows.copy())["kl"].sum(-1)
+    for estimate in (k1, k3):
+        error = (estimate - exact).std() / len(rows) ** 0.5
+        assert (estimate.mean() - exact.mean()).abs() < 4 * error
+    assert exact.mean() > 0.01
+    assert exact.var() < k1.var()
+
+
+def test_the_reward_of_rows():
+    actor = language_actor(tiny_lm())
+    transform = KLConstrainedTransform(actor, 0.5)
+    rows = make_rows()
+    rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
+    before = rows.clone()
+    out = transform(rows)
+    kl = (before["token_log_prob"] - plain_log_prob(tiny_lm(), before)) * before["action_mask"]
+    torch.testing.assert_close(out["token_reward"], before["token_reward"] - 0.5 * kl, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out["raw_reward"], before["token_reward"])
+    assert set(out.keys()) == {*before.keys(), "ref_log_prob", "kl", "raw_reward"}
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_the_whole_penalty_on_the_last_token(per):
+    actor, rows = language_actor(tiny_lm()), make_rows()
+    rows["action_mask"][2] = False
+    rows["token_reward"] = rows["token_reward"] * rows["action_mask"]
+    rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
+    spread = KLConstrainedTransform(actor, 0.5)(rows.copy())["token_reward"]
+    out = KLConstrainedTransform(actor, 0.5, per=per, placement="last")(rows.copy())["token_reward"]
+    torch.testing.assert_close(out.sum(-1), spread.sum(-1), atol=1e-4, rtol=1e-4)
+    changed = (out != rows["token_reward"]).nonzero().tolist()
+    last = {(row, int(mask.nonzero().max())) for row, mask in enumerate(rows["action_mask"]) if mask.any()}
+    assert {tuple(place) for place in changed} == last
+
+
+def test_what_stands_on_padding_never_reaches_the_reward():
+    actor, rows = language_actor(tiny_lm()), make_rows()
+    rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
+    clean = KLConstrainedTransform(actor)(rows.copy())
+    rows["token_log_prob"] = rows["token_log_prob"].masked_fill(~rows["action_mask"], torch.nan)
+    dirty = KLConstrainedTransform(actor)(rows.copy())
+    for key in ("kl", "token_reward"):
+        assert torch.equal(clean[key], dirty[key])
+
+
+def test_the_reward_falls_when_the_policy_drifts():
+    env = wordle(128)
+    policy = speaker(env)
+    transform = KLConstrainedTransform(RowReference(frozen_copy(policy)), 1.0)
+
+    def penalty():
+        rows = rows_from_rollout(play(policy, env, 8), unfinished="truncate", carry=["token_log_prob"])
+        out = transform(rows)
+        return float((out["token_reward"] - out["raw_reward"]).sum(-1).mean())
+
+    assert abs(penalty()) < 1e-3
+    drift(policy, 0.05)
+    near = penalty()
+    drift(policy, 0.1, seed=2)
+    assert 0 > near > penalty()
+
+
+def test_a_trunk_that_writes_logits_itself():
+    lm, rows = tiny_lm(), make_rows()
+    trunk = TensorDictModule(
+        lambda tokens, mask: lm(input_ids=tokens, attention_mask=mask.long()).logits,
+        in_keys=["tokens", "attention_mask"],
+        out_keys=["logits"],
+    )
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"], distribution_class=Categorical)
+    actor = ProbabilisticTensorDictSequential(trunk, prob)
+    torch.testing.assert_close(score(actor, rows), plain_log_prob(lm, rows), atol=1e-4, rtol=1e-5)
+
+
+def test_which_reference_an_actor_becomes():
+    env = wordle(2)
+    policy = speaker(env)
+    assert isinstance(as_reference(policy), UtteranceReference)
+    assert isinstance(as_reference(policy.decoder.actor), RowReference)
+    assert isinstance(as_reference(frozen_copy(policy.decoder.actor)), RowReference)
+    single = language_actor(tiny_lm(), out_key="action")
+    assert type(as_reference(single)) is ActorReference
+
+
+def test_errors_say_what_to_do():
+    env = wordle(2)
+    policy = speaker(env)
+    rollout = play(policy, env, 3)
+    actor = policy.decoder.actor
+    with pytest.raises(ValueError, match="rows_from_rollout"):
+        ReferenceModelLogProbTransform(actor)(rollout)
+    with pytest.raises(ValueError, match="pass an UtteranceActor"):
+        env.append_transform(ReferenceModelLogProbTransform(actor)).reset()
+    with pytest.raises(ValueError, match="same kind of actor"):
+        KLDivergenceTransform("exact", policy=actor, reference=RowReference(frozen_copy(policy)))(
+            rows_from_rollout(rollout, unfinished="truncate")
+        )
+    rows = make_rows()
+    with pytest.raises(KeyError, match="token_log_prob"):
+        KLConstrainedTransform(actor)(rows)
+    with pytest.raises(KeyError, match="'action_mask'"):
+        ReferenceModelLogProbTransform(actor)(rows.exclude("action_mask"))
+    with pytest.raises(ValueError, match="placement='last'"):
+        RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1)))

@@ -1,0 +1,268 @@
+"""A shared controller is one controller in all processes, by whatever way it came there."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from torchrl_lang.transforms.controllers import (
+    AdaptiveKLController,
+    ConstantKLController,
+    LagrangeKLController,
+    ScheduledKLController,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_controllers():
+    return {
+        "scheduled": ScheduledKLController([(0, 1.0), (10, 0.0)]),
+        "adaptive": AdaptiveKLController(0.5, target=2.0, horizon=100),
+        "lagrange": LagrangeKLController(0.5, target=2.0),
+    }
+
+
+def state_of(controller):
+    return {name: value.tolist() for name, value in controller.state_dict().items()}
+
+
+def serve(connection, controllers, pickled):
+    """A worker: holds the controllers that came by spawn and those in the bytes, and does what it is told."""
+    held = {"spawn": controllers, "cloudpickle": cloudpickle.loads(pickled)}
+    connection.send("ready")
+    while (message := connection.recv()) is not None:
+        way, name, kl = message
+        if kl is not None:
+            held[way][name].update(kl)
+        connection.send(state_of(held[way][name]))
+
+
+def work_in_a_fork(holder, connection):
+    """A forked worker: updates, then drops the only reference to the controller and says what is left of its files."""
+    holder[0].update(7.0)
+    folder = holder[0].memory.folder
+    holder.clear()
+    gc.collect()
+    connection.send(folder.is_dir())
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Shared controllers, and how to ask a spawned process about its own."""
+    controllers = {name: controller.share_memory() for name, controller in make_controllers().items()}
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, controllers, cloudpickle.dumps(controllers)), daemon=True)
+    process.start()
+    theirs.close()
+
+    def ask(*message):
+        ours.send(message)
+        assert ours.poll(60)
+        return ours.recv()
+
+    assert ours.poll(120)
+    assert ours.recv() == "ready"
+    yield controllers, ask
+    folders = [controller.memory.folder for controller in controllers.values()]
+    ours.send(None)
+    process.join(60)
+    assert process.exitcode == 0
+    assert all(folder.is_dir() for folder in folders)  # a worker that leaves takes nothing with it
+
+
+@pytest.mark.parametrize("name", make_controllers())
+@pytest.mark.parametrize("way", ["spawn", "cloudpickle"])
+def test_updates_cross_between_processes_both_ways(worker, way, name):
+    controllers, ask = worker
+    mine = controllers[name]
+    start = state_of(mine)
+    assert ask(way, name, None) == start
+    mine.update(5.0)
+    after_mine = state_of(mine)
+    assert after_mine != start
+    assert ask(way, name, None) == after_mine
+    after_theirs = ask(way, name, 5.0)
+    assert after_theirs != after_mine
+    assert state_of(mine) == after_theirs
+
+
+def test_a_checkpoint_loaded_here_is_seen_there(worker):
+    controllers, ask = worker
+    other = LagrangeKLController(0.75, target=2.0)
+    for assign in (False, True):
+        controllers["lagrange"].update(9.0)
+        assert ask("spawn", "lagrange", None) != state_of(other)
+        controllers["lagrange"].load_state_dict(other.state_dict(), strict=True, assign=assign)
+        assert ask("spawn", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_a_forked_worker_shares_and_removes_nothing():
+    holder = [LagrangeKLController(target=2.0).share_memory()]
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work_in_a_fork, args=(holder, theirs))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert ours.recv()
+    assert float(holder[0]()) == 0.5
+    assert holder[0].memory.folder.is_dir()
+
+
+@pytest.mark.parametrize("dumps", [ForkingPickler.dumps, cloudpickle.dumps])
+@pytest.mark.parametrize("name", make_controllers())
+def test_a_pickled_copy_is_the_same_memory(name, dumps):
+    mine = make_controllers()[name].share_memory()
+    theirs = ForkingPickler.loads(dumps(mine))
+    again = ForkingPickler.loads(dumps(theirs))
+    for writer in (mine, theirs, again):
+        before = state_of(mine)
+        writer.update(5.0)
+        assert state_of(mine) == state_of(theirs) == state_of(again) != before
+    assert again.to(torch.float64).coef.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", make_controllers())
+def test_unshared_copies_are_independent(name):
+    mine = make_controllers()[name]
+    before = state_of(mine)
+    for theirs in (cloudpickle.loads(cloudpickle.dumps(mine)), copy.deepcopy(mine)):
+        theirs.update(5.0)
+        assert state_of(mine) == before != state_of(theirs)
+
+
+@pytest.mark.parametrize("name", make_controllers())
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_shared_controller_is_shared(name, duplicate):
+    mine = make_controllers()[name].share_memory()
+    around = nn.ModuleDict({"controller": mine})
+    theirs = duplicate(mine)
+    within = duplicate(around)["controller"]
+    assert theirs is not mine
+    for writer in (mine, theirs, within):
+        before = state_of(mine)
+        writer.update(5.0)
+        assert state_of(mine) == state_of(theirs) == state_of(within) != before
+
+
+def test_copies_in_one_process_keep_the_files_until_the_last_is_gone():
+    mine = ConstantKLController(0.5).share_memory()
+    folder = mine.memory.folder
+    theirs = copy.deepcopy(mine)
+    del mine
+    gc.collect()
+    assert folder.is_dir()
+    assert float(cloudpickle.loads(cloudpickle.dumps(theirs))()) == 0.5
+    del theirs
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_files_go_with_the_owner_and_the_mappings_stay():
+    mine = LagrangeKLController(0.5, target=2.0).share_memory()
+    folder = mine.memory.folder
+    pickled = cloudpickle.dumps(mine)
+    first, second = cloudpickle.loads(pickled), cloudpickle.loads(pickled)
+    assert sorted(path.name for path in folder.iterdir()) == ["coef", "multiplier"]
+    del mine
+    gc.collect()
+    assert not folder.exists()
+    first.update(7.0)
+    assert state_of(second) == {"coef": 1.0, "multiplier": 1.0}
+    with pytest.raises(FileNotFoundError, match="keep the module that shared it alive"):
+        cloudpickle.loads(pickled)
+
+
+def test_the_files_go_when_the_process_exits():
+    code = (
+        "from torchrl_lang.transforms.controllers import ConstantKLController as C;"
+        "c = C(0.5).share_memory(); f = c.memory.folder; print(f, f.is_dir())"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    folder, was_there = done.stdout.split()
+    assert was_there == "True"
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("name", make_controllers())
+def test_sharing_keeps_the_state_and_again_changes_nothing(name):
+    controller = make_controllers()[name]
+    controller.update(3.0, 4)
+    before = state_of(controller)
+    assert controller.share_memory() is controller
+    memory = controller.memory
+    buffers = dict(controller.named_buffers())
+    assert controller.share_memory() is controller
+    assert controller.memory is memory
+    assert all(getattr(controller, name) is buffer for name, buffer in buffers.items())
+    assert state_of(controller) == before
+    theirs = cloudpickle.loads(cloudpickle.dumps(controller))
+    assert theirs.share_memory().memory.folder == memory.folder
+
+
+@pytest.mark.parametrize("name", make_controllers())
+def test_shared_and_unshared_compute_the_same(name):
+    left, right = make_controllers()[name], make_controllers()[name].share_memory()
+    for kl in (3.0, 1.0, 2.5, -0.5):
+        left.update(kl, 2)
+        right.update(kl, 2)
+        assert state_of(left) == state_of(right)
+
+
+def test_sharing_a_module_around_a_controller_shares_it():
+    around = nn.ModuleDict({"controller": ConstantKLController(0.5), "linear": nn.Linear(1, 1)})
+    around.to(torch.float64)
+    assert around["controller"].memory is None
+    around.share_memory()
+    assert around["controller"].memory is not None
+    assert around["linear"].weight.is_shared()
+
+
+def test_where_there_is_no_memory_folder_the_files_are_temporary_ones(monkeypatch, tmp_path):
+    monkeypatch.setattr("torchrl_lang.transforms.shared_memory._MEMORY_FOLDER", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine = LagrangeKLController(0.5, target=2.0).share_memory()
+    assert mine.memory.folder.parent == tmp_path
+    theirs = cloudpickle.loads(cloudpickle.dumps(mine))
+    theirs.update(7.0)
+    assert state_of(mine) == {"coef": 1.0, "multiplier": 1.0}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_compiled_reward_sees_later_updates(shared):
+    controller = LagrangeKLController(0.5, target=2.0)
+    if shared:
+        controller.share_memory()
+    compilations = []
+
+    def count(graph, inputs):
+        compilations.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    adjust = torch.compile(lambda reward, kl: reward - controller() * kl, fullgraph=True, backend=count)
+    reward, kl = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
+    assert adjust(reward, kl).tolist() == [0.0, 0.0]
+    controller.update(7.0)  # 0.5 + 0.1 * 5
+    assert adjust(reward, kl).tolist() == [-1.0, -2.0]
+    if shared:
+        cloudpickle.loads(cloudpickle.dumps(controller)).update(12.0)  # 1 + 0.1 * 10
+        assert adjust(reward, kl).tolist() == [-3.0, -6.0]
+    assert len(compilations) == 1

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensordict import TensorDict, set_list_to_stack
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data.llm import History
+from torchrl.envs.llm.transforms.kl import RetrieveLogProb
+from torchrl.modules.llm import TransformersWrapper
+from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, Text
+from transformers import PreTrainedTokenizerFast
+
+from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.transforms import (
+    KLConstrainedTransform,
+    LiveActor,
+    ReferenceModelLogProbTransform,
+    RowReference,
+    WrapperReference,
+    adapters_off,
+    as_reference,
+    frozen_copy,
+)
+
+SYMBOLS = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", *"abcdeusrintyo \n"]
+VOCABULARY = len(SYMBOLS)
+FULL, SCORES, REF = ("tokens", "full"), ("log_probs", "full"), ("ref_log_probs", "full")
+ATTENTION, ASSISTANT = ("masks", "all_attention_mask"), ("masks", "all_assistant_mask")
+TEMPLATE = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n'}}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{m['content'] + '<|im_end|>'}}{% endgeneration %}"
+    "{% else %}{{m['content'] + '<|im_end|>'}}{% endif %}{{'\n'}}{% endfor %}"
+)
+
+
+def characters():
+    """A Hugging Face tokenizer of single characters, which can tell what the assistant wrote."""
+    symbols = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token="<pad>"))
+    symbols.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = ["<|im_start|>", "<|im_end|>"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=symbols,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=special,
+        chat_template=TEMPLATE,
+    )
+
+
+def model(kind="qwen2", seed=0):
+    """Large weights, so that the distributions are far from uniform."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = causal_lm(kind, vocab_size=VOCABULARY, layers=2, width=16, heads=2, max_length=64, pad=0)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(6 if parameter.ndim > 1 else 1)
+    return lm
+
+
+def wrapper(lm=None, mode="tokens", **options):
+    lm = model() if lm is None else lm
+    return TransformersWrapper(lm, tokenizer=characters(), input_mode=mode, **({"generate": False} | options))
+
+
+def whole_rows(n=6, width=14, seed=0):
+    """Rows of this library, some positions of each the agent's; the last row is all padding but for one token."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.randint(4, width - 1, (n,), generator=generator)
+    length[-1] = 1
+    attention = torch.arange(width) < length[:, None]
+    tokens = torch.randint(4, VOCABULARY, (n, width), generator=generator).masked_fill(~attention, 0)
+    action = attention & (torch.rand(n, width, generator=generator) < 0.5)
+    action[:, 0] = False
+    data = {"tokens": tokens, "attention_mask": attention, "action_mask": action}
+    return TensorDict(data | {"token_reward": torch.zeros(n, width)}, batch_size=[n])
+
+
+def conversations(rows, left):
+    """The same in TorchRL's layout, padded as it is (right), or each row moved to the right end (left)."""
+    shift = (rows["tokens"].shape[-1] - rows["attention_mask"].sum(-1)) * left
+    tokens, attention, action = (
+        torch.stack([row.roll(int(by)) for row, by in zip(rows[key], shift, strict=True)])
+        for key in ("tokens", "attention_mask", "action_mask")
+    )
+    masks = {"all_attention_mask": attention, "all_assistant_mask": action}
+    return TensorDict({"tokens": {"full": tokens}, "masks": masks}, batch_size=rows.batch_size)
+
+
+def one_by_one(lm, tokens, attention):
+    """Log-probability of each token after the first: every row alone, without padding."""
+    out = torch.zeros(tokens.shape)
+    for row, real, scores in zip(tokens, attention, out, strict=True):
+        ids = row[real]
+        with torch.no_grad():
+            logits = lm(input_ids=ids[None]).logits[0, :-1]
+        scores[real.nonzero().squeeze(-1)[1:]] = logits.log_softmax(-1).gather(-1, ids[1:, None]).squeeze(-1)
+    return out
+
+
+@pytest.mark.parametrize("pad_output", [True, False])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+class TestNumbers:
+    def test_rows_are_scored_as_by_a_language_actor(self, kind, pad_output):
+        lm, rows = model(kind), whole_rows()
+        ours = RowReference(frozen_copy(language_actor(lm))).log_prob(rows, rows)
+        theirs = WrapperReference(wrapper(lm, pad_output=pad_output), rows=True).log_prob(rows, rows)
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+        assert (theirs[rows["action_mask"]] < 0).all()
+        assert (theirs[~rows["action_mask"]] == 0).all()
+
+    @pytest.mark.parametrize("left", [False, True])
+    def test_conversations_whatever_side_is_padded(self, kind, pad_output, left):
+        lm, data = model(kind), conversations(whole_rows(), left)
+        whole = WrapperReference(wrapper(lm, pad_output=pad_output), assistant_only=False).log_prob(data, data)
+        expected = one_by_one(lm, data[FULL], data[ATTENTION])
+        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+        agent = WrapperReference(wrapper(lm, pad_output=pad_output)).log_prob(data, data)
+        torch.testing.assert_close(agent, expected * data[ASSISTANT], atol=1e-5, rtol=1e-5)
+
+
+def test_what_the_wrapper_itself_says():
+    lm, data = model(), conversations(whole_rows(), left=True)
+    scored = wrapper(lm, pad_output=True)(data.clone())
+    ours = WrapperReference(wrapper(lm), assistant_only=False).log_prob(data, data)
+    torch.testing.assert_close(ours, scored[SCORES].detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_gpt2_fails_in_torchrl_itself_or_this_page_is_out_of_date():
+    data = conversations(whole_rows(), left=False)
+    with pytest.raises(AttributeError, match="get_seq_length"):
+        RetrieveLogProb(wrapper(model("gpt2")), assistant_only=False)(data.to_lazystack(0))
+
+
+class TestText:
+    TEXTS = ("ab cd", "e", "dd cc bb aa")
+
+    def data(self):
+        return TensorDict(text=Text(full=list(self.TEXTS), batch_size=[3]), batch_size=[3])
+
+    @pytest.mark.parametrize("pad_output", [True, False])
+    def test_padded_on_the_left_where_the_data_holds_no_tokens(self, pad_output):
+        lm, data = model("gpt2"), self.data()
+        scores = WrapperReference(wrapper(lm, "text", pad_output=pad_output), assistant_only=False).log_prob(data, data)
+        ids = [torch.tensor([SYMBOLS.index(c) for c in text]) for text in self.TEXTS]
+        width = max(map(len, ids))
+        tokens = torch.stack([torch.cat([torch.zeros(width - len(row), dtype=torch.int64), row]) for row in ids])
+        attention = torch.stack([torch.arange(width) >= width - len(row) for row in ids])
+        torch.testing.assert_close(scores, one_by_one(lm, tokens, attention), atol=1e-5, rtol=1e-5)
+
+    def test_where_the_tokens_of_the_data_stand(self):
+        lm, data = model(), self.data()
+        tokens = torch.zeros(3, 13, dtype=torch.int64)
+        for row, text in zip(tokens, self.TEXTS, strict=True):
+            row[1 : 1 + len(text)] = torch.tensor([SYMBOLS.index(c) for c in text])
+        data.update({"tokens": {"full": tokens}, "masks": {"all_attention_mask": tokens > 0}})
+        reference = WrapperReference(wrapper(lm, "text"), assistant_only=False)
+        expected = one_by_one(lm, tokens, tokens > 0)
+        torch.testing.assert_close(reference.log_prob(data, data), expected, atol=1e-5, rtol=1e-5)
+        tokens[2, 4] = 5
+        with pytest.raises(ValueError, match=r"other tokens of the text .* rows \[2\]"):
+            reference.log_prob(data, data)
+
+    def test_says_nothing_of_who_wrote_what(self):
+        with pytest.raises(KeyError, match="all_assistant_mask"):
+            WrapperReference(wrapper(mode="text")).log_prob(self.data(), self.data())
+
+
+class TestHistory:
+    CHATS = (("a b", "cd"), ("aa bb cc", "d"))
+
+    def data(self):
+        chats = [
+            [{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in self.CHATS
+        ]
+        with set_list_to_stack(True):
+            return TensorDict(history=ChatHistory(full=History.from_chats(chats), batch_size=[2]), batch_size=[2])
+
+    @pytest.mark.parametrize("pad_output", [True, False])
+    def test_what_the_assistant_wrote(self, pad_output):
+        lm, data = model(), self.data()
+        scores = WrapperReference(wrapper(lm, "history", pad_output=pad_output)).log_prob(data, data)
+        texts = [f"\2user\n{asked}\3\n\2assistant\n{said}\3\n" for asked, said in self.CHATS]
+        for row, text, (_, said) in zip(scores, texts, self.CHATS, strict=True):
+            ids = torch.tensor([ord(c) if c in "\2\3" else SYMBOLS.index(c) for c in text])
+            alone = one_by_one(lm, ids[None], torch.ones(1, len(ids), dtype=torch.bool))[0]
+            alone[: -len(said) - 2] = alone[-1] = 0  # what was said and the end of the turn, but not the line break
+            torch.testing.assert_close(row[-len(ids) :], alone, atol=1e-5, rtol=1e-5)
+            assert (row[: -len(ids)] == 0).all()
+            assert (row != 0).sum() == len(said) + 1
+
+
+class TestFrozen:
+    def test_stays_while_the_policy_moves_and_shows_no_parameters(self):
+        lm, data = model(), conversations(whole_rows(), left=True)
+        transform = ReferenceModelLogProbTransform(wrapper(lm))
+        before = transform(data.clone())[REF]
+        with torch.no_grad():
+            for parameter in lm.parameters():
+                parameter.mul_(1.5)
+        assert torch.equal(transform(data.clone())[REF], before)
+        assert not before.requires_grad
+        assert not list(transform.parameters())
+        assert list(transform.state_dict()) == ["reference_fingerprint"]
+
+    def test_another_model_is_known_on_load(self):
+        saved = ReferenceModelLogProbTransform(wrapper(model(seed=0))).state_dict()
+        ReferenceModelLogProbTransform(wrapper(model(seed=0))).load_state_dict(saved)
+        with pytest.raises(RuntimeError, match="another reference"):
+            ReferenceModelLogProbTransform(wrapper(model(seed=1))).load_state_dict(saved)
+
+    def test_a_wrapper_that_batches_calls(self):
+        rows, batching = whole_rows(), wrapper(batching=True)
+        scores = WrapperReference(batching, rows=True).log_prob(rows, rows)
+        assert torch.equal(scores, WrapperReference(wrapper(), rows=True).log_prob(rows, rows))
+        assert batching.batching
+
+    def test_adapters_switched_off(self):
+        lm, rows = model(), whole_rows()
+        plain = WrapperReference(wrapper(copy.deepcopy(lm)), rows=True).log_prob(rows, rows)
+        lora = get_peft_model(lm, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+        tuned, base = wrapper(lora), WrapperReference(adapters_off(wrapper(lora)), rows=True)
+        torch.testing.assert_close(base.log_prob(rows, rows), plain)
+        live = WrapperReference(LiveActor(tuned), rows=True).log_prob(rows, rows)
+        assert (live - plain).abs().max() > 0.01
+
+    def test_leaves_the_users_wrapper_and_data_as_they_were(self):
+        theirs, data = wrapper(), conversations(whole_rows(), left=True)
+        before, keys = data.clone(), set(data.keys(True))
+        theirs.train()
+        live = WrapperReference(LiveActor(theirs))
+        live.log_prob(data, data)
+        assert theirs.training
+        assert not theirs.model._forward_pre_hooks
+        assert set(data.keys(True)) == keys
+        assert (data == before).all()
+
+    def test_pickled(self):
+        rows = whole_rows()
+        reference = WrapperReference(wrapper(), rows=True)
+        again = pickle.loads(pickle.dumps(reference))  # noqa: S301
+        assert torch.equal(again.log_prob(rows, rows), reference.log_prob(rows, rows))
+
+
+class TestChain:
+    def test_reward_of_conversations(self):
+        lm, moved = model(seed=0), model(seed=1)
+        steps = conversations(whole_rows(), left=True)
+        steps.update(wrapper(moved, pad_output=True)(steps.clone()).select(SCORES).detach())
+        steps["next"] = TensorDict(reward=torch.ones(6, 1), batch_size=[6])
+        out = KLConstrainedTransform(wrapper(lm), 0.5)(steps)
+        kl = ((steps[SCORES] - one_by_one(lm, steps[FULL], steps[ATTENTION])) * steps[ASSISTANT]).sum(-1)
+        torch.testing.assert_close(out["next", "reward"], 1 - 0.5 * kl[:, None], atol=1e-4, rtol=1e-4)
+        assert out["next"].get(REF).shape == steps[FULL].shape
+
+    def test_reward_a_token(self):
+        steps = conversations(whole_rows(), left=True)
+        steps.update(wrapper(pad_output=True)(steps.clone()).select(SCORES).detach())
+        steps["next"] = TensorDict(reward=torch.ones(6, 14, 1), batch_size=[6])
+        out = KLConstrainedTransform(wrapper(model(seed=3)))(steps)
+        assert (out["next", "reward"].squeeze(-1)[~steps[ASSISTANT]] == 1).all()
+        assert (out["next", "reward"].squeeze(-1)[steps[ASSISTANT]] != 1).all()
+
+    def test_rows_in_a_replay_buffer(self):
+        lm, rows = model(), whole_rows()
+        buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=6)
+        buffer.append_transform(ReferenceModelLogProbTransform(WrapperReference(wrapper(lm), rows=True)))
+        buffer.extend(rows)
+        sample = buffer.sample()
+        expected = RowReference(frozen_copy(language_actor(lm))).log_prob(sample, sample)
+        torch.testing.assert_close(sample["ref_log_prob"], expected, atol=1e-5, rtol=1e-5)
+
+    def test_the_shape_of_the_batch_is_free(self):
+        rows = whole_rows()
+        reference = WrapperReference(wrapper(), rows=True)
+        flat = reference.log_prob(rows, rows)
+        assert torch.equal(reference.log_prob(rows.reshape(2, 3), rows), flat.reshape(2, 3, -1))
+        data = conversations(rows, left=True).reshape(2, 3)
+        assert WrapperReference(wrapper()).log_prob(data, data).shape == (2, 3, 14)
+        one = rows[2]
+        torch.testing.assert_close(reference.log_prob(one, one), flat[2])
+
+    def test_rows_without_an_action(self):
+        rows = whole_rows()
+        rows["action_mask"].fill_(False)
+        assert (WrapperReference(wrapper(), rows=True).log_prob(rows, rows) == 0).all()
+
+
+class LookUp(LLMWrapperBase):
+    """A wrapper around something that is no module: a table of log-probabilities by token, on an engine of its own."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.model, self.generate, self.input_mode = table.tolist(), False, "tokens"
+        self._min_batch_size = self._max_batch_size = self._batching_lock = None
+        self.masks_key, self.tokens_key, self.log_probs_key = "masks", "tokens", "log_probs"
+        self.in_keys, self.out_keys = [FULL], [SCORES]
+
+    def forward(self, tensordict):
+        return tensordict.set(SCORES, torch.tensor(self.model)[tensordict[FULL]])
+
+
+def test_an_engine_that_is_no_module():
+    rows, table = whole_rows(), -torch.rand(VOCABULARY) - 1
+    reference = WrapperReference(LookUp(table), rows=True)
+    expected = torch.where(rows["action_mask"], table[rows["tokens"]], 0)
+    torch.testing.assert_close(reference.log_prob(rows, rows), expected)
+    assert reference.frozen is None
+    assert not ReferenceModelLogProbTransform(reference).state_dict()
+
+
+class TestErrors:
+    def test_generating(self):
+        with pytest.raises(ValueError, match="generate=False"):
+            as_reference(wrapper(generate=True))
+
+    def test_a_scorer_of_the_prompt(self):
+        scorer = wrapper(generate=True).get_new_version(generate=False, input_key=("tokens", "prompt"))
+        with pytest.raises(ValueError, match=r"input_key=\('tokens', 'full'\)"):
+            as_reference(scorer)
+
+    def test_no_tokenizer(self):
+        scorer = TransformersWrapper(model(), input_mode="tokens", generate=False)
+        with pytest.raises(ValueError, match="tokenizer="):
+            as_reference(scorer)
+
+    def test_rows_for_a_reader_of_text(self):
+        with pytest.raises(ValueError, match="input_mode='tokens', got 'text'"):
+            WrapperReference(wrapper(mode="text"), rows=True)
+
+    def test_no_wrapper(self):
+        with pytest.raises(TypeError, match="got Qwen2ForCausalLM"):
+            WrapperReference(model())
+
+    def test_rows_taken_for_conversations(self):
+        with pytest.raises(ValueError, match="rows=True"):
+            as_reference(wrapper()).log_prob(whole_rows(), whole_rows())
+
+    @pytest.mark.parametrize("key", [FULL, ATTENTION, ASSISTANT])
+    def test_a_missing_entry(self, key):
+        data = conversations(whole_rows(), left=True).exclude(key)
+        with pytest.raises(KeyError, match=key[-1]):
+            as_reference(wrapper()).log_prob(data, data)
+
+    def test_ragged(self):
+        rows = [conversations(whole_rows(1, width), left=False) for width in (8, 9)]
+        data = torch.cat([row.to_lazystack(0) for row in rows])
+        with pytest.raises(ValueError, match="pad_output=True"):
+            as_reference(wrapper()).log_prob(data, data)
+
+    def test_keys_of_others(self):
+        with pytest.raises(ValueError, match="input_key="):
+            as_reference(wrapper(), in_keys=["observation"])
+
+    def test_an_exact_divergence(self):
+        with pytest.raises(TypeError, match="log-probabilities only"):
+            as_reference(wrapper()).distribution(whole_rows(), whole_rows())

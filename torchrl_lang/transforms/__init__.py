@@ -1,0 +1,66 @@
+"""Transforms: rewards kept near a reference by their Kullback-Leibler divergence, for any actor, in any place."""
+
+from torchrl_lang.transforms.controllers import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLController,
+    LagrangeKLController,
+    ScheduledKLController,
+    as_controller,
+)
+from torchrl_lang.transforms.fingerprint import fingerprint
+from torchrl_lang.transforms.frozen import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform
+from torchrl_lang.transforms.kl_divergence import KLDivergenceTransform
+from torchrl_lang.transforms.kl_limit import KLLimitTransform
+from torchrl_lang.transforms.kl_reward import KLRewardTransform
+from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.live import LiveActor
+from torchrl_lang.transforms.lower_layers import SharedLowerLayers, shared_depth
+from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
+from torchrl_lang.transforms.references import (
+    ActorReference,
+    ColumnReference,
+    FunctionReference,
+    LazyReference,
+    RecurrentReference,
+    Reference,
+    RowReference,
+    UtteranceReference,
+    WrapperReference,
+    as_reference,
+)
+from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
+
+__all__ = [
+    "ActorReference",
+    "AdaptiveKLController",
+    "ColumnReference",
+    "ConstantKLController",
+    "FrozenActor",
+    "FunctionReference",
+    "KLConstrainedTransform",
+    "KLController",
+    "KLDivergenceTransform",
+    "KLLimitTransform",
+    "KLRewardTransform",
+    "LagrangeKLController",
+    "Layout",
+    "LazyReference",
+    "LiveActor",
+    "RecurrentReference",
+    "Reference",
+    "ReferenceModelLogProbTransform",
+    "RewardAdjustmentTransform",
+    "RowReference",
+    "ScheduledKLController",
+    "SharedLowerLayers",
+    "UtteranceReference",
+    "WrapperReference",
+    "adapters_off",
+    "as_controller",
+    "as_reference",
+    "fingerprint",
+    "frozen_copy",
+    "shared_depth",
+]

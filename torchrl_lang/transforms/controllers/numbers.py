@@ -1,0 +1,48 @@
+"""Checks of the numbers that controllers are given."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+__all__ = ["above_zero", "at_least_zero", "finite", "scalar"]
+
+_FLOAT32 = torch.finfo(torch.float32)
+
+
+def scalar(value: float) -> Tensor:
+    """A buffer of one number, float32 ``[]``."""
+    # On the CPU even under torch.device(...), which building a model on a GPU or on "meta" may have set.
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
+def finite(value: Tensor | float, name: str) -> float:
+    """The number, or an error that says by ``name`` what is wrong with it."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: take its mean.")
+        value = float(value.detach())
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number or a tensor of one, got {type(value).__name__} {value!r}.")
+    if not math.isfinite(value) or abs(value) > _FLOAT32.max:
+        raise ValueError(f"{name} must be finite in float32, got {value}.")
+    return float(value)
+
+
+def at_least_zero(value: Tensor | float, name: str) -> float:
+    """The number, if it is not negative."""
+    number = finite(value, name)
+    if number < 0:
+        raise ValueError(f"{name} must be at least 0, got {number}.")
+    return number
+
+
+def above_zero(value: Tensor | float, name: str) -> float:
+    """The number, if it is positive in float32."""
+    number = finite(value, name)
+    if number < _FLOAT32.tiny:
+        raise ValueError(f"{name} must be above 0 in float32, got {number}.")
+    return number

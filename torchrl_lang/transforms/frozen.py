@@ -1,0 +1,292 @@
+"""A frozen reference of an actor, which holds twice only what has to be held twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
+
+__all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
+
+
+class FrozenActor:
+    """An actor whose weights do not change, to be run within :meth:`evaluating`.
+
+    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so whoever keeps it as an attribute
+    does not register its weights. It can be pickled and deep-copied.
+
+    Args:
+        actor: the module to run.
+        shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
+        copied: True where ``actor`` and its submodules are the reference's own objects, in evaluation mode.
+        differentiable: whether gradients flow through the reference.
+    """
+
+    def __init__(
+        self,
+        actor: TensorDictModuleBase,
+        shared: Collection[str],
+        *,
+        copied: bool,
+        differentiable: bool = False,
+    ) -> None:
+        self.actor = actor
+        self.differentiable = differentiable
+        self._copied = copied
+        self._shared_names = frozenset(shared)
+        self._dtypes = {name: tensor.dtype for name, tensor in self._weights()}
+        self._fingerprint: Tensor | None = None
+        # Shared weights need it from the start: later nobody could say whether they are still the same.
+        self._digest = self.fingerprint if self._shared_names else torch.empty(0)
+        self._look()
+
+    def evaluating(self) -> AbstractContextManager[Any]:
+        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made."""
+        if not self._copied:
+            return _as_base(self.actor)
+        return nullcontext() if self.differentiable else torch.no_grad()
+
+    @property
+    def fingerprint(self) -> Tensor:
+        """Fingerprint, uint8 ``[32]``, of all weights that define the reference, in the dtypes it was made with."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self._weights())
+        return self._fingerprint
+
+    def state(self) -> dict[str, Tensor]:
+        """All weights that define the reference by name; detached, not copied."""
+        return {name: tensor.detach() for name, tensor in self._weights()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the weights in ``state``; those that are shared with the policy must be equal already.
+
+        Raises:
+            ValueError: names or shapes differ, or a shared weight does. Then nothing has been changed.
+        """
+        own = dict(self._weights())
+        if own.keys() != state.keys():
+            raise ValueError(
+                f"The state is of another reference: missing {_first(own.keys() - state.keys())}, "
+                f"unexpected {_first(state.keys() - own.keys())}."
+            )
+        shapes = [name for name, tensor in own.items() if tensor.shape != state[name].shape]
+        if shapes:
+            raise ValueError(f"The state is of another reference: shapes differ at {_first(shapes)}.")
+        differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name]))]
+        if differ:
+            raise ValueError(
+                f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
+                "policy first, or make the reference with frozen_copy(actor, share=False)."
+            )
+        for name, tensor in own.items():
+            if name not in self._shared_names:
+                tensor.copy_(state[name])
+        self._fingerprint = fingerprint((name, state[name].to(dtype)) for name, dtype in self._dtypes.items())
+        if self._shared_names:
+            self._digest = fingerprint(self._weights())
+
+    def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Apply ``fn``, as ``nn.Module.to`` hands it down, to a copied actor; an actor with adapters is left alone.
+
+        Parameters that are shared move along, the policy's with them: they live on one device, in one dtype.
+        """
+        if not self._copied:
+            return
+        self.check_unchanged()
+        before = {tensor.dtype for _, tensor in self._weights()}
+        converts = any(fn(torch.empty(0, dtype=dtype)).dtype != dtype for dtype in before)
+        if converts:
+            _ = self.fingerprint  # it describes the weights as they were made
+        self.actor._apply(fn)
+        if converts and self._shared_names:
+            self._digest = fingerprint(self._weights())
+        self._look()
+
+    def check_unchanged(self) -> None:
+        """Raise unless the weights shared with the policy are still frozen and still the same.
+
+        Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
+        what writes through ``.data`` moves none and goes unnoticed, as does PEFT's ``merge_adapter()``.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        if not self._shared_names or torch.compiler.is_compiling():
+            return
+        thawed = any(tensor.requires_grad for tensor in self._shared)
+        if not thawed and [tensor._version for tensor in self._shared] == self._versions:
+            return
+        if thawed or not torch.equal(fingerprint(self._weights()), self._digest):
+            raise RuntimeError(
+                "The reference changed: weights that the reference shares with the policy were "
+                f"{'set to train' if thawed else 'modified'}; use frozen_copy(actor, share=False)."
+            )
+        self._look()
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        adapters = set() if self._copied else {id(tensor) for tensor in _adapter_weights(self.actor)}
+        return ((name, tensor) for name, tensor in defining_weights(self.actor) if id(tensor) not in adapters)
+
+    def _look(self) -> None:
+        """Remember the shared weights as they are now."""
+        self._shared = [tensor for name, tensor in self._weights() if name in self._shared_names]
+        self._versions = [tensor._version for tensor in self._shared]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_unchanged()
+        return {name: value for name, value in vars(self).items() if name not in ("_shared", "_versions")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._look()
+
+
+def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiable: bool = False) -> FrozenActor:
+    """A copy of ``actor`` that stays as it is while ``actor`` trains.
+
+    Weights with ``requires_grad=False`` are shared, weights that train are copied. So a reference of a policy of which
+    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
+    a frozen trunk costs the head. Modules are always new and in evaluation mode, buffers are copied.
+
+    Args:
+        actor: any module of tensordicts; used as it is now, and not changed.
+        share: False copies everything, for policies whose frozen weights will change after all, e.g. by merging their
+            adapters into them now and then.
+        differentiable: gradients flow through the reference to its inputs and to the weights copied from ones that
+            train; otherwise it is run without.
+
+    Raises:
+        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
+            merged into them.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl_lang.transforms.frozen import frozen_copy
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3).requires_grad_(False), torch.nn.Linear(3, 1))
+        >>> reference = frozen_copy(TensorDictModule(net, in_keys=["x"], out_keys=["y"]))
+        >>> copied = reference.actor.module
+        >>> copied[0].weight is net[0].weight, copied[1].weight is net[1].weight
+        (True, False)
+        >>> x = torch.ones(2)
+        >>> with reference.evaluating():
+        ...     y = reference.actor(x)
+        >>> bool(y == net(x)), y.requires_grad
+        (True, False)
+    """
+    lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
+    if share:
+        _refuse_merged(_adapter_layers(actor))
+    kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
+    copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
+    for parameter in copied.parameters():
+        if id(parameter) not in kept:
+            parameter.requires_grad_(differentiable and parameter.requires_grad)
+    shared = [name for name, parameter in copied.named_parameters() if id(parameter) in kept]
+    return FrozenActor(copied.eval(), shared, copied=True, differentiable=differentiable)
+
+
+def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
+    """The same actor, with its PEFT adapters switched off whenever it is run as the reference; nothing is copied.
+
+    Within :meth:`FrozenActor.evaluating` the policy itself runs without adapters, so leave it before the policy's turn.
+
+    Args:
+        actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
+
+    Raises:
+        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so that
+            there is nothing to switch back to.
+
+    Examples:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.transforms.frozen import adapters_off
+        >>> lm = causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> actor = language_actor(get_peft_model(lm, LoraConfig(target_modules=["q_proj"])))
+        >>> reference = adapters_off(actor)
+        >>> reference.actor is actor, len(reference.state()) == len(lm.state_dict()) - 2
+        (True, True)
+    """
+    layers = _adapter_layers(actor)
+    if not layers:
+        raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")
+    _refuse_merged(layers)
+    adapters = {id(tensor) for tensor in _adapter_weights(actor)}
+    base = [(name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters]
+    training = [name for name, tensor in base if tensor.requires_grad]
+    if training:
+        raise ValueError(
+            f"{len(training)} weights other than the adapters' train, {_first(training)}: without its adapters the "
+            "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
+        )
+    return FrozenActor(actor, [name for name, _ in base], copied=False)
+
+
+@contextmanager
+def _as_base(actor: nn.Module) -> Iterator[None]:
+    """No adapters, evaluation mode, no gradients; afterwards every module is as it was."""
+    layers = _adapter_layers(actor)
+    _refuse_merged(layers)
+    layers = [layer for layer in layers if not layer.disable_adapters]
+    # Switching off and on again also sets which adapters train.
+    trains = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        with evaluating(actor), torch.no_grad():
+            yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for parameter, flag in trains:
+            parameter.requires_grad_(flag)
+
+
+def _adapter_layers(actor: nn.Module) -> list[Any]:
+    """PEFT's layers, known by what they have: peft itself is not needed."""
+    # Hugging Face models have the first two.
+    names = ("enable_adapters", "disable_adapters", "adapter_layer_names")
+    return [module for module in actor.modules() if all(hasattr(type(module), name) for name in names)]
+
+
+def _adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
+    for layer in _adapter_layers(actor):
+        for name in layer.adapter_layer_names:
+            held = getattr(layer, name, None)
+            if isinstance(held, nn.Module):
+                yield from held.parameters()
+                yield from held.buffers()
+            elif isinstance(held, Tensor):
+                yield held
+
+
+def _refuse_merged(layers: list[Any]) -> None:
+    merged = [layer for layer in layers if layer.merged_adapters]
+    if merged:
+        raise ValueError(
+            f"The adapters of {len(merged)} layers are merged into the base weights: call unmerge_adapter() on the "
+            "PEFT model first, or use frozen_copy(actor, share=False)."
+        )
+
+
+def _without_graph(actor: nn.Module) -> dict[int, Tensor]:
+    """Detached copies, by id, of tensors that hang in a graph, such as a cached activation: deepcopy takes none."""
+    held = [value for module in actor.modules() for value in (*vars(module).values(), *module._buffers.values())]
+    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def _first(names: Collection[str]) -> list[str]:
+    return sorted(names)[:3]

@@ -1,0 +1,101 @@
+"""What transforms with a frozen model have in common: it moves with them, and a checkpoint knows it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+
+from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.transforms.placement import ActionTransform
+from torchrl_lang.transforms.references import Reference
+
+__all__ = ["ReferenceTransform"]
+
+_FINGERPRINT = "reference_fingerprint"
+_WEIGHTS = "reference_weights."
+
+
+class ReferenceTransform(ActionTransform):
+    """A transform that holds a reference, outside of its parameters. Abstract.
+
+    Its ``state_dict`` has the reference's fingerprint, and its weights where asked for; ``load_state_dict`` raises
+    where the fingerprints differ.
+
+    Args:
+        out_keys: the entries that it writes.
+        reference: what it holds; None for a transform that can do without.
+        embed_weights: keep the weights of the reference in the ``state_dict``.
+    """
+
+    def __init__(
+        self, out_keys: Sequence[NestedKey], reference: Reference | None, *, embed_weights: bool = False
+    ) -> None:
+        super().__init__(out_keys)
+        self.reference = reference
+        self.embed_weights = embed_weights
+
+    @property
+    def held(self) -> Reference:
+        """The reference, where there must be one."""
+        if self.reference is None:
+            raise RuntimeError(f"{type(self).__name__} holds no reference.")
+        return self.reference
+
+    def check_reference(self) -> None:
+        """Raise where weights that the reference shares with the policy have changed."""
+        frozen = self._frozen
+        if frozen is not None:
+            frozen.check_unchanged()
+
+    @property
+    def _frozen(self) -> FrozenActor | None:
+        return None if self.reference is None else self.reference.frozen
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ReferenceTransform:
+        if self.reference is not None:
+            self.reference.apply_to_owned(fn)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        frozen = self._frozen
+        if frozen is None:
+            return
+        destination[prefix + _FINGERPRINT] = frozen.fingerprint
+        if self.embed_weights:
+            destination.update({prefix + _WEIGHTS + name: value for name, value in frozen.state().items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        ours = (prefix + _FINGERPRINT, prefix + _WEIGHTS)
+        unexpected_keys[:] = [key for key in unexpected_keys if not key.startswith(ours)]
+        if self._frozen is None:
+            return
+        saved = state_dict.get(prefix + _FINGERPRINT)
+        if saved is None:
+            missing_keys.append(prefix + _FINGERPRINT)
+            return
+        start = len(prefix + _WEIGHTS)
+        weights = {key[start:]: value for key, value in state_dict.items() if key.startswith(prefix + _WEIGHTS)}
+        if weights:
+            self._frozen.load_state(weights)
+        if not torch.equal(saved.cpu(), self._frozen.fingerprint):
+            error_msgs.append(
+                "The checkpoint was made with another reference model than this transform holds: build it from the "
+                "weights that the first run started from, or save with embed_weights=True to restore them."
+            )

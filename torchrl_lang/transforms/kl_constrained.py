@@ -1,0 +1,176 @@
+"""The whole chain: reference, divergence, adjusted reward and, where asked for, a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs.transforms import Compose, Transform
+
+from torchrl_lang.functional import KLDirection
+from torchrl_lang.transforms.controllers import KLController
+from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
+from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform
+from torchrl_lang.transforms.kl_limit import KLLimitTransform
+from torchrl_lang.transforms.missing import MissingLogProb
+from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
+from torchrl_lang.transforms.references import Reference, as_reference
+from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
+
+__all__ = ["KLConstrainedTransform"]
+
+
+class KLConstrainedTransform(Compose):
+    """Rewards kept near a reference: :class:`ReferenceModelLogProbTransform`, :class:`KLDivergenceTransform`,
+    :class:`RewardAdjustmentTransform` and, with a ``limit``, :class:`KLLimitTransform`, one behind the other.
+
+    For an environment, a replay buffer (``append_transform``) or a collector (``postproc``); for one of them, or the
+    penalty would count twice, and doing so raises. The kind of actor decides what is scored: single actions, whole
+    utterances (:class:`~torchrl_lang.modules.UtteranceActor`), or whole rows of tokens
+    (:func:`~torchrl_lang.modules.language_actor`, or a :class:`RowReference`).
+
+    **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
+    arguments are the same. What is different: the reward is ``R - coef * KL`` as its formula said (its code had the
+    sign the other way round); it runs with random policies only when told to (``missing="zero"``); a nested action is
+    found, or an error is raised, where the penalty was silently left out before; the raw reward and the divergence
+    stand beside the reward; the frozen copy moves with ``.to()`` and a checkpoint knows it again. Over ``ParallelEnv``
+    and ``SerialEnv`` it stands outside, ``TransformedEnv(ParallelEnv(...), KLConstrainedTransform(actor))``.
+
+    Args:
+        actor: the reference as it is now, e.g. the policy before training; see :class:`ReferenceModelLogProbTransform`
+            for everything else that can stand here.
+        coef: of the divergence: a number, or a :class:`KLController`.
+        in_keys: the rewards; default ``"reward"`` (``"token_reward"`` for rows), in the action's group.
+        out_keys: where the adjusted rewards go, default over the raw ones, which then move to ``"raw_reward"``.
+        requires_grad: gradients flow through the penalty, to the policy's log-probability and to the copied reference,
+            which still is in nobody's ``parameters()``.
+        estimator: see :class:`KLDivergenceTransform`; ``"k1"`` is the one to take in a reward.
+        direction: see there.
+        per: see there.
+        placement: ``"token"`` or ``"last"``, see :class:`RewardAdjustmentTransform`.
+        log_prob_key: the policy's log-probability, default as the actor writes it.
+        action_key: the action, default as the actor writes it.
+        mask_key: see :class:`KLDivergenceTransform`; default ``"action_mask"`` for rows.
+        policy: the actor that is trained, for ``estimator="exact"`` and for data without log-probabilities.
+        limit: nats at which an episode is truncated, see :class:`KLLimitTransform`.
+        auto_update: the controller follows every batch by itself; otherwise call :meth:`update`.
+        missing: see :class:`KLDivergenceTransform`.
+        embed_weights: keep the reference's weights in the ``state_dict``.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
+        >>> from torchrl.modules import ProbabilisticActor, TanhNormal
+        >>> from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 2), NormalParamExtractor())
+        >>> module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+        >>> actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal,
+        ...                            return_log_prob=True)
+        >>> transform = KLConstrainedTransform(actor, AdaptiveKLController(0.1, target=0.01))
+        >>> with torch.no_grad():
+        ...     _ = net[0].bias.add_(1.0)  # the policy moves, the reference stays
+        >>> steps = actor(TensorDict(observation=torch.randn(256, 3), batch_size=[256]))
+        >>> steps["next"] = TensorDict(reward=torch.zeros(256, 1), batch_size=[256])
+        >>> bool(transform(steps)["next", "reward"].mean() < 0)
+        True
+        >>> transform.update(steps)
+        >>> bool(transform.coef > 0.1)
+        True
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        coef: float | Tensor | KLController = 1.0,
+        in_keys: NestedKey | Sequence[NestedKey] | None = None,
+        out_keys: NestedKey | Sequence[NestedKey] | None = None,
+        requires_grad: bool = False,
+        *,
+        estimator: Estimator = "k1",
+        direction: KLDirection = "reverse",
+        per: Literal["token", "sequence"] = "token",
+        placement: Literal["token", "last"] = "token",
+        log_prob_key: NestedKey | Sequence[NestedKey] | None = None,
+        action_key: NestedKey | Sequence[NestedKey] | None = None,
+        mask_key: NestedKey | None = None,
+        policy: Any = None,
+        limit: float | None = None,
+        auto_update: bool = False,
+        missing: MissingLogProb = "error",
+        embed_weights: bool = False,
+    ) -> None:
+        reference = _reference(actor, requires_grad, action_key)
+        layout = reference.layout
+        mask_key = layout.mask if mask_key is None else mask_key
+        chain: list[Transform] = []
+        if estimator != "exact":
+            chain.append(ReferenceModelLogProbTransform(reference, embed_weights=embed_weights))
+        divergence = KLDivergenceTransform(
+            estimator,
+            direction=direction,
+            per=per,
+            log_prob_key=list(layout.log_prob) if log_prob_key is None else log_prob_key,
+            ref_log_prob_key=layout.ref_log_prob,
+            mask_key=mask_key,
+            out_key=layout.kl,
+            policy=policy,
+            reference=reference if estimator == "exact" else None,
+            missing=missing,
+            embed_weights=embed_weights and estimator == "exact",
+            differentiable=requires_grad,
+        )
+        reward = RewardAdjustmentTransform(
+            coef,
+            reward_key=layout.reward if in_keys is None else in_keys,
+            kl_key=layout.kl,
+            out_key=out_keys,
+            placement=placement,
+            mask_key=mask_key,
+            auto_update=auto_update,
+        )
+        chain += [divergence, reward]
+        if limit is not None:
+            chain.append(KLLimitTransform(limit, kl_key=layout.kl))
+        super().__init__(*chain)
+
+    @property
+    def reward_adjustment(self) -> RewardAdjustmentTransform:
+        """The one of the chain that adjusts the reward."""
+        return next(t for t in self.transforms if isinstance(t, RewardAdjustmentTransform))
+
+    @property
+    def controller(self) -> KLController:
+        """What gives the coefficient."""
+        return self.reward_adjustment.controller
+
+    @property
+    def coef(self) -> Tensor:
+        """The coefficient now, float32 ``[]``."""
+        return self.controller()
+
+    def update(self, tensordict: TensorDictBase) -> None:
+        """Show the controller a batch that this transform has adjusted: steps with their ``"next"``, or rows.
+
+        Raises:
+            KeyError: the batch has no divergence.
+        """
+        self.reward_adjustment.update(tensordict)
+
+    def clone(self) -> Self:
+        """A copy without an environment; the frozen model and the controller are the same ones."""
+        other = Transform.clone(self)  # that of Compose forgets the class
+        other._modules["transforms"] = nn.ModuleList(t.clone() for t in self.transforms)
+        for transform in other.transforms:
+            transform.set_container(other)
+        return other
+
+
+def _reference(actor: Any, requires_grad: bool, action_key: NestedKey | Sequence[NestedKey] | None) -> Reference:
+    if requires_grad:
+        if isinstance(actor, (Reference, FrozenActor, str, tuple)):
+            raise ValueError("requires_grad=True is for an actor of which the transform makes the copy.")
+        actor = frozen_copy(actor, differentiable=True)
+    return as_reference(actor, action_key=action_key)

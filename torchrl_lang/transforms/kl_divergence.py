@@ -1,0 +1,223 @@
+"""The divergence of the policy from its reference, estimated from what was done or exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.distributions import Distribution
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from torchrl_lang.functional import KLDirection, kl_estimate
+from torchrl_lang.transforms.exact import distribution_kl, row_kl
+from torchrl_lang.transforms.holding import ReferenceTransform
+from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, key_list
+from torchrl_lang.transforms.live import LiveActor
+from torchrl_lang.transforms.missing import MissingLogProb, may_be_missing
+from torchrl_lang.transforms.placement import required
+from torchrl_lang.transforms.references import Reference, RowReference, as_reference
+from torchrl_lang.transforms.references.actor import sum_heads
+
+__all__ = ["KLDivergenceTransform"]
+
+Estimator = Literal["k1", "k2", "k3", "exact"]
+
+
+class KLDivergenceTransform(ReferenceTransform):
+    """Writes the divergence of the policy from its reference, in nats, for every action, token or sequence.
+
+    With ``rho = ref(a) / pi(a)`` of the action that was taken, after Schulman (2020,
+    http://joschu.net/blog/kl-approx.html):
+
+    ===========  ==========================================  ======================================================
+    estimator    reverse, ``KL(pi || ref)``                  what for
+    ===========  ==========================================  ======================================================
+    ``"k1"``     ``-log rho``                                a penalty in the *reward*: the policy gradient then
+                                                             follows the divergence's own, without bias
+    ``"k2"``     ``(log rho)**2 / 2``                        a term of a *loss*; its gradient is the divergence's
+    ``"k3"``     ``rho - 1 - log rho``                       *watching*: unbiased, never negative, little variance
+    ``"exact"``  ``sum_a pi(a) log(pi(a) / ref(a))``         no noise, where the distributions are at hand
+    ===========  ==========================================  ======================================================
+
+    k3 in a reward is *not* an unbiased penalty, and k1 in a loss has no gradient in the mean; see
+    :func:`~torchrl_lang.functional.kl_estimate`. All log-probabilities are of the policy that acted.
+
+    Args:
+        estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
+        direction: ``"reverse"``, ``KL(pi || ref)``, or ``"forward"``, ``KL(ref || pi)``, whose estimates are weighted
+            by ``rho`` as the actions come from the policy.
+        per: ``"token"``: the shape of the log-probability. ``"sequence"``: summed over whatever lies beyond the batch,
+            ``[*B, 1]`` for rows and utterances.
+        log_prob_key: the policy's log-probability; several keys (heads of a composite action) are summed.
+        ref_log_prob_key: the reference's, from :class:`ReferenceModelLogProbTransform` or a column.
+        mask_key: bool, the shape of the log-probability; where False the divergence is zero, whatever stands there.
+        out_key: where the divergence goes.
+        policy: the actor that is trained, used as it is (no copy). ``"exact"`` takes its distribution from parameters
+            in the data (``loc`` and ``scale``, say) where they are, and runs it where not. For estimators it is run
+            where the data has no log-probability.
+        reference: for ``"exact"``: what :class:`ReferenceModelLogProbTransform` takes.
+        chunk_size: for ``"exact"`` over a vocabulary: tokens at a time; memory is at most ``32 * chunk_size`` bytes a
+            position, whatever the size of the vocabulary.
+        missing: without the policy's log-probability raise (``"error"``), or take the divergence for zero (``"zero"``),
+            for random policies. Within ``check_env_specs``, which acts at random, it is always zero.
+        embed_weights: keep the weights of ``reference`` in the ``state_dict``.
+        differentiable: gradients flow to the log-probabilities of an estimator, where they carry any; a reward wants
+            none.
+
+    Raises:
+        ValueError: unknown options; ``"exact"`` without policy or reference; on calls, shapes that differ.
+        KeyError: on calls, a log-probability or the mask is missing.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.transforms import KLDivergenceTransform
+        >>> data = TensorDict(action_log_prob=torch.tensor([0.5, 0.9]).log(),
+        ...                   ref_log_prob=torch.tensor([0.25, 0.9]).log(), batch_size=[2])
+        >>> KLDivergenceTransform()(data)["kl"]
+        tensor([0.6931, 0.0000])
+        >>> KLDivergenceTransform(log_prob_key="log_prob")(data)
+        Traceback (most recent call last):
+            ...
+        KeyError: "KLDivergenceTransform needs the entry 'log_prob'; ..."
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator = "k1",
+        *,
+        direction: KLDirection = "reverse",
+        per: Literal["token", "sequence"] = "token",
+        log_prob_key: NestedKey | Sequence[NestedKey] = "action_log_prob",
+        ref_log_prob_key: NestedKey = REF_LOG_PROB,
+        mask_key: NestedKey | None = None,
+        out_key: NestedKey = KL,
+        policy: TensorDictModuleBase | Reference | None = None,
+        reference: Any = None,
+        chunk_size: int = 1024,
+        missing: MissingLogProb = "error",
+        embed_weights: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        _one_of("estimator", estimator, ("k1", "k2", "k3", "exact"))
+        _one_of("direction", direction, ("reverse", "forward"))
+        _one_of("per", per, ("token", "sequence"))
+        _one_of("missing", missing, ("error", "zero"))
+        if estimator == "exact" and (policy is None or reference is None):
+            raise ValueError(
+                "An exact divergence needs both distributions: pass policy=, the actor that acts, and reference=."
+            )
+        held = None if reference is None else as_reference(reference)
+        super().__init__(key_list(out_key), held, embed_weights=embed_weights)
+        self.estimator = estimator
+        self.direction: KLDirection = direction
+        self.per = per
+        self.log_prob_keys = key_list(log_prob_key)
+        self.ref_log_prob_key = key_list(ref_log_prob_key)[0]
+        self.mask_key = mask_key
+        self.chunk_size = chunk_size
+        self.differentiable = differentiable
+        self.missing: MissingLogProb = missing
+        self.policy = None if policy is None else _live(policy)
+
+    def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
+        kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
+        if self.mask_key is not None:
+            mask = required(type(self).__name__, self.mask_key, "It says which tokens count.", root, out)
+            if mask.shape != kl.shape:
+                raise ValueError(
+                    f"mask_key={self.mask_key!r} has shape {tuple(mask.shape)}, the divergence {tuple(kl.shape)}: give "
+                    "a mask of the tokens' shape."
+                )
+            kl = torch.where(mask, kl, 0)  # select rather than multiply: what is masked may be NaN
+        if self.per == "sequence" and kl.ndim > root.batch_dims:
+            kl = kl.flatten(root.batch_dims).sum(-1, keepdim=True)
+        out.set(self.out_keys[0], kl)
+
+    def _estimate(self, root: TensorDictBase, out: TensorDictBase) -> Tensor:
+        name = type(self).__name__
+        ref = required(name, self.ref_log_prob_key, "Put ReferenceModelLogProbTransform before it.", out, root)
+        log_prob = self._log_prob(root, ref)
+        if log_prob.shape != ref.shape and _up_to_one(log_prob.shape) == _up_to_one(ref.shape):
+            log_prob = log_prob.reshape(ref.shape)
+        if log_prob.shape != ref.shape:
+            raise ValueError(
+                f"{name}: the policy's log-probability {self.log_prob_keys} has shape {tuple(log_prob.shape)}, the "
+                f"reference's {self.ref_log_prob_key!r} {tuple(ref.shape)}. Both must be per token or both per "
+                "action: choose the entry with log_prob_key=."
+            )
+        return kl_estimate(log_prob, ref, self.estimator, self.direction)  # type: ignore[arg-type]
+
+    def _log_prob(self, root: TensorDictBase, ref: Tensor) -> Tensor:
+        """The policy's log-probability: from the data, from the policy, or, where that is allowed, the reference's."""
+        found = [root.get(key, None) for key in self.log_prob_keys]
+        if all(value is not None for value in found):
+            log_prob = sum_heads(found)
+            return log_prob if self.differentiable else log_prob.detach()
+        if self.policy is not None:
+            return self.policy.log_prob(root, root.empty())
+        if may_be_missing(self.missing):
+            return ref
+        missing = [key for key, value in zip(self.log_prob_keys, found, strict=True) if value is None]
+        raise KeyError(
+            f"{type(self).__name__} needs the policy's log-probability {missing}; the data has "
+            f"{sorted(map(str, root.keys(True, True)))}. Build the actor with return_log_prob=True, name the entry "
+            "with log_prob_key=, or, for a random policy, pass missing='zero'."
+        )
+
+    def _exact(self, root: TensorDictBase, out: TensorDictBase) -> Tensor:
+        policy, reference = self.policy, self.held
+        self.check_reference()
+        forward = self.direction == "forward"
+        if isinstance(policy, RowReference) and isinstance(reference, RowReference):
+            return row_kl(policy, reference, root, forward=forward, chunk_size=self.chunk_size)
+        p, q = self._policy_distribution(root), reference.distribution(root, out)
+        return distribution_kl(*((q, p) if forward else (p, q)), chunk_size=self.chunk_size)
+
+    def _policy_distribution(self, root: TensorDictBase) -> Distribution:
+        """From its parameters where the policy left them in the data, for they are of the policy that acted."""
+        policy: Any = self.policy
+        actor = policy.frozen.actor
+        parameters = getattr(actor, "dist_params_keys", None)
+        if parameters and all(root.get(key, None) is not None for key in parameters):
+            return actor.build_dist_from_params(root)
+        return policy.distribution(root, root.empty())
+
+    def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
+        if self.estimator == "exact":
+            added = self.held.state_specs(observation_spec)
+            shape = self._exact_shape(observation_spec)
+        else:
+            if self.ref_log_prob_key not in observation_spec.keys(True, True):
+                raise KeyError(
+                    f"The environment has no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before "
+                    f"{type(self).__name__}."
+                )
+            added, shape = {}, observation_spec[self.ref_log_prob_key].shape
+        batch = observation_spec.shape
+        if self.per == "sequence" and len(shape) > len(batch):
+            shape = torch.Size([*batch, 1])
+        return {self.out_keys[0]: Unbounded(shape, device=observation_spec.device), **added}
+
+    def _exact_shape(self, observation_spec: Composite) -> torch.Size:
+        """From the reference alone: there may be no policy here to run."""
+        step = self.held.made_up_step(self.parent, observation_spec)
+        dist = self.held.distribution(step, step.copy())
+        return distribution_kl(dist, dist, chunk_size=self.chunk_size).shape
+
+
+def _live(policy: TensorDictModuleBase | Reference) -> Reference:
+    return policy if isinstance(policy, Reference) else as_reference(LiveActor(policy))
+
+
+def _up_to_one(shape: torch.Size) -> torch.Size:
+    return shape[:-1] if shape and shape[-1] == 1 else shape
+
+
+def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ValueError(f"{name} must be one of {options}, got {value!r}.")

@@ -1,0 +1,60 @@
+"""The policy itself, where a divergence has to run it: no copy, never stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.transforms.frozen import FrozenActor
+
+__all__ = ["LiveActor"]
+
+
+class LiveActor(FrozenActor):
+    """An actor that goes on training, run without gradients and in evaluation mode when it is asked.
+
+    Nothing is copied, moved or embedded: it belongs to the caller. A copy of it, pickled for another process or not, is
+    another policy from the next training step on; so a copy refuses to run.
+
+    Args:
+        actor: the policy.
+    """
+
+    def __init__(self, actor: TensorDictModuleBase) -> None:
+        self.actor = actor
+        self.differentiable = False
+        self._original = True
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The context in which the policy is run.
+
+        Raises:
+            RuntimeError: this is a copy.
+        """
+        if not self._original:
+            raise RuntimeError(
+                "This is a copy of the policy, made when the transform was copied or sent to another process, and "
+                "would never learn what the policy learns. Keep the policy's log-probability (return_log_prob=True) "
+                "and the parameters of its distribution in the data, or use the transform in the training process."
+            )
+        with torch.no_grad(), evaluating(self.actor):
+            yield
+
+    def check_unchanged(self) -> None:
+        """A policy may change."""
+
+    def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Nothing is owned."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_original": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)

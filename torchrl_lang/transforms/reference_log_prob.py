@@ -1,0 +1,86 @@
+"""The log-probability of what the agent did, under a frozen reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import Composite, TensorSpec
+
+from torchrl_lang.transforms.holding import ReferenceTransform
+from torchrl_lang.transforms.layout import key_list
+from torchrl_lang.transforms.references import as_reference
+
+__all__ = ["ReferenceModelLogProbTransform"]
+
+
+class ReferenceModelLogProbTransform(ReferenceTransform):
+    """Writes the log-probability of the taken action under a frozen reference.
+
+    The reference runs without gradients, in evaluation mode and on its ``in_keys`` only; nothing it computes on the way
+    stays in the data. It is not in ``parameters()``, so no optimiser finds it, and follows ``.to()``. A checkpoint
+    keeps a fingerprint of it: a ``state_dict`` that is loaded beside another reference raises, so a run that is
+    resumed cannot go on with a policy as its own reference unnoticed. With ``embed_weights`` the weights are in the
+    ``state_dict``, and loading restores them.
+
+    In an environment it writes under ``"next"``, beside the reward that the action earned, and so on a batch of steps;
+    on rows and on flat data into the data itself.
+
+    Args:
+        reference: an actor (of which a frozen copy is made: weights that train are copied, frozen ones shared), a
+            :class:`FrozenActor`, the key of a column, a scoring LLM wrapper of TorchRL, a function ``tensordict ->
+            log_prob``, or any :class:`Reference`; see :func:`as_reference`.
+        in_keys: what the reference reads, default what its actor says.
+        action_key: where the action stands, default where its actor writes it.
+        out_key: where the log-probability goes; default ``"ref_log_prob"``, in the action's group.
+        embed_weights: keep the weights of the reference in the ``state_dict``.
+
+    The log-probability has the shape that the reference's distribution gives it: ``[*B]`` for an action, ``[*B, K]``
+    for the tokens of an utterance, ``[*B, T]`` for the tokens of a row, zero where nothing was said.
+
+    Raises:
+        TypeError: ``reference`` is nothing that can score an action.
+        KeyError: on calls, an entry is missing.
+        RuntimeError: on ``load_state_dict``, the checkpoint was made with another reference; on calls, weights that the
+            reference shares with the policy have changed.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import ProbabilisticActor
+        >>> from torchrl_lang.transforms import ReferenceModelLogProbTransform
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=torch.distributions.Categorical,
+        ...                            return_log_prob=True)
+        >>> transform = ReferenceModelLogProbTransform(actor)
+        >>> steps = actor(TensorDict(observation=torch.randn(4, 3), batch_size=[4]))
+        >>> torch.equal(transform(steps)["ref_log_prob"], steps["action_log_prob"])
+        True
+        >>> list(transform.parameters()), list(transform.state_dict())
+        ([], ['reference_fingerprint'])
+    """
+
+    def __init__(
+        self,
+        reference: Any,
+        *,
+        in_keys: Sequence[NestedKey] | None = None,
+        action_key: NestedKey | Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        embed_weights: bool = False,
+    ) -> None:
+        reference = as_reference(reference, in_keys=in_keys, action_key=action_key)
+        out_key = reference.layout.ref_log_prob if out_key is None else key_list(out_key)[0]
+        super().__init__([out_key], reference, embed_weights=embed_weights)
+        self.out_key = out_key
+
+    def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
+        self.check_reference()
+        out.set(self.out_key, self.held.log_prob(root, out))
+
+    def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
+        reference = self.held
+        states = reference.state_specs(observation_spec)
+        return {self.out_key: reference.log_prob_spec(self.parent, observation_spec), **states}

@@ -1,0 +1,24 @@
+"""What can say how likely an action is under the policy that one is kept near."""
+
+from torchrl_lang.transforms.references.actor import ActorReference
+from torchrl_lang.transforms.references.base import Reference
+from torchrl_lang.transforms.references.choice import as_reference
+from torchrl_lang.transforms.references.lazy import LazyReference
+from torchrl_lang.transforms.references.recurrent import RecurrentReference
+from torchrl_lang.transforms.references.rows import RowReference
+from torchrl_lang.transforms.references.simple import ColumnReference, FunctionReference
+from torchrl_lang.transforms.references.utterance import UtteranceReference
+from torchrl_lang.transforms.references.wrapper import WrapperReference
+
+__all__ = [
+    "ActorReference",
+    "ColumnReference",
+    "FunctionReference",
+    "LazyReference",
+    "RecurrentReference",
+    "Reference",
+    "RowReference",
+    "UtteranceReference",
+    "WrapperReference",
+    "as_reference",
+]

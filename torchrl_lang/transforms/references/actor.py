@@ -1,0 +1,175 @@
+"""A frozen actor as reference: one action a step, of any distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModuleBase,
+)
+from torch import Tensor
+from torch.distributions import Distribution
+
+from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.transforms.layout import Layout, key_list
+from torchrl_lang.transforms.references.base import Reference
+
+__all__ = ["ActorReference", "action_log_prob", "layout_of_actor", "sum_heads"]
+
+
+class ActorReference(Reference):
+    """Any actor with ``get_dist``: continuous, categorical, one-hot, composite.
+
+    Args:
+        frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
+        in_keys: what it reads, default the actor's own ``in_keys``.
+        action_key: where the action stands, default as the actor writes it.
+        shared_keys: entries such as ``"hidden"`` that the policy leaves in the data and that modules which both share
+            wrote: they are read instead of computed again.
+
+    Raises:
+        TypeError: the actor has no ``get_dist``.
+        ValueError: no module reads ``shared_keys``, or those before it are not shared and frozen.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import ProbabilisticActor
+        >>> from torchrl_lang.transforms import ActorReference, frozen_copy
+        >>> net = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["observation"], out_keys=["logits"])
+        >>> actor = ProbabilisticActor(net, in_keys=["logits"], distribution_class=torch.distributions.Categorical)
+        >>> step = TensorDict(observation=torch.zeros(4, 3), action=torch.zeros(4, dtype=torch.int64), batch_size=[4])
+        >>> reference = ActorReference(frozen_copy(actor))
+        >>> reference.log_prob(step, step).shape
+        torch.Size([4])
+    """
+
+    frozen: FrozenActor
+
+    def __init__(
+        self,
+        frozen: FrozenActor,
+        *,
+        in_keys: Sequence[NestedKey] | None = None,
+        action_key: NestedKey | Sequence[NestedKey] | None = None,
+        shared_keys: Sequence[NestedKey] = (),
+    ) -> None:
+        actor = frozen.actor
+        if not hasattr(actor, "get_dist"):
+            raise TypeError(
+                f"A reference actor needs get_dist(tensordict), which {type(actor).__name__} has not: pass a "
+                "ProbabilisticActor or ProbabilisticTensorDictSequential, or a function of the tensordict."
+            )
+        self.frozen = frozen
+        self.layout = layout_of_actor(actor, action_key)
+        self._skip = _shared_prefix(actor, key_list(shared_keys)) if shared_keys else 0
+        self.in_keys = key_list(_keys_from(actor, self._skip) if in_keys is None else list(in_keys))
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        with self.frozen.evaluating():
+            return action_log_prob(self._dist(self.inputs(tensordict)), tensordict, self.layout.action)
+
+    def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
+        """See :class:`Reference`."""
+        with self.frozen.evaluating():
+            return self._dist(self.inputs(tensordict))
+
+    def inputs(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The entries that the actor reads, in a tensordict of their own: what it writes stays out of the data.
+
+        Raises:
+            KeyError: one is missing.
+        """
+        inputs = tensordict.select(*self.in_keys, strict=False).copy()  # nested entries of its own, too
+        missing = [key for key in self.in_keys if inputs.get(key, None) is None]
+        if missing:
+            raise KeyError(
+                f"The reference reads {missing}, which the data lacks: there is "
+                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries, or name others with in_keys=."
+            )
+        return inputs
+
+    def _dist(self, inputs: TensorDictBase) -> Distribution:
+        actor: Any = self.frozen.actor
+        if not self._skip:
+            return actor.get_dist(inputs)
+        for module in list(actor.module)[self._skip : -1]:
+            inputs = module(inputs)
+        return actor.build_dist_from_params(inputs)
+
+
+def layout_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[NestedKey] | None = None) -> Layout:
+    """Where an actor writes its action and its log-probability."""
+    last = next((m for m in reversed(list(actor.modules())) if isinstance(m, ProbabilisticTensorDictModule)), None)
+    if last is None:
+        return Layout.of_action() if action_key is None else Layout.of_action(action_key)
+    actions = list(last.dist_sample_keys) if action_key is None else key_list(action_key)
+    log_probs = [key for key in last.out_keys if key not in last.dist_sample_keys]
+    return Layout.of_action(actions, log_probs or None)
+
+
+def action_log_prob(dist: Distribution, tensordict: TensorDictBase, action: Sequence[NestedKey]) -> Tensor:
+    """Log-probability of the action in a tensordict; heads of a composite action are independent, so they add up."""
+    if isinstance(dist, CompositeDistribution):
+        return sum_heads([head.log_prob(_taken(tensordict, name)) for name, head in dist.dists.items()])
+    return dist.log_prob(_taken(tensordict, action[0]))
+
+
+def sum_heads(values: Sequence[Tensor]) -> Tensor:
+    """Sum over heads of an action; a head with more dimensions than another is summed over those first."""
+    ndim = min(value.ndim for value in values)
+    flat = [value.flatten(ndim).sum(-1) if value.ndim > ndim else value for value in values]
+    return flat[0] if len(flat) == 1 else torch.stack(flat).sum(0)
+
+
+def _taken(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    action: Any = tensordict.get(key, None)
+    if action is None:
+        present = sorted(map(str, tensordict.keys(True, True)))
+        raise KeyError(
+            f"There is no action {key!r} to score; the data has {present}. Name the action with action_key=."
+        )
+    # Specs of one-hot and binary actions draw bool, which no distribution can score.
+    return action.float() if action.dtype == torch.bool else action
+
+
+def _shared_prefix(actor: TensorDictModuleBase, keys: list[NestedKey]) -> int:
+    """How many leading modules of the actor the entries ``keys`` stand for."""
+    modules = list(getattr(actor, "module", []))
+    skip = next((i for i, module in enumerate(modules) if set(keys) & set(module.in_keys)), 0)
+    if not skip:
+        raise ValueError(f"shared_keys={keys}: no module behind the first one of the actor reads one of them.")
+    trains = [name for module in modules[:skip] for name, p in _parameters(module) if p.requires_grad]
+    if trains:
+        raise ValueError(
+            f"shared_keys={keys} are written by modules with weights that train ({', '.join(trains[:3])}, ...): the "
+            "reference would drift with them. Freeze them with requires_grad_(False) before making the reference."
+        )
+    return skip
+
+
+def _parameters(module: TensorDictModuleBase) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    yield from module.named_parameters()
+
+
+def _keys_from(actor: Any, skip: int) -> list[NestedKey]:
+    """What the modules from ``skip`` on read that none of them wrote before.
+
+    An actor's own ``in_keys`` name what a composite distribution reads as a whole, though it is written in parts.
+    """
+    modules = list(getattr(actor, "module", [])) if isinstance(actor, ProbabilisticTensorDictSequential) else [actor]
+    written: set[NestedKey] = set()
+    keys: list[NestedKey] = []
+    for module in modules[skip:]:
+        keys += [key for key in key_list(list(module.in_keys)) if key not in written and key not in keys]
+        for key in key_list(list(module.out_keys)):
+            written |= {key[:depth] for depth in range(2, len(key) + 1)} | {key[0]} if isinstance(key, tuple) else {key}
+    return keys

@@ -1,0 +1,88 @@
+"""Which kind of reference a thing is: actors are frozen first, everything else is used as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import NestedKey
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.schema import ACTION, TOKENS
+from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
+from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.references.actor import ActorReference
+from torchrl_lang.transforms.references.base import Reference
+from torchrl_lang.transforms.references.recurrent import RecurrentReference, recurrent_keys
+from torchrl_lang.transforms.references.rows import RowReference
+from torchrl_lang.transforms.references.simple import ColumnReference, FunctionReference
+from torchrl_lang.transforms.references.utterance import UtteranceReference
+from torchrl_lang.transforms.references.wrapper import WrapperReference
+from torchrl_lang.transforms.references.wrapper_calls import is_wrapper
+
+__all__ = ["as_reference"]
+
+
+def as_reference(
+    reference: Any,
+    *,
+    in_keys: Sequence[NestedKey] | None = None,
+    action_key: NestedKey | Sequence[NestedKey] | None = None,
+) -> Reference:
+    """Make a reference of what a user has at hand.
+
+    ======================================================  ==========================================================
+    given                                                    becomes
+    ======================================================  ==========================================================
+    a :class:`Reference`                                     itself
+    an actor with ``get_dist``                               a frozen copy, scored by the kind of actor:
+    ... an :class:`~torchrl_lang.modules.UtteranceActor`     :class:`UtteranceReference`, an utterance a step
+    ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows
+    ... a recurrent actor                                    :class:`RecurrentReference`
+    ... any other                                            :class:`ActorReference`
+    a :class:`FrozenActor`                                   the same, with what it shares
+    a scoring LLM wrapper of TorchRL                         :class:`WrapperReference`
+    a key (string or tuple)                                  :class:`ColumnReference`
+    a function of the tensordict                             :class:`FunctionReference`
+    ======================================================  ==========================================================
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(reference, Reference):
+        if in_keys is not None or action_key is not None:
+            raise ValueError(f"Give in_keys and action_key to {type(reference).__name__} itself.")
+        return reference
+    if isinstance(reference, (str, tuple)):
+        return ColumnReference(reference)
+    if is_wrapper(reference.actor if isinstance(reference, FrozenActor) else reference):
+        if in_keys is not None or action_key is not None:
+            raise ValueError("An LLM wrapper knows its keys: build it with input_key= rather than pass in_keys.")
+        return WrapperReference(reference)
+    if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
+        reference = frozen_copy(reference)
+    if isinstance(reference, FrozenActor):
+        return _of_actor(reference, in_keys, action_key)
+    if callable(reference):
+        layout = None if action_key is None else Layout.of_action(action_key)
+        return FunctionReference(reference, in_keys=() if in_keys is None else in_keys, layout=layout)
+    raise TypeError(
+        "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
+        f"tensordict -> log_prob; got {type(reference).__name__}."
+    )
+
+
+def _of_actor(
+    frozen: FrozenActor,
+    in_keys: Sequence[NestedKey] | None,
+    action_key: NestedKey | Sequence[NestedKey] | None,
+) -> Reference:
+    actor = frozen.actor
+    if isinstance(actor, UtteranceActor):
+        return UtteranceReference(frozen, in_keys=in_keys)
+    if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
+        return RowReference(frozen)
+    if recurrent_keys(actor):
+        return RecurrentReference(frozen, in_keys=in_keys, action_key=action_key)
+    return ActorReference(frozen, in_keys=in_keys, action_key=action_key)

@@ -1,0 +1,72 @@
+"""A frozen utterance actor as reference: one utterance a step, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torch.distributions import Distribution
+from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.envs import EnvBase
+
+from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.schema import DONE
+from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.references.actor import ActorReference
+
+__all__ = ["UtteranceReference"]
+
+
+class UtteranceReference(ActorReference):
+    """An :class:`~torchrl_lang.modules.UtteranceActor` as reference of single turns.
+
+    Log-probabilities are those of acting, with the actor's temperature, filters, forbidden tokens and certain end, so
+    they compare with the ``token_log_prob`` that acting wrote. One pass over transcript and utterance a turn: where
+    whole episodes are at hand, :class:`RowReference` scores all turns in one pass.
+
+    Args:
+        frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
+        in_keys: see :class:`ActorReference`.
+
+    The log-probability is float ``[*B, K]``, zero behind the end of an utterance and on rows that are done.
+    """
+
+    def __init__(self, frozen: FrozenActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
+        if not isinstance(frozen.actor, UtteranceActor):
+            raise TypeError(f"An UtteranceReference needs an UtteranceActor, got {type(frozen.actor).__name__}.")
+        super().__init__(frozen, in_keys=in_keys)
+        self.layout = Layout.utterance()
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        action = tensordict.get(self.layout.action[0])
+        done: Any = tensordict.get(DONE, None)
+        with self.frozen.evaluating():
+            if done is None or not done.any():
+                return self._dist(self.inputs(tensordict)).token_log_prob(action)  # type: ignore[attr-defined]
+            # The policy says nothing where a row is done, so there is nothing to score.
+            alive = ~done.squeeze(-1)
+            out = torch.zeros(action.shape, device=action.device)
+            if alive.any():
+                dist: Any = self._dist(self.inputs(tensordict)[alive])
+                out[alive] = dist.token_log_prob(action[alive]).to(out.dtype)
+            return out
+
+    def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
+        """Not for utterances: their exact divergence is a sum over all utterances.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "The exact divergence of whole utterances has no closed form. Use an estimator (estimator='k3'), or score "
+            "whole rows (RowReference), where the exact divergence of each token is computed."
+        )
+
+    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        return Unbounded(parent.full_action_spec[self.layout.action[0]].shape, device=observation_spec.device)

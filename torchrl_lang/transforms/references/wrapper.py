@@ -1,0 +1,238 @@
+"""TorchRL's own language-model wrappers as reference, on TorchRL's layout of conversations and on whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import EnvBase
+
+from torchrl_lang.modules.row_scoring import RowBatch
+from torchrl_lang.schema import ATTENTION_MASK, REWARD, TOKENS
+from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
+from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.placement import required
+from torchrl_lang.transforms.references.base import Reference
+from torchrl_lang.transforms.references.wrapper_calls import check_wrapper, mask_by_name, without_batching
+
+__all__ = ["WrapperReference"]
+
+_ATTENTION = ("masks", "all_attention_mask")
+_ASSISTANT = ("masks", "all_assistant_mask")
+
+
+class WrapperReference(Reference):
+    """A scoring ``TransformersWrapper`` (``generate=False``), or another wrapper of its kind.
+
+    On TorchRL's layout, ``("tokens", "full")`` and ``("masks", "all_attention_mask")`` beside each other, dense. The
+    log-probability is float ``[*B, T]`` as ``("log_probs", "full")`` is, zero on padding, on the first token and, with
+    ``assistant_only``, on what others wrote. A wrapper that reads text or a history breaks it into tokens itself; where
+    the data holds tokens as well, other ones are an error. Without tokens in the data the rows are padded on the left.
+
+    With ``rows`` on the rows of this library: the wrapper, which must read tokens, gets ``tokens`` and
+    ``attention_mask`` under TorchRL's names, and the log-probability is zero but at ``action_mask``. It is that of
+    :class:`RowReference` on the same weights, which computes logits at decisions only; a wrapper computes all.
+
+    The wrapper is frozen as :func:`~torchrl_lang.transforms.frozen_copy` does it, its batching of calls left out; one
+    around an engine that is no ``nn.Module`` (vLLM, SGLang) is used as it is, so keep its weights as they are. While it
+    is run here its model gets the attention mask by name, and positions that count from a row's first token.
+    TorchRL 0.14 passes the mask as second positional argument, which is another one of GPT-2's, and so fails on it.
+
+    Args:
+        wrapper: scores, and has a tokenizer; or a :class:`FrozenActor` of such a wrapper.
+        rows: the data are rows of this library.
+        assistant_only: on TorchRL's layout: score tokens of ``("masks", "all_assistant_mask")`` alone.
+
+    Raises:
+        TypeError: it is no wrapper of TorchRL's.
+        ValueError: it generates, reads a prompt, or has no tokenizer; on calls, rows of unequal width or other tokens.
+        KeyError: on calls, an entry is missing.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tokenizers import Tokenizer, models
+        >>> from torchrl.modules.llm import TransformersWrapper
+        >>> from torchrl_lang.modules import causal_lm
+        >>> from torchrl_lang.transforms import ReferenceModelLogProbTransform
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, unk_token="<pad>"))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+        >>> lm = causal_lm("qwen2", vocab_size=3, layers=1, width=8, heads=2, max_length=8)
+        >>> wrapper = TransformersWrapper(lm, tokenizer=tokenizer, input_mode="tokens", generate=False)
+        >>> tokens, mask = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[False, True, True, True]])
+        >>> masks = {"all_attention_mask": mask, "all_assistant_mask": torch.tensor([[False, False, True, True]])}
+        >>> data = TensorDict(tokens={"full": tokens}, masks=masks, batch_size=[1])
+        >>> ReferenceModelLogProbTransform(wrapper)(data)["ref_log_probs", "full"] < 0
+        tensor([[False, False,  True,  True]])
+    """
+
+    def __init__(
+        self, wrapper: TensorDictModuleBase | FrozenActor, *, rows: bool = False, assistant_only: bool = True
+    ) -> None:
+        module: Any = wrapper.actor if isinstance(wrapper, FrozenActor) else wrapper
+        check_wrapper(module, rows)
+        if isinstance(wrapper, FrozenActor):
+            self.frozen = wrapper
+        elif isinstance(module.model, nn.Module):
+            self.frozen = frozen_copy(without_batching(module))
+        self._engine: Any = module if self.frozen is None else None
+        self.rows = rows
+        self.assistant_only = assistant_only
+        self.layout = Layout.row() if rows else _layout(assistant_only)
+        self.in_keys = [TOKENS, ATTENTION_MASK] if rows else [self._input_key, _ATTENTION]
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        if self.rows:
+            return self._of_rows(tensordict)
+        if isinstance(tensordict.get(TOKENS, None), Tensor):
+            raise ValueError(
+                "These are rows of this library ('tokens' is a tensor), not TorchRL's layout of conversations: use "
+                "WrapperReference(wrapper, rows=True)."
+            )
+        return self._of_tokens(tensordict) if self._mode == "tokens" else self._of_text(tensordict)
+
+    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+        """What a wrapper scores has another width at every step, and specs say one.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "TorchRL's language-model wrappers score conversations whose length changes from step to step: use the "
+            "transform in a replay buffer or as postproc of a collector. In an environment pass an UtteranceActor."
+        )
+
+    def _of_rows(self, tensordict: TensorDictBase) -> Tensor:
+        batch = RowBatch.read(tensordict, None)
+        if not batch.place.numel():
+            return batch.scatter(torch.zeros(0, device=batch.tokens.device))
+        scores = _placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
+        return batch.scatter(scores.flatten()[batch.place + 1])
+
+    def _of_tokens(self, tensordict: TensorDictBase) -> Tensor:
+        tokens, mask = self._dense(tensordict, self._input_key), self._dense(tensordict, _ATTENTION).bool()
+        flat = mask.reshape(-1, mask.shape[-1])
+        scores = _placed(self._run_on_tokens(tokens.reshape(flat.shape), flat), flat).reshape(mask.shape)
+        return self._assistant_only(scores, tensordict, None)
+
+    def _of_text(self, tensordict: TensorDictBase) -> Tensor:
+        required(type(self).__name__, self._input_key, f"The wrapper reads {self._mode}.", tensordict)
+        out = self._run(tensordict.select(self._input_key).reshape(-1))
+        real = _rows(out, self._key("masks_key", "all_attention_mask"))
+        scores, tokens, assistant = (
+            _trimmed(_rows(out, self._key(name, entry)), real)
+            for name, entry in (
+                ("log_probs_key", "full"),
+                ("tokens_key", "full"),
+                ("masks_key", "all_assistant_mask"),
+            )
+        )
+        ours: Any = tensordict.get(_ATTENTION, None)
+        if ours is None:
+            mask = pad_sequence([row.new_ones(len(row), dtype=torch.bool) for row in tokens], True, False, "left")
+        else:
+            mask = self._dense(tensordict, _ATTENTION).bool()
+            mask = mask.reshape(-1, mask.shape[-1])
+            self._check_same_tokens(tensordict, tokens, mask)
+        shape = (*tensordict.batch_size, mask.shape[-1])
+        agent = _placed(assistant, mask).bool().reshape(shape) if assistant else None
+        return self._assistant_only(_placed(scores, mask).reshape(shape), tensordict, agent)
+
+    def _assistant_only(self, scores: Tensor, tensordict: TensorDictBase, found: Tensor | None) -> Tensor:
+        if not self.assistant_only:
+            return scores
+        if found is None or tensordict.get(_ASSISTANT, None) is not None:
+            advice = "It says which tokens the agent wrote; assistant_only=False scores all."
+            required(type(self).__name__, _ASSISTANT, advice, tensordict)
+            found = self._dense(tensordict, _ASSISTANT).bool()
+        return torch.where(found, scores, 0)
+
+    def _check_same_tokens(self, tensordict: TensorDictBase, tokens: list[Tensor], mask: Tensor) -> None:
+        """Raise unless what the wrapper made of the text are the tokens that were taken."""
+        taken: Any = tensordict.get(("tokens", "full"), None)
+        if taken is not None:
+            taken = self._dense(tensordict, ("tokens", "full")).reshape(mask.shape)
+            pairs = zip(taken, mask, tokens, strict=True)
+            differ = [i for i, (row, real, other) in enumerate(pairs) if not torch.equal(row[real], other.to(row))]
+            if differ:
+                raise ValueError(
+                    f"The wrapper makes other tokens of the {self._mode} than the data holds, in rows {differ[:3]} "
+                    "among others, so it would score what was never done: use a wrapper with input_mode='tokens'."
+                )
+
+    def _dense(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        """An entry ``[*B, T]``."""
+        advice = "This is TorchRL's layout of conversations; for rows of this library pass rows=True."
+        try:
+            return required(type(self).__name__, key, advice, tensordict)
+        except RuntimeError as error:  # how tensordict says that a lazy stack has no common shape
+            raise ValueError(
+                f"The rows of {key!r} differ in length, and a log-probability needs one width: build the wrapper that "
+                "made the data with pad_output=True."
+            ) from error
+
+    def _run_on_tokens(self, tokens: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        inputs = TensorDict(batch_size=tokens.shape[:1], device=tokens.device)
+        inputs.set(self._input_key, tokens)
+        inputs.set(_ATTENTION, attention_mask)
+        return _rows(self._run(inputs), self._key("log_probs_key", "full"))
+
+    def _run(self, inputs: TensorDictBase) -> TensorDictBase:
+        frozen = self.frozen
+        evaluating: AbstractContextManager[Any] = torch.no_grad() if frozen is None else frozen.evaluating()
+        with evaluating, mask_by_name(self._wrapper.model):
+            return self._wrapper(inputs)
+
+    @property
+    def _wrapper(self) -> Any:
+        return self._engine if self.frozen is None else self.frozen.actor
+
+    @property
+    def _mode(self) -> str:
+        return self._wrapper.input_mode
+
+    @property
+    def _input_key(self) -> NestedKey:
+        return unravel_key(self._wrapper.in_keys[0])
+
+    def _key(self, attribute: str, name: str) -> NestedKey:
+        return unravel_key((getattr(self._wrapper, attribute), name))
+
+
+def _layout(assistant_only: bool) -> Layout:
+    mask = _ASSISTANT if assistant_only else None
+    return Layout((("tokens", "full"),), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=mask)
+
+
+def _rows(out: TensorDictBase, key: NestedKey) -> list[Tensor]:
+    """An entry as the list of its rows; empty where there is none."""
+    value: Any = out.get(key, as_list=True)
+    return [] if value is None or any(row is None for row in value) else list(value)
+
+
+def _trimmed(rows: list[Tensor], real: Sequence[Tensor]) -> list[Tensor]:
+    """Rows without the padding that the wrapper added."""
+    return [row[keep.bool()] for row, keep in zip(rows, real, strict=True)] if rows else []
+
+
+def _placed(rows: list[Tensor], mask: Tensor) -> Tensor:
+    """Rows, each with or without its padding, at the real tokens of ``mask`` ``[B, T]``; zero elsewhere."""
+    if all(len(row) == mask.shape[-1] for row in rows):
+        return torch.where(mask, torch.stack(rows), 0)
+    lengths = mask.sum(-1).tolist()
+    if [len(row) for row in rows] != lengths:
+        raise ValueError(
+            f"The wrapper returned rows of {[len(row) for row in rows][:3]}, ... tokens, and the data's attention mask "
+            f"counts {lengths[:3]}, ...: both must speak of the same tokens."
+        )
+    flat = torch.cat(rows)
+    return flat.new_zeros(mask.shape).masked_scatter(mask, flat)

@@ -1,0 +1,83 @@
+"""What TorchRL's wrappers of language models need to be run as a reference."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from tensordict import unravel_key
+from torch import nn
+
+__all__ = ["check_wrapper", "is_wrapper", "mask_by_name", "without_batching"]
+
+
+def is_wrapper(module: object) -> bool:
+    """Whether it is one of TorchRL's wrappers of language models, told by name: they need not be importable."""
+    return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
+
+
+def check_wrapper(wrapper: Any, rows: bool) -> None:
+    """Raise unless it can score: conversations, or with ``rows`` rows of this library.
+
+    Raises:
+        TypeError: it is no wrapper.
+        ValueError: it generates, reads a prompt, reads something else than tokens for rows, or has no tokenizer.
+    """
+    if not is_wrapper(wrapper):
+        raise TypeError(
+            "A WrapperReference needs one of TorchRL's wrappers of language models (torchrl.modules.llm), got "
+            f"{type(wrapper).__name__}."
+        )
+    if wrapper.generate:
+        raise ValueError(
+            "The wrapper generates, and a reference scores: build it with generate=False, e.g. "
+            "wrapper.get_new_version(generate=False, input_key=('tokens', 'full'))."
+        )
+    key = unravel_key(wrapper.in_keys[0])
+    if not rows and isinstance(key, tuple) and key[-1] == "prompt":
+        raise ValueError(
+            f"The wrapper scores {key!r}, which the agent did not write: build it with "
+            f"input_key={(*key[:-1], 'full')!r}."
+        )
+    if rows and wrapper.input_mode != "tokens":
+        raise ValueError(f"Rows are scored by a wrapper with input_mode='tokens', got {wrapper.input_mode!r}.")
+    if isinstance(wrapper.model, nn.Module) and wrapper.tokenizer is None:
+        raise ValueError("The wrapper has no tokenizer and cannot score without: build it with tokenizer=.")
+
+
+def without_batching(wrapper: Any) -> Any:
+    """The same wrapper without the lock by which threads share its calls, for a lock cannot be copied."""
+    if not wrapper.batching:
+        return wrapper
+    plain = copy.copy(wrapper)
+    plain._min_batch_size = plain._max_batch_size = plain._batching_lock = None
+    plain._batch_queue, plain._futures = [], []
+    return plain
+
+
+def mask_by_name(model: Any) -> AbstractContextManager[Any]:
+    """The context in which ``model(tokens, attention_mask)`` means what it says, whatever the model's order."""
+    if not isinstance(model, nn.Module):
+        return nullcontext()
+    return _hooked(model)
+
+
+@contextmanager
+def _hooked(model: nn.Module) -> Iterator[None]:
+    handle = model.register_forward_pre_hook(_name_mask, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _name_mask(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    names = inspect.signature(model.forward).parameters
+    if len(args) != 2 or "attention_mask" not in names:
+        return None
+    tokens, mask = args
+    positions = {"position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)} if "position_ids" in names else {}
+    return (tokens,), {"attention_mask": mask, **positions, **kwargs}
