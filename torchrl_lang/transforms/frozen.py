@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.transforms.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
 
 __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
@@ -52,7 +52,7 @@ class FrozenActor:
     def evaluating(self) -> AbstractContextManager[Any]:
         """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made."""
         if not self._copied:
-            return _as_base(self.actor)
+            return without_adapters(self.actor)
         return nullcontext() if self.differentiable else torch.no_grad()
 
     @property
@@ -134,7 +134,7 @@ class FrozenActor:
         self._look()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        adapters = set() if self._copied else {id(tensor) for tensor in _adapter_weights(self.actor)}
+        adapters = set() if self._copied else {id(tensor) for tensor in adapter_weights(self.actor)}
         return ((name, tensor) for name, tensor in defining_weights(self.actor) if id(tensor) not in adapters)
 
     def _look(self) -> None:
@@ -188,7 +188,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
     if share:
-        _refuse_merged(_adapter_layers(actor))
+        refuse_merged(adapter_layers(actor))
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
     copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
     for parameter in copied.parameters():
@@ -220,11 +220,11 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
         >>> reference.actor is actor, len(reference.state()) == len(lm.state_dict()) - 2
         (True, True)
     """
-    layers = _adapter_layers(actor)
+    layers = adapter_layers(actor)
     if not layers:
         raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")
-    _refuse_merged(layers)
-    adapters = {id(tensor) for tensor in _adapter_weights(actor)}
+    refuse_merged(layers)
+    adapters = {id(tensor) for tensor in adapter_weights(actor)}
     base = [(name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters]
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
@@ -233,53 +233,6 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
             "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False)
-
-
-@contextmanager
-def _as_base(actor: nn.Module) -> Iterator[None]:
-    """No adapters, evaluation mode, no gradients; afterwards every module is as it was."""
-    layers = _adapter_layers(actor)
-    _refuse_merged(layers)
-    layers = [layer for layer in layers if not layer.disable_adapters]
-    # Switching off and on again also sets which adapters train.
-    trains = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
-    try:
-        for layer in layers:
-            layer.enable_adapters(False)
-        with evaluating(actor), torch.no_grad():
-            yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-        for parameter, flag in trains:
-            parameter.requires_grad_(flag)
-
-
-def _adapter_layers(actor: nn.Module) -> list[Any]:
-    """PEFT's layers, known by what they have: peft itself is not needed."""
-    # Hugging Face models have the first two.
-    names = ("enable_adapters", "disable_adapters", "adapter_layer_names")
-    return [module for module in actor.modules() if all(hasattr(type(module), name) for name in names)]
-
-
-def _adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
-    for layer in _adapter_layers(actor):
-        for name in layer.adapter_layer_names:
-            held = getattr(layer, name, None)
-            if isinstance(held, nn.Module):
-                yield from held.parameters()
-                yield from held.buffers()
-            elif isinstance(held, Tensor):
-                yield held
-
-
-def _refuse_merged(layers: list[Any]) -> None:
-    merged = [layer for layer in layers if layer.merged_adapters]
-    if merged:
-        raise ValueError(
-            f"The adapters of {len(merged)} layers are merged into the base weights: call unmerge_adapter() on the "
-            "PEFT model first, or use frozen_copy(actor, share=False)."
-        )
 
 
 def _without_graph(actor: nn.Module) -> dict[int, Tensor]:

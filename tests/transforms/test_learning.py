@@ -1,0 +1,151 @@
+"""Policies trained on adjusted rewards find the best trade-off, which is known: ``pi(a) ~ ref(a) exp(R(a) / coef)``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.distributions import Categorical, kl_divergence
+from torchrl.data import Categorical as CategoricalSpec
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import EnvBase, ExplorationType, TransformedEnv, set_exploration_type
+from torchrl.modules import ProbabilisticActor
+
+from torchrl_lang.data import CharTokenizer, rows_from_rollout
+from torchrl_lang.envs.language_env import LanguageEnv, Reply
+from torchrl_lang.functional import decision_mask, returns_to_go, shift_left
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
+from torchrl_lang.transforms import (
+    AdaptiveKLController,
+    KLConstrainedTransform,
+    KLRewardTransform,
+    LagrangeKLController,
+    RowReference,
+    frozen_copy,
+)
+
+REWARD = torch.tensor([0.0, 0.3, 0.6, 1.0])
+
+
+class Bandit(EnvBase):
+    """Four arms, one pull."""
+
+    def __init__(self, n):
+        super().__init__(batch_size=[n])
+        self.observation_spec = Composite(observation=Unbounded((n, 1)), shape=[n])
+        self.action_spec = CategoricalSpec(4, (n,))
+        self.reward_spec = Unbounded((n, 1))
+
+    def _reset(self, tensordict=None, **_):
+        return TensorDict(observation=torch.ones(*self.batch_size, 1), batch_size=self.batch_size)
+
+    def _step(self, tensordict):
+        done = torch.ones(*self.batch_size, 1, dtype=torch.bool)
+        reward = REWARD[tensordict["action"]].unsqueeze(-1)
+        step = {"observation": torch.ones(*self.batch_size, 1), "reward": reward, "done": done, "terminated": done}
+        return TensorDict(step, batch_size=self.batch_size)
+
+    def _set_seed(self, seed):
+        torch.manual_seed(seed)
+
+
+def bandit_actor():
+    net = nn.Linear(1, 4, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0], [0.5], [0.0], [-1.0]]))
+    module = TensorDictModule(net, in_keys=["observation"], out_keys=["logits"])
+    return ProbabilisticActor(module, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True), net
+
+
+def pull(actor, transform, steps, n=512):
+    """REINFORCE on what the environment pays through the transform."""
+    torch.manual_seed(0)
+    env = TransformedEnv(Bandit(n), transform)
+    optimizer = torch.optim.Adam(actor.parameters(), 0.05)
+    for _ in range(steps):
+        with set_exploration_type(ExplorationType.RANDOM):
+            step = env.rollout(1, actor).squeeze(-1)
+        reward = step["next", "reward"].squeeze(-1)
+        optimizer.zero_grad()
+        (-(reward - reward.mean()) * step["action_log_prob"]).mean().backward()
+        optimizer.step()
+        yield step
+
+
+@pytest.mark.parametrize("coef", [0.3, 1.0])
+def test_reinforce_finds_the_best_trade_off(coef):
+    actor, net = bandit_actor()
+    before = net.weight.detach().clone().flatten()
+    for _ in pull(actor, KLRewardTransform(actor, coef), 250):
+        pass
+    best = (before + REWARD / coef).softmax(-1)
+    found = net.weight.detach().flatten().softmax(-1)
+    assert (found - best).abs().sum() / 2 < 0.04
+    assert (before.softmax(-1) - best).abs().sum() / 2 > 0.1
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        lambda target: AdaptiveKLController(0.05, target=target, horizon=4096),
+        lambda target: LagrangeKLController(0.0, target=target, lr=0.05, proportional=2.0),
+    ],
+    ids=["adaptive", "lagrange"],
+)
+def test_controllers_hold_the_divergence_at_its_target(controller):
+    actor, net = bandit_actor()
+    target = 0.4  # without a penalty it goes to -log ref(best arm) = 2.8
+    reference = Categorical(logits=net.weight.detach().clone().flatten())
+    transform = KLConstrainedTransform(actor, controller(target), auto_update=True)
+    late = []
+    for number, _ in enumerate(pull(actor, transform, 400)):
+        if number >= 300:
+            late.append(kl_divergence(Categorical(logits=net.weight.detach().flatten()), reference))
+    assert torch.stack(late).mean() == pytest.approx(target, rel=0.15)
+
+
+class Letters(LanguageEnv):
+    """One utterance of one letter, paid by the letter; saying nothing pays nothing."""
+
+    def __init__(self, n):
+        super().__init__(CharTokenizer.from_alphabet("abcd"), row_length=6, action_length=2, batch_size=[n], seed=0)
+
+    def _open(self, episode, fresh, options):
+        return torch.zeros(*episode.shape, 0, dtype=torch.int64), torch.zeros_like(episode), {}
+
+    def _reply(self, utterance, task, live):
+        pay = torch.where(utterance.length > 0, REWARD[utterance.tokens[:, 0].clamp_max(3)], 0.0)
+        nothing = torch.zeros_like(utterance.length)
+        return Reply(nothing.unsqueeze(-1), nothing, pay, torch.ones_like(live)), task
+
+
+def test_a_language_model_finds_the_best_trade_off_on_rows():
+    torch.manual_seed(0)
+    env, coef = Letters(256), 0.5
+    tokenizer = env.tokenizer
+    lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=8, initializer_range=0.3)
+    policy = UtteranceActor(language_actor(lm), tokenizer.control, 2, seed=0)
+    options = [*range(4), tokenizer.control.end_of_action]
+
+    def first_token():
+        start = env.reset()[:1]
+        state = policy.decoder.actor.get_dist(start).logits[:, int(start["attention_mask"].sum()) - 1]
+        return policy.decoder.rule({"logits": state})[0, options].detach()
+
+    before = first_token()
+    near = KLConstrainedTransform(RowReference(frozen_copy(policy)), coef)
+    optimizer = torch.optim.Adam(lm.parameters(), 5e-3)
+    for _ in range(150):
+        rows = near(rows_from_rollout(env.rollout(1, policy), unfinished="drop", carry=["token_log_prob"]))
+        agent = rows["action_mask"]
+        to_go = returns_to_go(shift_left(rows["token_reward"]), decision_mask(agent), 1.0).roll(1, -1)
+        advantage = to_go - to_go[agent].mean()
+        optimizer.zero_grad()
+        (-(advantage * row_log_prob(policy, rows))[agent].sum() / len(rows)).backward()
+        optimizer.step()
+    best = (before + torch.cat([REWARD, torch.zeros(1)]) / coef).softmax(-1)
+    found = first_token().exp()
+    assert (found - best).abs().sum() / 2 < 0.06
+    assert (before.exp() - best).abs().sum() / 2 > 0.1
