@@ -39,7 +39,7 @@ near = KLConstrainedTransform(RowReference(frozen_copy(policy)), controller, est
 optimizer = adamw(actor, 1e-3)
 for iteration in range(61):
     rows = rows_from_rollout(play(policy), unfinished="truncate", carry=["token_log_prob"])
-    near(rows)  # token_reward is now R - coef * KL, the raw one stands in raw_reward
+    rows = near(rows)  # token_reward is now R - coef * KL, the raw one stands in raw_reward
     near.update(rows)
     agent = rows["action_mask"]
     to_go = returns_to_go(shift_left(rows["token_reward"]), decision_mask(agent), 1.0)

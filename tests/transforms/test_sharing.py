@@ -1,0 +1,202 @@
+"""References that cost less than a copy: what they hold, what they run, and that they say the same."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import ProbabilisticActor
+
+from tests.modules.toys import tiny_lm
+from tests.transforms.test_rows import drift, make_rows, score
+from torchrl_lang.modules import language_actor, train_top_layers
+from torchrl_lang.transforms import (
+    ActorReference,
+    ColumnReference,
+    FunctionReference,
+    HeadReference,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    Layout,
+    LazyReference,
+    ReferenceModelLogProbTransform,
+    adapters_off,
+    as_reference,
+    frozen_copy,
+)
+
+
+def own_bytes(reference, policy):
+    """Memory of a reference that is not the policy's."""
+    theirs = {p.untyped_storage().data_ptr() for p in policy.parameters()}
+    mine = {p.untyped_storage().data_ptr(): p.nbytes for p in reference.frozen.actor.parameters()}
+    return sum(size for place, size in mine.items() if place not in theirs)
+
+
+def test_only_what_trains_is_held_twice():
+    actor = language_actor(tiny_lm("llama"))
+    whole = own_bytes(as_reference(actor), actor)
+    assert whole == sum(p.nbytes for p in actor.parameters())
+    train_top_layers(actor, 1)
+    trains = sum(p.nbytes for p in actor.parameters() if p.requires_grad)
+    assert own_bytes(as_reference(actor), actor) == trains < 0.6 * whole
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_adapters_off_is_the_base_model_without_a_copy(kind):
+    lm, rows = tiny_lm(kind), make_rows()
+    before = score(language_actor(lm), rows)
+    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
+    actor = language_actor(get_peft_model(lm, LoraConfig(r=2, target_modules=targets, init_lora_weights=False)))
+    transform = ReferenceModelLogProbTransform(adapters_off(actor))
+    assert own_bytes(transform.reference, actor) == 0
+    torch.testing.assert_close(transform(rows.copy())["ref_log_prob"], before, atol=1e-5, rtol=1e-5)
+    live = score(actor, rows)
+    assert (live - before).abs().max() > 1e-3  # the adapters are on again
+    drift(actor, 0.1)
+    torch.testing.assert_close(transform(rows.copy())["ref_log_prob"], before, atol=1e-5, rtol=1e-5)
+    assert any(p.requires_grad for p in actor.parameters())
+
+
+def test_adapters_off_in_an_exact_divergence():
+    lm, rows = tiny_lm(), make_rows()
+    base = frozen_copy(language_actor(lm))
+    actor = language_actor(get_peft_model(lm, LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)))
+    options = {"policy": actor, "mask_key": "action_mask"}
+    found = KLDivergenceTransform("exact", reference=adapters_off(actor), **options)(rows.copy())["kl"]
+    expected = KLDivergenceTransform("exact", reference=base, **options)(rows.copy())["kl"]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert expected.max() > 1e-3
+
+
+def test_shared_weights_that_change_are_noticed():
+    actor, rows = language_actor(tiny_lm()), make_rows()
+    train_top_layers(actor, 1)
+    transform = ReferenceModelLogProbTransform(actor)
+    transform(rows.copy())
+    embedding = actor[0].module.model.get_input_embeddings().weight
+    with torch.no_grad():
+        embedding.add_(1.0)
+    with pytest.raises(RuntimeError, match="share=False"):
+        transform(rows.copy())
+
+
+def two_headed():
+    """A frozen trunk and a head that trains, as one actor of discrete actions."""
+    trunk = TensorDictModule(nn.Sequential(nn.Linear(3, 8), nn.Tanh()), in_keys=["observation"], out_keys=["hidden"])
+    head = TensorDictModule(nn.Linear(8, 4), in_keys=["hidden"], out_keys=["logits"])
+    trunk.requires_grad_(False)
+    return ProbabilisticActor(
+        TensorDictSequential(trunk, head),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+
+
+def steps(actor, n=16):
+    return actor(TensorDict(observation=torch.randn(n, 3), batch_size=[n]))
+
+
+def test_a_second_head_on_the_shared_trunk():
+    torch.manual_seed(0)
+    actor = two_headed()
+    plain = ActorReference(frozen_copy(actor))
+    shared = HeadReference(frozen_copy(actor), ["hidden"])
+    data = steps(actor)
+    torch.testing.assert_close(shared.log_prob(data, data.copy()), plain.log_prob(data, data.copy()))
+    assert shared.in_keys == ["hidden"]
+    ran = []
+    shared.frozen.actor.module[0][0].register_forward_hook(lambda *_: ran.append("trunk"))
+    drift(actor, 0.5)
+    again = ReferenceModelLogProbTransform(shared)(data.exclude("observation"))
+    torch.testing.assert_close(again["ref_log_prob"], plain.log_prob(data, data.copy()))
+    assert not ran
+    with pytest.raises(KeyError, match="'hidden'"):
+        shared.log_prob(data.exclude("hidden"), data)
+    actor.requires_grad_(True)
+    with pytest.raises(ValueError, match="drift"):
+        HeadReference(frozen_copy(actor), ["hidden"])
+    with pytest.raises(ValueError, match="no module"):
+        HeadReference(frozen_copy(actor), ["observation"])
+
+
+def test_a_column_of_the_data():
+    torch.manual_seed(0)
+    actor = two_headed()
+    data = steps(actor)
+    data["stored"] = ActorReference(frozen_copy(actor)).log_prob(data, data.copy())
+    drift(actor, 0.5)
+    data = actor(data)
+    data["reward"] = torch.zeros(16, 1)
+    out = KLConstrainedTransform("stored")(data.copy())
+    torch.testing.assert_close(out["reward"], -(data["action_log_prob"] - data["stored"]).unsqueeze(-1))
+    assert "ref_log_prob" in out.keys()
+    with pytest.raises(KeyError, match="'elsewhere'"):
+        KLConstrainedTransform(ColumnReference("elsewhere"))(data.copy())
+
+
+def test_a_function_and_a_module():
+    data = TensorDict(action=torch.arange(3), x=torch.ones(3), reward=torch.zeros(3, 1), batch_size=[3])
+    out = ReferenceModelLogProbTransform(lambda td: -td["action"].float())(data.copy())
+    assert out["ref_log_prob"].tolist() == [0.0, -1.0, -2.0]
+    with pytest.raises(TypeError, match="as a tensor"):
+        ReferenceModelLogProbTransform(lambda td: td)(data.copy())
+    with pytest.raises(KeyError):
+        ReferenceModelLogProbTransform(lambda td: td["x"], in_keys=["action"])(data.copy())
+
+    class Score(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, td):
+            return -self.weight * td["x"]
+
+    module = Score()
+    transform = ReferenceModelLogProbTransform(FunctionReference(module))
+    with torch.no_grad():
+        module.weight.fill_(5.0)
+    found = transform(data.copy())["ref_log_prob"]
+    assert found.tolist() == [-2.0, -2.0, -2.0]
+    assert not found.requires_grad
+    assert list(transform.state_dict()) == ["reference_fingerprint"]
+    assert not list(transform.parameters())
+
+
+def build_actor(built):
+    torch.manual_seed(7)
+    built.append(1)
+    return two_headed()
+
+
+def test_a_factory_runs_once_and_where_it_is_needed():
+    built = []
+    reference = LazyReference(functools.partial(build_actor, built))
+    transform = KLConstrainedTransform(reference)
+    assert not built
+    torch.manual_seed(7)
+    actor = two_headed()
+    data = steps(actor)
+    data["reward"] = torch.zeros(16, 1)
+    out = transform(data.copy())
+    transform[0](data.copy())
+    assert len(built) == 1
+    torch.testing.assert_close(out["kl"], torch.zeros(16), atol=1e-6, rtol=0)
+    wrong = LazyReference(functools.partial(build_actor, []), layout=Layout.row())
+    with pytest.raises(ValueError, match="layout="):
+        ReferenceModelLogProbTransform(wrong)(data.copy())
+
+
+def test_what_is_no_reference_is_refused():
+    with pytest.raises(TypeError, match="actor with get_dist"):
+        ReferenceModelLogProbTransform(3.0)
+    with pytest.raises(TypeError, match="get_dist"):
+        ActorReference(frozen_copy(TensorDictModule(nn.Linear(1, 1), in_keys=["a"], out_keys=["b"])))
+    with pytest.raises(ValueError, match="to ColumnReference itself"):
+        ReferenceModelLogProbTransform(ColumnReference("x"), in_keys=["y"])
