@@ -20,8 +20,8 @@ from tensordict.nn import (
 from torch import distributions as D
 from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.envs import Compose as Chain
+from torchrl.envs import EnvBase, InitTracker, TransformedEnv
 from torchrl.modules import GRUModule, IndependentNormal, LSTMModule, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 HORIZON = 5

@@ -595,3 +595,13 @@ def test_a_copy_of_a_policy_with_adapters_holds_the_adapters_twice():
     assert len(extra) == sum("lora" in name for name, _ in model.named_parameters())
     drift(actor, lambda: actor.get_dist(batch.clone()).logits.square().mean())
     assert torch.equal(logits_of(reference, batch), before)
+
+
+def test_a_function_that_refers_to_the_policy_is_refused():
+    """A copy would go on calling the very network that trains."""
+    net = torch.nn.Linear(2, 1)
+    actor = TensorDictModule(lambda x: net(x), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(ValueError, match="refers to a Linear that trains"):
+        frozen_copy(actor)
+    net.requires_grad_(False)
+    frozen_copy(actor)

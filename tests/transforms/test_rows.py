@@ -336,11 +336,16 @@ def test_the_reward_falls_when_the_policy_drifts():
 
 def test_a_trunk_that_writes_logits_itself():
     lm, rows = tiny_lm(), make_rows()
-    trunk = TensorDictModule(
-        lambda tokens, mask: lm(input_ids=tokens, attention_mask=mask.long()).logits,
-        in_keys=["tokens", "attention_mask"],
-        out_keys=["logits"],
-    )
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm = lm
+
+        def forward(self, tokens, mask):
+            return self.lm(input_ids=tokens, attention_mask=mask.long()).logits
+
+    trunk = TensorDictModule(Whole(), in_keys=["tokens", "attention_mask"], out_keys=["logits"])
     prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["next_token"], distribution_class=Categorical)
     actor = ProbabilisticTensorDictSequential(trunk, prob)
     torch.testing.assert_close(score(actor, rows), plain_log_prob(lm, rows), atol=1e-4, rtol=1e-5)

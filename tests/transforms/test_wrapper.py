@@ -165,6 +165,10 @@ class TestText:
         tokens[2, 4] = 5
         with pytest.raises(ValueError, match=r"other tokens of the text .* rows \[2\]"):
             reference.log_prob(data, data)
+        data.exclude("tokens", inplace=True)
+        data[ATTENTION][:] = True
+        with pytest.raises(ValueError, match=r"other tokens of the text .* rows \[0, 1, 2\]"):
+            reference.log_prob(data, data)
 
     def test_says_nothing_of_who_wrote_what(self):
         with pytest.raises(KeyError, match="all_assistant_mask"):
@@ -284,6 +288,18 @@ class TestChain:
         assert WrapperReference(wrapper()).log_prob(data, data).shape == (2, 3, 14)
         one = rows[2]
         torch.testing.assert_close(reference.log_prob(one, one), flat[2])
+
+    @pytest.mark.parametrize("inplace", [True, False, "empty"])
+    def test_wherever_the_wrapper_writes(self, inplace):
+        rows = whole_rows()
+        scores = WrapperReference(wrapper(inplace=inplace), rows=True).log_prob(rows, rows)
+        assert torch.equal(scores, WrapperReference(wrapper(), rows=True).log_prob(rows, rows))
+
+    def test_what_padding_holds_changes_nothing(self):
+        rows, other = whole_rows(), whole_rows()
+        other["tokens"][~other["attention_mask"]] = 7
+        reference = WrapperReference(wrapper(model("gpt2")), rows=True)
+        assert torch.equal(reference.log_prob(rows, rows), reference.log_prob(other, other))
 
     def test_rows_without_an_action(self):
         rows = whole_rows()

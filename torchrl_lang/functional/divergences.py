@@ -43,6 +43,8 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
     if logits.shape != ref_logits.shape:
         raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)} must have one shape.")
     _check_chunk_size(chunk_size)
+    if logits.shape[-1] <= chunk_size:
+        return _kl_at_once(widened(logits), widened(ref_logits))
     pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
     return _kl_of_slices(((widened(a), widened(b)) for a, b in pairs), _no_sums(logits, ref_logits))
 
@@ -113,6 +115,15 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: f
     if temperature != 1.0:
         logits = logits / temperature
     return logits if barred is None else logits.masked_fill(barred, -torch.inf)
+
+
+def _kl_at_once(a: Tensor, b: Tensor) -> Tensor:
+    """``sum p (log p - log q)`` of logits ``[*B, V]``, for a vocabulary that is one slice."""
+    a, b = a.log_softmax(-1), b.log_softmax(-1)
+    possible, ref_possible = a != -torch.inf, b != -torch.inf
+    gap = (a - b).masked_fill(~(possible & ref_possible), 0)
+    kl = (a.exp() * gap).sum(-1).clamp_min(0)
+    return kl.masked_fill((possible & ~ref_possible).any(-1) & ~kl.isnan(), torch.inf)
 
 
 class _Sums(NamedTuple):

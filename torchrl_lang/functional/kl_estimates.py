@@ -84,14 +84,15 @@ def kl_estimate(
             f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: give "
             "both the log-probabilities of the same actions."
         )
-    x = _log_ratio(widened(log_prob), widened(ref_log_prob))
+    log_prob, ref_log_prob = widened(log_prob), widened(ref_log_prob)
+    if (estimator, direction) == ("k1", "reverse"):
+        return _log_ratio(log_prob, ref_log_prob)
+    x = _log_ratio(ref_log_prob, log_prob)
     if estimator == "k2":
         return x.square() / 2
     # Bounds on x, beyond which rounding has decided anyway, keep inf - inf and 0 * inf out of values and gradients.
     # The bound on k3 is for devices whose expm1(x) may round to below x.
     if direction == "reverse":
-        if estimator == "k1":
-            return -x
         x = x.clamp_max(1e4)
         return (x.expm1() - x).clamp_min(0)
     if estimator == "k1":
@@ -100,7 +101,6 @@ def kl_estimate(
     return (x.exp() * ((-x).expm1() + x)).clamp_min(0)
 
 
-def _log_ratio(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """``log(ref / pi)``, 0 where both are impossible."""
-    nowhere = (log_prob == -torch.inf) & (ref_log_prob == -torch.inf)
-    return ref_log_prob.masked_fill(nowhere, 0) - log_prob.masked_fill(nowhere, 0)
+def _log_ratio(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``log(p / q)``, 0 where both are impossible."""
+    return (log_p - log_q).masked_fill(torch.maximum(log_p, log_q) == -torch.inf, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 __all__ = ["widened"]
@@ -17,4 +16,4 @@ def widened(values: Tensor) -> Tensor:
         >>> widened(torch.zeros(1, dtype=torch.bfloat16)).dtype, widened(torch.zeros(1, dtype=torch.float64)).dtype
         (torch.float32, torch.float64)
     """
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return values.float() if values.dtype.itemsize < 4 else values

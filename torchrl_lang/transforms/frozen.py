@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -61,6 +62,10 @@ class FrozenActor:
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._weights())
         return self._fingerprint
+
+    def shares(self, parameter: Tensor) -> bool:
+        """Whether a weight of ``actor`` is the policy's own."""
+        return any(parameter is shared for shared in self._shared)
 
     def state(self) -> dict[str, Tensor]:
         """All weights that define the reference by name; detached, not copied."""
@@ -184,6 +189,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
         >>> bool(y == net(x)), y.requires_grad
         (True, False)
     """
+    _refuse_closures(actor)
     lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
@@ -233,6 +239,18 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
             "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False)
+
+
+def _refuse_closures(actor: nn.Module) -> None:
+    """A function that refers to a model goes on referring to it after a copy, and would follow the policy unnoticed."""
+    functions = [value for m in actor.modules() for value in vars(m).values() if isinstance(value, FunctionType)]
+    for cell in (cell for function in functions for cell in function.__closure__ or ()):
+        held = cell.cell_contents
+        if isinstance(held, nn.Module) and any(p.requires_grad for p in held.parameters()):
+            raise ValueError(
+                f"A function in {type(actor).__name__} refers to a {type(held).__name__} that trains, which a copy "
+                "would share: make it a module that holds the model (class ...(nn.Module) with forward)."
+            )
 
 
 def _without_graph(actor: nn.Module) -> dict[int, Tensor]:

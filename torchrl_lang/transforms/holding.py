@@ -45,6 +45,9 @@ class ReferenceTransform(ActionTransform):
             raise RuntimeError(f"{type(self).__name__} holds no reference.")
         return self.reference
 
+    def _acted_keys(self) -> list[NestedKey]:
+        return [] if self.reference is None else [*self.reference.in_keys, *self.reference.layout.action]
+
     def check_reference(self) -> None:
         """Raise where weights that the reference shares with the policy have changed."""
         frozen = self._frozen

@@ -62,19 +62,20 @@ class KLConstrainedTransform(Compose):
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
+        >>> from tensordict.nn import InteractionType, NormalParamExtractor, TensorDictModule
         >>> from torchrl.modules import ProbabilisticActor, TanhNormal
         >>> from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 2), NormalParamExtractor())
         >>> module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
         >>> actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal,
-        ...                            return_log_prob=True)
+        ...                            return_log_prob=True, default_interaction_type=InteractionType.RANDOM)
         >>> transform = KLConstrainedTransform(actor, AdaptiveKLController(0.1, target=0.01))
         >>> with torch.no_grad():
         ...     _ = net[0].bias.add_(1.0)  # the policy moves, the reference stays
         >>> steps = actor(TensorDict(observation=torch.randn(256, 3), batch_size=[256]))
         >>> steps["next"] = TensorDict(reward=torch.zeros(256, 1), batch_size=[256])
-        >>> bool(transform(steps)["next", "reward"].mean() < 0)
+        >>> steps = transform(steps)
+        >>> bool(steps["next", "reward"].mean() < 0)
         True
         >>> transform.update(steps)
         >>> bool(transform.coef > 0.1)

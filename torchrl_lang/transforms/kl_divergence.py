@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -44,7 +45,10 @@ class KLDivergenceTransform(ReferenceTransform):
     ===========  ==========================================  ======================================================
 
     k3 in a reward is *not* an unbiased penalty, and k1 in a loss has no gradient in the mean; see
-    :func:`~torchrl_lang.functional.kl_estimate`. All log-probabilities are of the policy that acted.
+    :func:`~torchrl_lang.functional.kl_estimate`. The exact divergence is the same whatever was done, so as a reward it
+    holds an action responsible only for the divergence of later ones, never for its own: watch it, limit it, steer the
+    coefficient by it, give it to a critic, but penalise with k1. All log-probabilities are of the policy that acted,
+    and estimates need actions that were drawn: those of a deterministic policy estimate nothing.
 
     Args:
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
@@ -77,13 +81,13 @@ class KLDivergenceTransform(ReferenceTransform):
         >>> from tensordict import TensorDict
         >>> from torchrl_lang.transforms import KLDivergenceTransform
         >>> data = TensorDict(action_log_prob=torch.tensor([0.5, 0.9]).log(),
-        ...                   ref_log_prob=torch.tensor([0.25, 0.9]).log(), batch_size=[2])
+        ...                   ref_log_prob=torch.tensor([0.25, 0.6]).log(), batch_size=[2])
         >>> KLDivergenceTransform()(data)["kl"]
-        tensor([0.6931, 0.0000])
+        tensor([0.6931, 0.4055])
         >>> KLDivergenceTransform(log_prob_key="log_prob")(data)
         Traceback (most recent call last):
             ...
-        KeyError: "KLDivergenceTransform needs the entry 'log_prob'; ..."
+        KeyError: "KLDivergenceTransform needs the policy's log-probability ['log_prob']; ..."
     """
 
     def __init__(
@@ -124,8 +128,13 @@ class KLDivergenceTransform(ReferenceTransform):
         self.missing: MissingLogProb = missing
         self.policy = None if policy is None else _live(policy)
 
+    def _acted_keys(self) -> list[NestedKey]:
+        own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.layout.action]
+        return [*super()._acted_keys(), *own]
+
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
-        kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
+        with nullcontext() if self.differentiable else torch.no_grad():
+            kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
         if self.mask_key is not None:
             mask = required(type(self).__name__, self.mask_key, "It says which tokens count.", root, out)
             if mask.shape != kl.shape:
@@ -156,8 +165,7 @@ class KLDivergenceTransform(ReferenceTransform):
         """The policy's log-probability: from the data, from the policy, or, where that is allowed, the reference's."""
         found = [root.get(key, None) for key in self.log_prob_keys]
         if all(value is not None for value in found):
-            log_prob = sum_heads(found)
-            return log_prob if self.differentiable else log_prob.detach()
+            return sum_heads(found)
         if self.policy is not None:
             return self.policy.log_prob(root, root.empty())
         if may_be_missing(self.missing):
@@ -190,24 +198,26 @@ class KLDivergenceTransform(ReferenceTransform):
     def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
         if self.estimator == "exact":
             added = self.held.state_specs(observation_spec)
-            shape = self._exact_shape(observation_spec)
+            shape, dtype = self._exact_like(observation_spec)
         else:
             if self.ref_log_prob_key not in observation_spec.keys(True, True):
                 raise KeyError(
                     f"The environment has no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before "
                     f"{type(self).__name__}."
                 )
-            added, shape = {}, observation_spec[self.ref_log_prob_key].shape
+            ref = observation_spec[self.ref_log_prob_key]
+            added, shape, dtype = {}, ref.shape, torch.promote_types(ref.dtype, torch.float32)
         batch = observation_spec.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])
-        return {self.out_keys[0]: Unbounded(shape, device=observation_spec.device), **added}
+        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observation_spec.device), **added}
 
-    def _exact_shape(self, observation_spec: Composite) -> torch.Size:
+    def _exact_like(self, observation_spec: Composite) -> tuple[torch.Size, torch.dtype]:
         """From the reference alone: there may be no policy here to run."""
         step = self.held.made_up_step(self.parent, observation_spec)
         dist = self.held.distribution(step, step.copy())
-        return distribution_kl(dist, dist, chunk_size=self.chunk_size).shape
+        kl = distribution_kl(dist, dist, chunk_size=self.chunk_size)
+        return kl.shape, kl.dtype
 
 
 def _live(policy: TensorDictModuleBase | Reference) -> Reference:

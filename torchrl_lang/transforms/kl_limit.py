@@ -65,7 +65,7 @@ class KLLimitTransform(ActionTransform):
                 "into the environment, or give it whole rows."
             )
         kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
-        return tensordict.set(self.mask_out_key, kl.cumsum(-1) <= self.limit)
+        return tensordict.copy().set(self.mask_out_key, kl.cumsum(-1) <= self.limit)
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)

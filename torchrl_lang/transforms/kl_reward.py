@@ -30,10 +30,27 @@ class KLRewardTransform(KLConstrainedTransform):
     Examples:
         >>> import torch
         >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
-        >>> from torchrl.envs import TransformedEnv
+        >>> from torchrl.envs import CatTensors, PendulumEnv, TransformedEnv, UnsqueezeTransform
         >>> from torchrl.modules import ProbabilisticActor, TanhNormal
-        >>> from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
         >>> from torchrl_lang.transforms import KLRewardTransform
+        >>> angles = ["th", "thdot"]
+        >>> env = TransformedEnv(PendulumEnv(), UnsqueezeTransform(-1, in_keys=angles, in_keys_inv=angles))
+        >>> env = env.append_transform(CatTensors(angles, "observation", del_keys=False))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), NormalParamExtractor())
+        >>> module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+        >>> actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal,
+        ...                            return_log_prob=True)
+        >>> env = env.append_transform(KLRewardTransform(actor, 0.1, out_keys="reward_kl"))
+        >>> step = env.rollout(10, actor)["next"]
+        >>> bool((step["reward_kl"] == step["reward"]).all())  # nothing has been trained
+        True
+        >>> with torch.no_grad():
+        ...     _ = net[0].bias.add_(1.0)
+        >>> step = env.rollout(10, actor)["next"]
+        >>> torch.allclose(step["reward_kl"], step["reward"] - 0.1 * step["kl"].unsqueeze(-1))
+        True
+        >>> bool((step["reward_kl"] == step["reward"]).any())
+        False
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -33,7 +33,8 @@ class RewardAdjustmentTransform(ActionTransform):
         reward_key: the reward; several keys are adjusted by the same divergence.
         kl_key: the divergence, from :class:`KLDivergenceTransform`.
         out_key: where the adjusted reward goes, as many as there are rewards; default over the raw one.
-        raw_key: where the raw reward is kept when it is written over, one a reward; default ``"raw_reward"`` beside it.
+        raw_key: where the raw reward is kept when it is written over, one a reward; default ``"raw_reward"`` beside it,
+            ``"raw_"`` and its name where there are several.
         placement: ``"token"`` takes each token's divergence off its own reward; ``"last"`` the sum over the row off the
             reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
@@ -72,7 +73,7 @@ class RewardAdjustmentTransform(ActionTransform):
             raise ValueError("placement='last' needs mask_key=, the mask of the tokens that the agent wrote.")
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
-        raw = [_beside(key, RAW_REWARD) for key in rewards] if raw_key is None else key_list(raw_key)
+        raw = _raw_keys(rewards) if raw_key is None else key_list(raw_key)
         if not len(rewards) == len(out) == len(raw):
             raise ValueError(f"As many rewards as keys for them, got {rewards}, out_key={out} and raw_key={raw}.")
         kept = {key: store for key, goal, store in zip(rewards, out, raw, strict=True) if goal == key}
@@ -87,7 +88,7 @@ class RewardAdjustmentTransform(ActionTransform):
         self.controller = as_controller(coef)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Adjust the rewards of a batch, in place.
+        """Adjust the rewards of a batch; the batch given stays as it was.
 
         Raises:
             ValueError: the batch already has a raw reward, so it was adjusted before.
@@ -101,7 +102,8 @@ class RewardAdjustmentTransform(ActionTransform):
             if raw in present:
                 raise ValueError(
                     f"The reward {reward!r} was adjusted before, for its raw value stands at {raw!r}: use the "
-                    "transform in one place (environment, collector or replay buffer), or give it a raw_key= of its own."
+                    "transform in one place (environment, collector or replay buffer), or give this one another "
+                    "raw_key=."
                 )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
@@ -185,6 +187,14 @@ def fit(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key: NestedKe
 
 def _unbounded(spec: TensorSpec) -> TensorSpec:
     return Unbounded(spec.shape, dtype=spec.dtype, device=spec.device)
+
+
+def _raw_keys(rewards: list[NestedKey]) -> list[NestedKey]:
+    """``"raw_reward"`` beside the reward; where that were one key for several, each behind its own name."""
+    keys = [_beside(key, RAW_REWARD) for key in rewards]
+    if len(set(keys)) == len(keys):
+        return keys
+    return [_beside(key, f"raw_{key[-1] if isinstance(key, tuple) else key}") for key in rewards]
 
 
 def _beside(key: NestedKey, name: str) -> NestedKey:

@@ -3,6 +3,7 @@
 from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
 from torchrl_lang.transforms.references.choice import as_reference
+from torchrl_lang.transforms.references.head import HeadReference
 from torchrl_lang.transforms.references.lazy import LazyReference
 from torchrl_lang.transforms.references.recurrent import RecurrentReference
 from torchrl_lang.transforms.references.rows import RowReference
@@ -14,6 +15,7 @@ __all__ = [
     "ActorReference",
     "ColumnReference",
     "FunctionReference",
+    "HeadReference",
     "LazyReference",
     "RecurrentReference",
     "Reference",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModuleBase,
+    TensorDictSequential,
 )
 from torch import Tensor
 from torch.distributions import Distribution
@@ -20,7 +20,7 @@ from torchrl_lang.transforms.frozen import FrozenActor
 from torchrl_lang.transforms.layout import Layout, key_list
 from torchrl_lang.transforms.references.base import Reference
 
-__all__ = ["ActorReference", "action_log_prob", "layout_of_actor", "sum_heads"]
+__all__ = ["ActorReference", "action_log_prob", "keys_read", "layout_of_actor", "modules_of", "sum_heads"]
 
 
 class ActorReference(Reference):
@@ -30,12 +30,9 @@ class ActorReference(Reference):
         frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
         in_keys: what it reads, default the actor's own ``in_keys``.
         action_key: where the action stands, default as the actor writes it.
-        shared_keys: entries such as ``"hidden"`` that the policy leaves in the data and that modules which both share
-            wrote: they are read instead of computed again.
 
     Raises:
         TypeError: the actor has no ``get_dist``.
-        ValueError: no module reads ``shared_keys``, or those before it are not shared and frozen.
 
     Examples:
         >>> import torch
@@ -59,7 +56,6 @@ class ActorReference(Reference):
         *,
         in_keys: Sequence[NestedKey] | None = None,
         action_key: NestedKey | Sequence[NestedKey] | None = None,
-        shared_keys: Sequence[NestedKey] = (),
     ) -> None:
         actor = frozen.actor
         if not hasattr(actor, "get_dist"):
@@ -69,8 +65,7 @@ class ActorReference(Reference):
             )
         self.frozen = frozen
         self.layout = layout_of_actor(actor, action_key)
-        self._skip = _shared_prefix(actor, key_list(shared_keys)) if shared_keys else 0
-        self.in_keys = key_list(_keys_from(actor, self._skip) if in_keys is None else list(in_keys))
+        self.in_keys = key_list(keys_read(modules_of(actor)) if in_keys is None else list(in_keys))
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
@@ -99,21 +94,19 @@ class ActorReference(Reference):
 
     def _dist(self, inputs: TensorDictBase) -> Distribution:
         actor: Any = self.frozen.actor
-        if not self._skip:
-            return actor.get_dist(inputs)
-        for module in list(actor.module)[self._skip : -1]:
-            inputs = module(inputs)
-        return actor.build_dist_from_params(inputs)
+        return actor.get_dist(inputs)
 
 
 def layout_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[NestedKey] | None = None) -> Layout:
     """Where an actor writes its action and its log-probability."""
-    last = next((m for m in reversed(list(actor.modules())) if isinstance(m, ProbabilisticTensorDictModule)), None)
-    if last is None:
+    heads = [module for module in actor.modules() if isinstance(module, ProbabilisticTensorDictModule)]
+    if not heads:
         return Layout.of_action() if action_key is None else Layout.of_action(action_key)
-    actions = list(last.dist_sample_keys) if action_key is None else key_list(action_key)
-    log_probs = [key for key in last.out_keys if key not in last.dist_sample_keys]
-    return Layout.of_action(actions, log_probs or None)
+    if not getattr(actor, "return_composite", False):
+        heads = heads[-1:]  # of several, get_dist gives the last one's distribution
+    actions = [key for head in heads for key in head.dist_sample_keys]
+    log_probs = [key for head in heads for key in head.out_keys if key not in head.dist_sample_keys]
+    return Layout.of_action(actions if action_key is None else key_list(action_key), log_probs or None)
 
 
 def action_log_prob(dist: Distribution, tensordict: TensorDictBase, action: Sequence[NestedKey]) -> Tensor:
@@ -141,34 +134,21 @@ def _taken(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
     return action.float() if action.dtype == torch.bool else action
 
 
-def _shared_prefix(actor: TensorDictModuleBase, keys: list[NestedKey]) -> int:
-    """How many leading modules of the actor the entries ``keys`` stand for."""
-    modules = list(getattr(actor, "module", []))
-    skip = next((i for i, module in enumerate(modules) if set(keys) & set(module.in_keys)), 0)
-    if not skip:
-        raise ValueError(f"shared_keys={keys}: no module behind the first one of the actor reads one of them.")
-    trains = [name for module in modules[:skip] for name, p in _parameters(module) if p.requires_grad]
-    if trains:
-        raise ValueError(
-            f"shared_keys={keys} are written by modules with weights that train ({', '.join(trains[:3])}, ...): the "
-            "reference would drift with them. Freeze them with requires_grad_(False) before making the reference."
-        )
-    return skip
+def modules_of(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+    """The modules of an actor in the order in which they run, nested sequences taken apart."""
+    if not isinstance(actor, TensorDictSequential):
+        return [actor]
+    return [inner for module in actor.module for inner in modules_of(module)]
 
 
-def _parameters(module: TensorDictModuleBase) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    yield from module.named_parameters()
-
-
-def _keys_from(actor: Any, skip: int) -> list[NestedKey]:
-    """What the modules from ``skip`` on read that none of them wrote before.
+def keys_read(modules: Sequence[TensorDictModuleBase]) -> list[NestedKey]:
+    """What modules, one behind the other, read that none of them wrote before.
 
     An actor's own ``in_keys`` name what a composite distribution reads as a whole, though it is written in parts.
     """
-    modules = list(getattr(actor, "module", [])) if isinstance(actor, ProbabilisticTensorDictSequential) else [actor]
     written: set[NestedKey] = set()
     keys: list[NestedKey] = []
-    for module in modules[skip:]:
+    for module in modules:
         keys += [key for key in key_list(list(module.in_keys)) if key not in written and key not in keys]
         for key in key_list(list(module.out_keys)):
             written |= {key[:depth] for depth in range(2, len(key) + 1)} | {key[0]} if isinstance(key, tuple) else {key}

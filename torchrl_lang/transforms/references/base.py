@@ -59,12 +59,14 @@ class Reference(ABC):
         """Spec of the log-probability in an environment, found by scoring one made-up step."""
         step = self.made_up_step(parent, observation_spec)
         with torch.no_grad():
-            shape = self.log_prob(step, step.copy()).shape
-        return Unbounded(shape, device=observation_spec.device)
+            log_prob = self.log_prob(step, step.copy())
+        return Unbounded(log_prob.shape, dtype=log_prob.dtype, device=observation_spec.device)
 
     def made_up_step(self, parent: EnvBase, observation_spec: Composite) -> TensorDictBase:
         """Data of a step with the shapes of the environment, zeros but for a random action."""
-        with torch.random.fork_rng(devices=[]):  # zeros need not be an action; nobody's random stream moves
+        device = observation_spec.device
+        devices = [] if device is None or device.type != "cuda" else [device]
+        with torch.random.fork_rng(devices=devices):  # zeros need not be an action; nobody's random stream moves
             step = parent.fake_tensordict().exclude("next")
             step.update(parent.full_action_spec.rand())
         for key, spec in self.state_specs(observation_spec).items():

@@ -13,6 +13,7 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.modules import set_recurrent_mode
 
 from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.transforms.live import LiveActor
 from torchrl_lang.transforms.references.actor import ActorReference, action_log_prob
 
 __all__ = ["RecurrentReference", "recurrent_keys"]
@@ -49,6 +50,7 @@ class RecurrentReference(ActorReference):
     ) -> None:
         super().__init__(frozen, in_keys=in_keys, action_key=action_key)
         self.state_keys = recurrent_keys(frozen.actor)
+        self._is_policy = isinstance(frozen, LiveActor)
         self.in_keys = [key for key in self.in_keys if key not in self.state_keys]
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -81,10 +83,12 @@ class RecurrentReference(ActorReference):
         return {own_state(key): observation_spec[key].clone() for key in self.state_keys}
 
     def _state(self, tensordict: TensorDictBase, key: NestedKey, *, sequence: bool) -> Tensor:
-        own = tensordict.get(own_state(key), None)
+        own = None if self._is_policy else tensordict.get(own_state(key), None)
         if own is not None:
             return own
         policy = tensordict.get(key, None)
+        if policy is not None and self._is_policy:
+            return policy  # what it remembered when it acted
         if policy is None:
             raise KeyError(
                 f"A recurrent reference needs {own_state(key)!r}, its state, or at the start of an episode the "

@@ -70,7 +70,7 @@ class FunctionReference(Reference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        inputs = tensordict.select(*self.in_keys) if self.in_keys else tensordict.copy()
+        inputs = (tensordict.select(*self.in_keys) if self.in_keys else tensordict).copy()
         with torch.no_grad():
             log_prob = self.function(inputs)
         if not isinstance(log_prob, Tensor):

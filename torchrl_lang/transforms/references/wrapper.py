@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +19,14 @@ from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
 from torchrl_lang.transforms.layout import Layout
 from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references.base import Reference
-from torchrl_lang.transforms.references.wrapper_calls import check_wrapper, mask_by_name, without_batching
+from torchrl_lang.transforms.references.wrapper_calls import (
+    check_wrapper,
+    mask_by_name,
+    placed,
+    rows_of,
+    trimmed,
+    without_batching,
+)
 
 __all__ = ["WrapperReference"]
 
@@ -115,21 +121,21 @@ class WrapperReference(Reference):
         batch = RowBatch.read(tensordict, None)
         if not batch.place.numel():
             return batch.scatter(torch.zeros(0, device=batch.tokens.device))
-        scores = _placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
+        scores = placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
         return batch.scatter(scores.flatten()[batch.place + 1])
 
     def _of_tokens(self, tensordict: TensorDictBase) -> Tensor:
         tokens, mask = self._dense(tensordict, self._input_key), self._dense(tensordict, _ATTENTION).bool()
         flat = mask.reshape(-1, mask.shape[-1])
-        scores = _placed(self._run_on_tokens(tokens.reshape(flat.shape), flat), flat).reshape(mask.shape)
+        scores = placed(self._run_on_tokens(tokens.reshape(flat.shape), flat), flat).reshape(mask.shape)
         return self._assistant_only(scores, tensordict, None)
 
     def _of_text(self, tensordict: TensorDictBase) -> Tensor:
         required(type(self).__name__, self._input_key, f"The wrapper reads {self._mode}.", tensordict)
         out = self._run(tensordict.select(self._input_key).reshape(-1))
-        real = _rows(out, self._key("masks_key", "all_attention_mask"))
+        real = rows_of(out, self._key("masks_key", "all_attention_mask"))
         scores, tokens, assistant = (
-            _trimmed(_rows(out, self._key(name, entry)), real)
+            trimmed(rows_of(out, self._key(name, entry)), real)
             for name, entry in (
                 ("log_probs_key", "full"),
                 ("tokens_key", "full"),
@@ -144,8 +150,8 @@ class WrapperReference(Reference):
             mask = mask.reshape(-1, mask.shape[-1])
             self._check_same_tokens(tensordict, tokens, mask)
         shape = (*tensordict.batch_size, mask.shape[-1])
-        agent = _placed(assistant, mask).bool().reshape(shape) if assistant else None
-        return self._assistant_only(_placed(scores, mask).reshape(shape), tensordict, agent)
+        agent = placed(assistant, mask).bool().reshape(shape) if assistant else None
+        return self._assistant_only(placed(scores, mask).reshape(shape), tensordict, agent)
 
     def _assistant_only(self, scores: Tensor, tensordict: TensorDictBase, found: Tensor | None) -> Tensor:
         if not self.assistant_only:
@@ -158,16 +164,16 @@ class WrapperReference(Reference):
 
     def _check_same_tokens(self, tensordict: TensorDictBase, tokens: list[Tensor], mask: Tensor) -> None:
         """Raise unless what the wrapper made of the text are the tokens that were taken."""
-        taken: Any = tensordict.get(("tokens", "full"), None)
-        if taken is not None:
+        differ = [i for i, (real, row) in enumerate(zip(mask, tokens, strict=True)) if int(real.sum()) != len(row)]
+        if not differ and tensordict.get(("tokens", "full"), None) is not None:
             taken = self._dense(tensordict, ("tokens", "full")).reshape(mask.shape)
             pairs = zip(taken, mask, tokens, strict=True)
-            differ = [i for i, (row, real, other) in enumerate(pairs) if not torch.equal(row[real], other.to(row))]
-            if differ:
-                raise ValueError(
-                    f"The wrapper makes other tokens of the {self._mode} than the data holds, in rows {differ[:3]} "
-                    "among others, so it would score what was never done: use a wrapper with input_mode='tokens'."
-                )
+            differ = [i for i, (row, real, made) in enumerate(pairs) if not torch.equal(row[real], made.to(row))]
+        if differ:
+            raise ValueError(
+                f"The wrapper makes other tokens of the {self._mode} than the data holds, in rows {differ[:3]} among "
+                "others, so it would score what was never done: use a wrapper with input_mode='tokens'."
+            )
 
     def _dense(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         """An entry ``[*B, T]``."""
@@ -184,7 +190,7 @@ class WrapperReference(Reference):
         inputs = TensorDict(batch_size=tokens.shape[:1], device=tokens.device)
         inputs.set(self._input_key, tokens)
         inputs.set(_ATTENTION, attention_mask)
-        return _rows(self._run(inputs), self._key("log_probs_key", "full"))
+        return rows_of(self._run(inputs), self._key("log_probs_key", "full"))
 
     def _run(self, inputs: TensorDictBase) -> TensorDictBase:
         frozen = self.frozen
@@ -211,28 +217,3 @@ class WrapperReference(Reference):
 def _layout(assistant_only: bool) -> Layout:
     mask = _ASSISTANT if assistant_only else None
     return Layout((("tokens", "full"),), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=mask)
-
-
-def _rows(out: TensorDictBase, key: NestedKey) -> list[Tensor]:
-    """An entry as the list of its rows; empty where there is none."""
-    value: Any = out.get(key, as_list=True)
-    return [] if value is None or any(row is None for row in value) else list(value)
-
-
-def _trimmed(rows: list[Tensor], real: Sequence[Tensor]) -> list[Tensor]:
-    """Rows without the padding that the wrapper added."""
-    return [row[keep.bool()] for row, keep in zip(rows, real, strict=True)] if rows else []
-
-
-def _placed(rows: list[Tensor], mask: Tensor) -> Tensor:
-    """Rows, each with or without its padding, at the real tokens of ``mask`` ``[B, T]``; zero elsewhere."""
-    if all(len(row) == mask.shape[-1] for row in rows):
-        return torch.where(mask, torch.stack(rows), 0)
-    lengths = mask.sum(-1).tolist()
-    if [len(row) for row in rows] != lengths:
-        raise ValueError(
-            f"The wrapper returned rows of {[len(row) for row in rows][:3]}, ... tokens, and the data's attention mask "
-            f"counts {lengths[:3]}, ...: both must speak of the same tokens."
-        )
-    flat = torch.cat(rows)
-    return flat.new_zeros(mask.shape).masked_scatter(mask, flat)

@@ -1,17 +1,18 @@
-"""What TorchRL's wrappers of language models need to be run as a reference."""
+"""How TorchRL's wrappers of language models are run as a reference, and how what they return is read."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from tensordict import unravel_key
-from torch import nn
+import torch
+from tensordict import NestedKey, TensorDictBase, unravel_key
+from torch import Tensor, nn
 
-__all__ = ["check_wrapper", "is_wrapper", "mask_by_name", "without_batching"]
+__all__ = ["check_wrapper", "is_wrapper", "mask_by_name", "placed", "rows_of", "trimmed", "without_batching"]
 
 
 def is_wrapper(module: object) -> bool:
@@ -81,3 +82,28 @@ def _name_mask(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     tokens, mask = args
     positions = {"position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)} if "position_ids" in names else {}
     return (tokens,), {"attention_mask": mask, **positions, **kwargs}
+
+
+def rows_of(out: TensorDictBase, key: NestedKey) -> list[Tensor]:
+    """An entry as the list of its rows; empty where there is none."""
+    value: Any = out.get(key, as_list=True)
+    return [] if value is None or any(row is None for row in value) else list(value)
+
+
+def trimmed(rows: list[Tensor], real: Sequence[Tensor]) -> list[Tensor]:
+    """Rows without the padding that the wrapper added."""
+    return [row[keep.bool()] for row, keep in zip(rows, real, strict=True)] if rows else []
+
+
+def placed(rows: list[Tensor], mask: Tensor) -> Tensor:
+    """Rows, each with or without its padding, at the real tokens of ``mask`` ``[B, T]``; zero elsewhere."""
+    if all(len(row) == mask.shape[-1] for row in rows):
+        return torch.where(mask, torch.stack(rows), 0)
+    lengths = mask.sum(-1).tolist()
+    if [len(row) for row in rows] != lengths:
+        raise ValueError(
+            f"The wrapper returned rows of {[len(row) for row in rows][:3]}, ... tokens, and the data's attention mask "
+            f"counts {lengths[:3]}, ...: both must speak of the same tokens."
+        )
+    flat = torch.cat(rows)
+    return flat.new_zeros(mask.shape).masked_scatter(mask, flat)

@@ -1,0 +1,296 @@
+"""The reward itself: options, gradients, controllers, and the transform that TorchRL once had."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import distributions as D
+from torchrl.envs import TransformedEnv
+from torchrl.envs.utils import check_env_specs
+from torchrl.modules import ProbabilisticActor, TruncatedNormal
+
+from tests.transforms.conftest import drift, linear, make_actor, make_env, play
+from torchrl_lang.transforms import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    KLRewardTransform,
+    LagrangeKLController,
+    RewardAdjustmentTransform,
+)
+
+
+def steps_of(actor, batch=(3,)):
+    return play(make_env("tanh-normal", batch), actor)
+
+
+# The transform that TorchRL once had.
+
+
+def test_old_positional_signature():
+    actor = make_actor("tanh-normal")
+    transform = KLRewardTransform(actor, 0.5, "reward", "reward", False)
+    drift(actor)
+    out = transform(steps_of(actor))["next"]
+    torch.testing.assert_close(out["reward"], out["raw_reward"] - 0.5 * out["kl"].unsqueeze(-1))
+    env = TransformedEnv(make_env("tanh-normal", (3,)), KLRewardTransform(actor, 0.5, ["reward"], ["reward"]))
+    check_env_specs(env)
+
+
+@pytest.mark.parametrize("out_keys", ["reward_kl", ["reward_kl"]])
+def test_another_key_leaves_the_reward_alone(out_keys):
+    actor = make_actor("tanh-normal")
+    plain = steps_of(actor)
+    transform = KLRewardTransform(actor, out_keys=out_keys)
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    check_env_specs(env)
+    drift(actor)
+    out = play(env, actor)["next"]
+    assert "raw_reward" not in out.keys()
+    torch.testing.assert_close(out["reward"], out["observation"].sum(-1, keepdim=True))
+    torch.testing.assert_close(out["reward_kl"], out["reward"] - out["kl"].unsqueeze(-1))
+    assert env.full_reward_spec["reward"] == make_env("tanh-normal", (3,)).full_reward_spec["reward"]
+    assert torch.equal(plain["next", "reward"], steps_of(make_actor("tanh-normal"))["next", "reward"])
+
+
+def test_gradients_reach_the_copy_when_asked_for():
+    actor = make_actor("tanh-normal")
+    steps = steps_of(actor)
+    transform = KLRewardTransform(actor, 0.5, requires_grad=True)
+    assert list(transform.parameters()) == []
+    reward = transform(actor(steps.exclude("action", "action_log_prob")))["next", "reward"]
+    reward.sum().backward()
+    copied = [p for p in transform.transforms[0].reference.frozen.actor.parameters() if p.requires_grad]
+    assert copied
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in copied)
+    assert not {id(p) for p in copied} & {id(p) for p in actor.parameters()}
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "exact"])
+def test_a_reward_carries_no_gradient(estimator):
+    """Whatever the data carry, and with a policy that is run or whose parameters are in the data."""
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, estimator=estimator, policy=actor)
+    drift(actor)
+    steps = actor(steps_of(actor).exclude("action", "action_log_prob"))
+    assert steps["action_log_prob"].requires_grad
+    out = transform(steps)["next"]
+    assert not any(out[key].requires_grad for key in ("reward", "kl", "ref_log_prob") if key in out.keys())
+
+
+def test_requires_grad_is_for_copies():
+    with pytest.raises(ValueError, match="makes the copy"):
+        KLRewardTransform("stored", requires_grad=True)
+
+
+# Estimates and masks.
+
+LOG_PROB = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -1.0, -1.0]])
+REF = torch.tensor([[-1.5, -1.0, -3.0], [-2.0, torch.nan, -1.0]])
+MASK = torch.tensor([[True, True, True], [True, False, True]])
+
+
+def tokens(**entries):
+    data = {"log_prob": LOG_PROB, "ref_log_prob": REF, "mask": MASK} | entries
+    return TensorDict(data, batch_size=[2])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "direction", "first"),
+    [
+        ("k1", "reverse", [0.5, -1.0, 0.0]),
+        ("k2", "reverse", [0.125, 0.5, 0.0]),
+        ("k3", "reverse", [0.60653 - 1 + 0.5, 2.71828 - 1 - 1, 0.0]),
+        ("k1", "forward", [-0.5 * 0.60653, 2.71828, 0.0]),
+    ],
+)
+def test_numbers_by_hand(estimator, direction, first):
+    transform = KLDivergenceTransform(estimator, direction=direction, log_prob_key="log_prob", mask_key="mask")
+    kl = transform(tokens())["kl"]
+    torch.testing.assert_close(kl[0], torch.tensor(first), rtol=1e-4, atol=1e-4)
+    assert kl[1, 1] == 0  # masked, though it is NaN
+    assert not kl.isnan().any()
+
+
+def test_per_sequence_sums_what_counts():
+    transform = KLDivergenceTransform(log_prob_key="log_prob", mask_key="mask", per="sequence")
+    torch.testing.assert_close(transform(tokens())["kl"], torch.tensor([[-0.5], [1.0]]))
+    # One value an action has nothing beyond the batch, and stays.
+    flat = TensorDict(log_prob=LOG_PROB[0], ref_log_prob=REF[0], batch_size=[3])
+    assert KLDivergenceTransform(log_prob_key="log_prob", per="sequence")(flat)["kl"].shape == (3,)
+
+
+def test_heads_are_summed():
+    data = TensorDict(a=LOG_PROB[0], b=torch.ones(3, 2), ref_log_prob=REF[0], batch_size=[3])
+    kl = KLDivergenceTransform(log_prob_key=["a", "b"])(data)["kl"]
+    torch.testing.assert_close(kl, LOG_PROB[0] + 2 - REF[0])
+
+
+def test_heads_in_modules_of_their_own():
+    """Two probabilistic modules in a row: both actions are scored, and both log-probabilities are the policy's."""
+    nets = [TensorDictModule(linear(n, seed=n), in_keys=["observation"], out_keys=[f"logits_{n}"]) for n in (2, 4)]
+    heads = [
+        ProbabilisticTensorDictModule(
+            in_keys={"logits": f"logits_{n}"},
+            out_keys=[f"action_{n}"],
+            distribution_class=D.Categorical,
+            default_interaction_type=InteractionType.RANDOM,
+            return_log_prob=True,
+        )
+        for n in (2, 4)
+    ]
+    actor = ProbabilisticTensorDictSequential(*nets, *heads)
+    transform = KLConstrainedTransform(actor)
+    steps = actor(TensorDict(observation=torch.randn(5, 3), reward=torch.zeros(5, 1), batch_size=[5]))
+    torch.testing.assert_close(transform(steps)["kl"], torch.zeros(5))
+    drift(actor)
+    steps = actor(steps)
+    out = transform(steps)
+    log_prob = steps["action_2_log_prob"] + steps["action_4_log_prob"]
+    torch.testing.assert_close(out["kl"], log_prob - out["ref_log_prob"])
+    assert (out["kl"] != 0).all()
+
+
+def test_shapes_that_differ():
+    with pytest.raises(ValueError, match="per token or both per action"):
+        KLDivergenceTransform(log_prob_key="log_prob")(tokens(log_prob=LOG_PROB.sum(-1)))
+    with pytest.raises(ValueError, match="mask of the tokens' shape"):
+        KLDivergenceTransform(log_prob_key="log_prob", mask_key="mask")(tokens(mask=MASK[:, :1]))
+    with pytest.raises(ValueError, match="does not fit the reward"):
+        RewardAdjustmentTransform()(tokens(kl=torch.zeros(2, 1), reward=torch.zeros(2, 3)))
+
+
+def test_a_trailing_dimension_of_one_is_no_difference():
+    data = TensorDict(log_prob=LOG_PROB[0], ref_log_prob=REF[0].unsqueeze(-1), batch_size=[3])
+    assert KLDivergenceTransform(log_prob_key="log_prob")(data)["kl"].shape == (3, 1)
+
+
+def test_a_sum_on_the_last_token():
+    rewards = TensorDict(kl=torch.ones(2, 4), token_reward=torch.zeros(2, 4), batch_size=[2])
+    rewards["mask"] = torch.tensor([[False, True, True, False], [False, False, False, False]])
+    rewards["kl"] = torch.where(rewards["mask"], rewards["kl"], 0.0)
+    transform = RewardAdjustmentTransform(0.5, reward_key="token_reward", placement="last", mask_key="mask")
+    assert transform(rewards)["token_reward"].tolist() == [[0.0, 0.0, -1.0, 0.0], [0.0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KLDivergenceTransform("k4"), "estimator"),
+        (lambda: KLDivergenceTransform(direction="sideways"), "direction"),
+        (lambda: KLDivergenceTransform(per="word"), "per"),
+        (lambda: KLDivergenceTransform(missing="maybe"), "missing"),
+        (lambda: KLDivergenceTransform("exact"), "both distributions"),
+        (lambda: RewardAdjustmentTransform(placement="first"), "placement"),
+        (lambda: RewardAdjustmentTransform(placement="last"), "mask_key"),
+        (lambda: RewardAdjustmentTransform(reward_key=["a", "b"], out_key="c"), "As many rewards"),
+        (lambda: RewardAdjustmentTransform(-1.0), "at least 0"),
+    ],
+)
+def test_options_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Exact divergences that cannot be.
+
+
+def test_no_closed_form():
+    net = torch.nn.Sequential(linear(4, 0), NormalParamExtractor())
+    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+    options = {"distribution_kwargs": {"low": -1.0, "high": 1.0}, "return_log_prob": True}
+    actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TruncatedNormal, **options)
+    transform = KLConstrainedTransform(actor, estimator="exact", policy=actor)
+    with pytest.raises(NotImplementedError, match="use an estimator"):
+        transform(steps_of(actor))
+    transform = KLConstrainedTransform(actor)
+    drift(actor)
+    assert (transform(steps_of(actor))["next", "kl"] != 0).any()
+
+
+def test_a_copied_policy_does_not_run_stale():
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, estimator="exact", policy=actor)
+    steps = steps_of(actor)
+    copied = pickle.loads(pickle.dumps(transform))  # noqa: S301
+    torch.testing.assert_close(copied(steps)["next", "kl"], torch.zeros(3, 8))  # from parameters in the data
+    with pytest.raises(RuntimeError, match="copy of the policy"):
+        copied(steps.exclude("loc", "scale"))
+    transform(steps.exclude("loc", "scale"))
+
+
+def test_exact_needs_a_distribution():
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform("stored", estimator="exact", policy=actor)
+    with pytest.raises(TypeError, match="whole distribution"):
+        transform(steps_of(actor).set("stored", torch.zeros(3, 8)))
+
+
+# Controllers where they stand.
+
+
+@pytest.mark.parametrize("place", ["env", "batch"])
+@pytest.mark.parametrize("make_controller", [AdaptiveKLController, LagrangeKLController])
+@pytest.mark.parametrize(("by", "rises"), [(1.0, True), (0.0, False)])
+def test_a_controller_follows_by_itself(place, make_controller, by, rises):
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, make_controller(0.3, target=0.1), estimator="k3", auto_update=True)
+    drift(actor, by)
+    if place == "env":
+        play(TransformedEnv(make_env("tanh-normal", (64,)), transform), actor)
+    else:
+        transform(steps_of(actor, (64,)))
+    assert bool(transform.coef > 0.3) is rises
+    assert bool(transform.coef < 0.3) is not rises
+
+
+def test_the_training_loop_updates():
+    """The mean over the batch, once: an action a step has a divergence each."""
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, LagrangeKLController(0.3, target=0.1, lr=0.01))
+    drift(actor)
+    batch = transform(steps_of(actor))
+    assert transform.coef == torch.tensor(0.3)
+    transform.update(batch)
+    torch.testing.assert_close(transform.coef, 0.3 + 0.01 * (batch["next", "kl"].mean() - 0.1))
+    with pytest.raises(KeyError, match="after it was adjusted"):
+        transform.update(steps_of(actor))
+
+
+def test_the_coefficient_of_the_batch_is_that_before_the_update():
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, LagrangeKLController(0.3, target=0.01), auto_update=True)
+    drift(actor)
+    out = transform(steps_of(actor))["next"]
+    torch.testing.assert_close(out["reward"], out["raw_reward"] - 0.3 * out["kl"].unsqueeze(-1))
+    assert transform.coef != torch.tensor(0.3)
+
+
+def test_a_coefficient_of_zero_leaves_the_reward():
+    actor = make_actor("tanh-normal")
+    transform = KLConstrainedTransform(actor, ConstantKLController(0.0))
+    drift(actor)
+    out = transform(steps_of(actor))["next"]
+    assert torch.equal(out["reward"], out["raw_reward"])
+
+
+def test_normal_of_torch_is_scored_per_dimension():
+    """``Normal`` is no ``Independent``: each dimension has its own log-probability, and the reward takes their sum."""
+    actor = make_actor("normal")
+    assert isinstance(actor.get_dist(TensorDict(observation=torch.zeros(3), batch_size=[])), D.Normal)
+    transform = KLConstrainedTransform(actor)
+    drift(actor)
+    out = transform(play(make_env("normal", (3,)), actor))["next"]
+    assert out["kl"].shape == (3, 8, 2)
+    torch.testing.assert_close(out["reward"], out["raw_reward"] - out["kl"].sum(-1, keepdim=True))
