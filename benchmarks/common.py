@@ -21,10 +21,13 @@ import torchrl_lang
 RESULTS = Path(__file__).parent / "results"
 
 
-def row(name: str, value: float, unit: str, target: float | None = None, *, at_most: bool = False) -> dict[str, Any]:
-    """A figure; ``ok`` says whether it meets its target, None where it has none."""
+def row(
+    name: str, value: float, unit: str, target: float | None = None, *, at_most: bool = False, note: str | None = None
+) -> dict[str, Any]:
+    """A figure; ``ok`` says whether it meets its target, None where it has none. A note stands below the table."""
     ok = None if target is None else (value <= target if at_most else value >= target)
-    return {"name": name, "value": value, "unit": unit, "target": target, "ok": ok}
+    entry = {"name": name, "value": value, "unit": unit, "target": target, "ok": ok}
+    return entry if note is None else entry | {"note": note}
 
 
 def interleaved(jobs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
@@ -64,7 +67,8 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]], before: dict[str, float]) -> str:
-    """A plain-text table, beside the values of the last record."""
+    """A plain-text table, beside the values of the last record, and below it what cannot be said in numbers."""
+    notes = [f"* {entry['name']}: {entry['note']}" for entry in rows if "note" in entry]
     lines = [("what", "value", "unit", "target", "", "last time")]
     for entry in rows:
         target = "" if entry["target"] is None else f"{entry['target']:,.4g}"
@@ -73,7 +77,8 @@ def table(rows: list[dict[str, Any]], before: dict[str, float]) -> str:
         shown = "" if last is None else _short(last)
         lines.append((entry["name"], _short(entry["value"]), entry["unit"], target, verdict, shown))
     widths = [max(len(line[i]) for line in lines) for i in range(6)]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+    cells = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(cells + notes)
 
 
 def _short(value: float) -> str:
