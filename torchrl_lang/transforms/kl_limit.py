@@ -69,7 +69,8 @@ class KLLimitTransform(ActionTransform):
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         kl = required(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", out)
-        total = root.get(self.out_keys[0]) + fit(kl, root.get(self.out_keys[0]), self.kl_key, self.out_keys[0])
+        so_far = root.get(self.out_keys[0])
+        total = so_far + fit(kl, so_far, self.kl_key, self.out_keys[0])
         passed = total > self.limit
         truncated = out.get(self.truncated_key, None)
         out.set(self.out_keys[0], total)
