@@ -294,3 +294,44 @@ def test_normal_of_torch_is_scored_per_dimension():
     out = transform(play(make_env("normal", (3,)), actor))["next"]
     assert out["kl"].shape == (3, 8, 2)
     torch.testing.assert_close(out["reward"], out["raw_reward"] - out["kl"].sum(-1, keepdim=True))
+
+
+def test_an_integer_reward_loses_nothing_of_the_penalty():
+    data = TensorDict(reward=torch.ones(2, 1, dtype=torch.int64), kl=torch.tensor([0.5, 0.25]), batch_size=[2])
+    out = RewardAdjustmentTransform(1.0)(data)
+    assert out["reward"].flatten().tolist() == [0.5, 0.75]
+
+
+def test_a_coefficient_of_zero_forgives_everything():
+    data = TensorDict(reward=torch.ones(2, 1), kl=torch.tensor([torch.inf, 1.0]), batch_size=[2])
+    out = RewardAdjustmentTransform(LagrangeKLController(0.0, target=1.0))(data)
+    assert out["reward"].flatten().tolist() == [1.0, 1.0]
+    assert RewardAdjustmentTransform(0.1)(data)["reward"][0] < -1e30
+    with pytest.raises(ValueError, match="in 1 of 2 measurements"):
+        RewardAdjustmentTransform(AdaptiveKLController(0.1, target=1.0)).update(out)
+
+
+def test_padded_steps_are_not_measured():
+    mask = torch.tensor([[True, True], [True, False]])
+    kl = torch.tensor([[3.0, 3.0], [3.0, 0.0]])
+    next_step = {"reward": torch.zeros(2, 2, 1), "kl": kl}
+    data = TensorDict({"collector": {"mask": mask}, "next": next_step}, batch_size=[2, 2])
+    by_hand, by_batch = (AdaptiveKLController(0.1, target=1.0, horizon=100) for _ in range(2))
+    by_hand.update(3.0, n=3)
+    RewardAdjustmentTransform(by_batch).update(data)
+    assert by_batch.coef == by_hand.coef != 0.1
+
+
+def test_what_nobody_measured_moves_no_coefficient():
+    controller = AdaptiveKLController(0.1, target=1.0, horizon=10)
+    transform = KLConstrainedTransform(make_actor("tanh-normal"), controller, auto_update=True, missing="zero")
+    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
+    env.rollout(5)  # at random
+    check_env_specs(env)
+    assert controller.coef == torch.tensor(0.1)
+
+
+def test_masks_are_bool():
+    data = tokens(kl_mask=torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"convert it with \.bool"):
+        KLDivergenceTransform(log_prob_key="log_prob", mask_key="kl_mask")(data)

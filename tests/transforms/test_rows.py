@@ -242,7 +242,8 @@ def test_the_exact_divergence_of_actors_with_options(options):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_shared_lower_layers_run_once():
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+def test_shared_lower_layers_run_once(estimator):
     actor = language_actor(tiny_lm())
     train_top_layers(actor, 1)
     reference = RowReference(frozen_copy(actor))
@@ -253,10 +254,10 @@ def test_shared_lower_layers_run_once():
         lower.register_forward_hook(lambda *_: runs.__setitem__("lower", runs["lower"] + 1))
         upper.register_forward_hook(lambda *_: runs.__setitem__("upper", runs["upper"] + 1))
     rows = make_rows()
-    found = KLDivergenceTransform("exact", policy=actor, reference=reference, mask_key="action_mask")(rows.copy())["kl"]
+    found = KLConstrainedTransform(reference, estimator=estimator, policy=actor)(rows.copy())["kl"]
     assert runs == {"lower": 1, "upper": 2}
     whole = frozen_copy(reference.frozen.actor, share=False)
-    apart = KLDivergenceTransform("exact", policy=actor, reference=whole, mask_key="action_mask")(rows.copy())["kl"]
+    apart = KLConstrainedTransform(RowReference(whole), estimator=estimator, policy=actor)(rows.copy())["kl"]
     torch.testing.assert_close(found, apart, atol=1e-5, rtol=1e-5)
     assert found.max() > 1e-3
 
@@ -381,3 +382,32 @@ def test_errors_say_what_to_do():
         ReferenceModelLogProbTransform(actor)(rows.exclude("action_mask"))
     with pytest.raises(ValueError, match="placement='last'"):
         RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1)))
+
+
+def test_the_policy_of_rows_is_given_as_it_is():
+    """An utterance actor beside a reference of rows scores rows; a frozen model is no policy."""
+    env = wordle(8)
+    policy = speaker(env)
+    reference = RowReference(frozen_copy(policy))
+    drift(policy, 0.05)
+    rows = rows_from_rollout(play(policy, env), unfinished="drop", carry=["token_log_prob"])
+    exact = KLConstrainedTransform(reference, estimator="exact", policy=policy)(rows)["kl"]
+    assert exact.sum() > 0.01
+    recomputed = KLConstrainedTransform(reference, policy=policy)(rows.exclude("token_log_prob"))
+    torch.testing.assert_close(recomputed["kl"], KLConstrainedTransform(reference)(rows)["kl"], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(recomputed["token_log_prob"], rows["token_log_prob"], atol=1e-4, rtol=1e-3)
+    for frozen in (reference, reference.frozen):
+        with pytest.raises(ValueError, match="the actor that trains, got a"):
+            KLConstrainedTransform(reference, estimator="exact", policy=frozen)
+    with pytest.raises(TypeError, match="with get_dist"):
+        KLConstrainedTransform(reference, policy=torch.nn.Linear(1, 1))
+
+
+def test_a_turn_s_reference_on_rows_and_the_last_token_of_a_turn():
+    env = wordle(2)
+    policy = speaker(env)
+    rows = rows_from_rollout(play(policy, env, 3), unfinished="truncate", carry=["token_log_prob"])
+    with pytest.raises(KeyError, match="RowReference"):
+        KLConstrainedTransform(policy)(rows)
+    with pytest.raises(ValueError, match="for whole rows of tokens"):
+        KLConstrainedTransform(policy, placement="last")

@@ -200,3 +200,57 @@ def test_what_is_no_reference_is_refused():
         ActorReference(frozen_copy(TensorDictModule(nn.Linear(1, 1), in_keys=["a"], out_keys=["b"])))
     with pytest.raises(ValueError, match="to ColumnReference itself"):
         ReferenceModelLogProbTransform(ColumnReference("x"), in_keys=["y"])
+
+
+def test_a_column_on_steps_is_the_action_s_own():
+    """At the root an environment has what belongs to the step before."""
+    data = TensorDict(
+        {
+            "ref_log_prob": torch.zeros(3),
+            "action_log_prob": torch.tensor([-1.0, -1.0, -1.0]),
+            "next": {"ref_log_prob": torch.tensor([-1.0, -2.0, -3.0]), "reward": torch.zeros(3, 1)},
+        },
+        batch_size=[3],
+    )
+    assert KLConstrainedTransform("ref_log_prob")(data)["next", "kl"].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice"),
+    [
+        (nn.Linear(1, 1), "FunctionReference"),
+        (ProbabilisticActor, "the class ProbabilisticActor"),
+        (torch.compile(nn.Linear(1, 1)), "the actor itself"),
+    ],
+    ids=["module", "class", "compiled"],
+)
+def test_things_that_are_nearly_references(wrong, advice):
+    with pytest.raises(TypeError, match=advice):
+        KLConstrainedTransform(wrong)
+
+
+def test_functions_of_a_policy_that_trains_are_refused():
+    actor = two_headed()
+    with pytest.raises(ValueError, match="that trains, and would follow it"):
+        KLConstrainedTransform(actor.log_prob)
+    with pytest.raises(ValueError, match="that trains, and would follow it"):
+        KLConstrainedTransform(lambda td: actor.get_dist(td).log_prob(td["action"]))
+    actor.requires_grad_(False)
+    KLConstrainedTransform(actor.log_prob)
+
+
+def test_two_references_in_one_place():
+    torch.manual_seed(0)
+    actor, other = two_headed(), two_headed()
+    data = steps(actor)
+    data["reward"] = torch.ones(16, 1)
+    first, second = KLConstrainedTransform(actor, 0.5), KLConstrainedTransform(other, 0.25, name="style")
+    out = second(first(data))
+    assert {"kl", "raw_reward", "style_kl", "style_ref_log_prob", "style_raw_reward"} <= set(out.keys())
+    torch.testing.assert_close(out["style_raw_reward"], first(data)["reward"])
+    expected = 1 - 0.5 * out["kl"] - 0.25 * out["style_kl"]
+    torch.testing.assert_close(out["reward"].squeeze(-1), expected)
+    with pytest.raises(ValueError, match="name= in KLConstrainedTransform"):
+        KLConstrainedTransform(other)(first(data))
+    with pytest.raises(ValueError, match="adjusted before"):
+        KLConstrainedTransform(other, out_keys="elsewhere")(first(data))

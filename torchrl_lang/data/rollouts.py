@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
@@ -67,6 +68,9 @@ def rows_from_rollout(
         ValueError: something is carried and an episode began before the rollout, so that a part of it is missing.
 
     Note:
+        Rows hold the environment's own rewards, whatever transforms did to ``reward``; a warning says so where a reward
+        was kept near a reference.
+
         The first episodes to finish are the short ones. For a data set without that bias use
         :func:`~torchrl_lang.data.generate_dataset`, which keeps the first episodes to begin.
 
@@ -90,6 +94,12 @@ def rows_from_rollout(
     missing = [key for key in (*ROW_KEYS, TERMINATED) if step.get(key, None) is None]
     if missing:
         raise KeyError(f"The rollout has no {missing} under 'next': it must come from a language environment.")
+    if step.get("raw_reward", None) is not None:
+        warnings.warn(
+            "A transform changed the environment's rewards (there is a 'raw_reward'), but rows hold the environment's "
+            "own token rewards. Adjust the rows instead, behind this conversion, if a loss is to see the change.",
+            stacklevel=2,
+        )
     take = finished_steps(rollout)
     if unfinished == "truncate":
         running = ~rollout.get(("next", DONE)).squeeze(-1)

@@ -17,7 +17,7 @@ from torchrl_lang.transforms.lower_layers import SharedLowerLayers
 from torchrl_lang.transforms.references.actor import sum_heads
 from torchrl_lang.transforms.references.rows import RowReference
 
-__all__ = ["distribution_kl", "row_kl"]
+__all__ = ["distribution_kl", "row_kl", "row_log_probs"]
 
 # Decisions whose hidden states are folded over the vocabulary at a time.
 _DECISIONS_AT_ONCE = 1024
@@ -101,6 +101,25 @@ def row_kl(
         first, second = (policy.scorer, p_states), (reference.scorer, q_states)
         kl = _token_kl(batch, *(second + first if forward else first + second), chunk_size)
         return batch.scatter(_without_certain_slots(kl, batch, policy.scorer, reference.scorer))
+
+
+def row_log_probs(policy: RowReference, reference: RowReference, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Log-probability of every token that the agent wrote under both, float ``[*B, T]``; shared lower layers run once.
+
+    Args:
+        policy: scores under the policy.
+        reference: scores under the reference.
+        tensordict: rows, see :mod:`torchrl_lang.schema`.
+    """
+    end = policy.scorer.end_of_action
+    batch = RowBatch.read(tensordict, reference.scorer.end_of_action if end is None else end)
+    if batch.place.shape[0] == 0:
+        nothing = batch.scatter(torch.zeros(0, device=batch.tokens.device))
+        return nothing, nothing.clone()
+    states = _states_of_both(policy, reference, batch)
+    with torch.no_grad():
+        p, q = (one.scorer.log_prob(batch, its) for one, its in zip((policy, reference), states, strict=True))
+        return batch.scatter(p), batch.scatter(q)
 
 
 def _states_of_both(policy: RowReference, reference: RowReference, batch: RowBatch) -> tuple[States, States]:

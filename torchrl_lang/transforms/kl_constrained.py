@@ -14,10 +14,11 @@ from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
 from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform
 from torchrl_lang.transforms.kl_limit import KLLimitTransform
+from torchrl_lang.transforms.layout import Layout, key_list
 from torchrl_lang.transforms.missing import MissingLogProb
 from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
-from torchrl_lang.transforms.references import Reference, as_reference
-from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
+from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
+from torchrl_lang.transforms.reward_adjustment import RAW_REWARD, RewardAdjustmentTransform
 
 __all__ = ["KLConstrainedTransform"]
 
@@ -27,9 +28,15 @@ class KLConstrainedTransform(Compose):
     :class:`RewardAdjustmentTransform` and, with a ``limit``, :class:`KLLimitTransform`, one behind the other.
 
     For an environment, a replay buffer (``append_transform``) or a collector (``postproc``); for one of them, or the
-    penalty would count twice, and doing so raises. The kind of actor decides what is scored: single actions, whole
-    utterances (:class:`~torchrl_lang.modules.UtteranceActor`), or whole rows of tokens
-    (:func:`~torchrl_lang.modules.language_actor`, or a :class:`RowReference`).
+    penalty would count twice, and doing so raises. The kind of actor decides what is scored: single actions; turns, of
+    an :class:`~torchrl_lang.modules.UtteranceActor`; whole rows, of ``RowReference(frozen_copy(utterance_actor))``,
+    whose numbers compare with the ``token_log_prob`` that acting wrote. A bare
+    :func:`~torchrl_lang.modules.language_actor` is scored over whole rows as well, but at temperature 1 and over the
+    whole vocabulary: give it together with ``policy=``, or with log-probabilities made by
+    :func:`~torchrl_lang.modules.row_log_prob`.
+
+    Rows are built from the environment's own token rewards: where rows are what a loss reads, adjust the rows, behind
+    the conversion, and not the environment.
 
     **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
     arguments are the same. What is different: the reward is ``R - coef * KL`` as its formula said (its code had the
@@ -58,6 +65,8 @@ class KLConstrainedTransform(Compose):
         auto_update: the controller follows every batch by itself; otherwise call :meth:`update`.
         missing: see :class:`KLDivergenceTransform`.
         embed_weights: keep the reference's weights in the ``state_dict``.
+        name: stands before the names of what is written (``"style"``: ``"style_kl"`` and so on), for a second reference
+            in the same place.
 
     Examples:
         >>> import torch
@@ -102,18 +111,32 @@ class KLConstrainedTransform(Compose):
         auto_update: bool = False,
         missing: MissingLogProb = "error",
         embed_weights: bool = False,
+        name: str | None = None,
     ) -> None:
         reference = _reference(actor, requires_grad, action_key)
-        layout = reference.layout
+        layout = reference.layout if name is None else reference.layout.named(name)
         mask_key = layout.mask if mask_key is None else mask_key
+        if placement == "last" and mask_key is None:
+            raise ValueError(
+                "placement='last' is for whole rows of tokens; the reward of an action or of a turn takes the whole "
+                "divergence anyway."
+            )
+        rows = reference.layout == Layout.row()
+        policy = None if policy is None else as_policy(policy, rows=rows)
+        log_prob_keys = list(layout.log_prob) if log_prob_key is None else key_list(log_prob_key)
         chain: list[Transform] = []
         if estimator != "exact":
-            chain.append(ReferenceModelLogProbTransform(reference, embed_weights=embed_weights))
+            both = policy if isinstance(reference, RowReference) and log_prob_key is None else None
+            chain.append(
+                ReferenceModelLogProbTransform(
+                    reference, out_key=layout.ref_log_prob, embed_weights=embed_weights, policy=both
+                )
+            )
         divergence = KLDivergenceTransform(
             estimator,
             direction=direction,
             per=per,
-            log_prob_key=list(layout.log_prob) if log_prob_key is None else log_prob_key,
+            log_prob_key=log_prob_keys,
             ref_log_prob_key=layout.ref_log_prob,
             mask_key=mask_key,
             out_key=layout.kl,
@@ -128,9 +151,11 @@ class KLConstrainedTransform(Compose):
             reward_key=layout.reward if in_keys is None else in_keys,
             kl_key=layout.kl,
             out_key=out_keys,
+            raw_name=RAW_REWARD if name is None else f"{name}_{RAW_REWARD}",
             placement=placement,
             mask_key=mask_key,
             auto_update=auto_update,
+            measured_keys=log_prob_keys if policy is None else (),
         )
         chain += [divergence, reward]
         if limit is not None:

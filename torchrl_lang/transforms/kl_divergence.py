@@ -16,11 +16,10 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl_lang.functional import KLDirection, kl_estimate
 from torchrl_lang.transforms.exact import distribution_kl, row_kl
 from torchrl_lang.transforms.holding import ReferenceTransform
-from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, key_list
-from torchrl_lang.transforms.live import LiveActor
+from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, Layout, key_list
 from torchrl_lang.transforms.missing import MissingLogProb, may_be_missing
 from torchrl_lang.transforms.placement import required
-from torchrl_lang.transforms.references import Reference, RowReference, as_reference
+from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references.actor import sum_heads
 
 __all__ = ["KLDivergenceTransform"]
@@ -126,7 +125,8 @@ class KLDivergenceTransform(ReferenceTransform):
         self.chunk_size = chunk_size
         self.differentiable = differentiable
         self.missing: MissingLogProb = missing
-        self.policy = None if policy is None else _live(policy)
+        rows = held is not None and held.layout == Layout.row()
+        self.policy = None if policy is None else as_policy(policy, rows=rows)
 
     def _acted_keys(self) -> list[NestedKey]:
         own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.layout.action]
@@ -137,6 +137,8 @@ class KLDivergenceTransform(ReferenceTransform):
             kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
         if self.mask_key is not None:
             mask = required(type(self).__name__, self.mask_key, "It says which tokens count.", root, out)
+            if mask.dtype != torch.bool:
+                raise TypeError(f"mask_key={self.mask_key!r} must be bool, got {mask.dtype}: convert it with .bool().")
             if mask.shape != kl.shape:
                 raise ValueError(
                     f"mask_key={self.mask_key!r} has shape {tuple(mask.shape)}, the divergence {tuple(kl.shape)}: give "
@@ -218,10 +220,6 @@ class KLDivergenceTransform(ReferenceTransform):
         dist = self.held.distribution(step, step.copy())
         kl = distribution_kl(dist, dist, chunk_size=self.chunk_size)
         return kl.shape, kl.dtype
-
-
-def _live(policy: TensorDictModuleBase | Reference) -> Reference:
-    return policy if isinstance(policy, Reference) else as_reference(LiveActor(policy))
 
 
 def _up_to_one(shape: torch.Size) -> torch.Size:

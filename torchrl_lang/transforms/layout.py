@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensordict import NestedKey, unravel_key
 
@@ -50,6 +50,16 @@ class Layout:
         reward, ref, kl = (unravel_key((*group, name)) for name in (REWARD, REF_LOG_PROB, KL))
         return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
 
+    def named(self, name: str) -> Layout:
+        """The same with a name before what is written, so that two references can stand in one place.
+
+        Examples:
+            >>> from torchrl_lang.transforms import Layout
+            >>> Layout.of_action().named("style").kl
+            'style_kl'
+        """
+        return replace(self, ref_log_prob=_after(self.ref_log_prob, name), kl=_after(self.kl, name))
+
     @classmethod
     def utterance(cls) -> Layout:
         """One utterance a step, its log-probability token by token, ``[*B, K]``."""
@@ -68,3 +78,7 @@ def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
 
 def _beside(key: NestedKey, suffix: str) -> NestedKey:
     return (*key[:-1], key[-1] + suffix) if isinstance(key, tuple) else key + suffix
+
+
+def _after(key: NestedKey, name: str) -> NestedKey:
+    return (*key[:-1], f"{name}_{key[-1]}") if isinstance(key, tuple) else f"{name}_{key}"

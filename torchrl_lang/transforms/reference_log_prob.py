@@ -8,9 +8,10 @@ from typing import Any
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import Composite, TensorSpec
 
+from torchrl_lang.transforms.exact import row_log_probs
 from torchrl_lang.transforms.holding import ReferenceTransform
 from torchrl_lang.transforms.layout import key_list
-from torchrl_lang.transforms.references import as_reference
+from torchrl_lang.transforms.references import RowReference, as_policy, as_reference
 
 __all__ = ["ReferenceModelLogProbTransform"]
 
@@ -35,6 +36,8 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         action_key: where the action stands, default where its actor writes it.
         out_key: where the log-probability goes; default ``"ref_log_prob"``, in the action's group.
         embed_weights: keep the weights of the reference in the ``state_dict``.
+        policy: for whole rows: the actor that trains. Where the data has no log-probability of it, that is written too,
+            in the same pass: lower layers that both share run once.
 
     The log-probability has the shape that the reference's distribution gives it: ``[*B]`` for an action, ``[*B, K]``
     for the tokens of an utterance, ``[*B, T]`` for the tokens of a row, zero where nothing was said.
@@ -70,15 +73,32 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         action_key: NestedKey | Sequence[NestedKey] | None = None,
         out_key: NestedKey | None = None,
         embed_weights: bool = False,
+        policy: Any = None,
     ) -> None:
         reference = as_reference(reference, in_keys=in_keys, action_key=action_key)
         out_key = reference.layout.ref_log_prob if out_key is None else key_list(out_key)[0]
         super().__init__([out_key], reference, embed_weights=embed_weights)
         self.out_key = out_key
+        self.policy = None if policy is None else as_policy(policy, rows=True)
+        if not (self.policy is None or isinstance(reference, RowReference)):
+            raise ValueError(
+                f"policy= is for a reference of whole rows, got a {type(reference).__name__}: give the policy to "
+                "KLDivergenceTransform instead."
+            )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         self.check_reference()
-        out.set(self.out_key, self.held.log_prob(root, out))
+        key = self.held.layout.log_prob[0]
+        if (
+            isinstance(self.policy, RowReference)
+            and isinstance(self.held, RowReference)
+            and root.get(key, None) is None
+        ):
+            log_prob, ref_log_prob = row_log_probs(self.policy, self.held, root)
+            out.set(key, log_prob)
+        else:
+            ref_log_prob = self.held.log_prob(root, out)
+        out.set(self.out_key, ref_log_prob)
 
     def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
         reference = self.held

@@ -40,6 +40,8 @@ class RewardAdjustmentTransform(ActionTransform):
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
         auto_update: hand the mean divergence of every batch to the controller, after the batch was adjusted: of a
             sequence where the data are rows or utterances, of an action where they are steps.
+        measured_keys: entries of the policy without which a divergence was not measured but made up (of a random
+            policy), so that ``auto_update`` leaves it out.
 
     Raises:
         ValueError: options contradict each other; on calls, shapes do not fit, or the reward was adjusted before.
@@ -63,9 +65,11 @@ class RewardAdjustmentTransform(ActionTransform):
         kl_key: NestedKey = KL,
         out_key: NestedKey | Sequence[NestedKey] | None = None,
         raw_key: NestedKey | Sequence[NestedKey] | None = None,
+        raw_name: str = RAW_REWARD,
         placement: Literal["token", "last"] = "token",
         mask_key: NestedKey | None = None,
         auto_update: bool = False,
+        measured_keys: Sequence[NestedKey] = (),
     ) -> None:
         if placement not in ("token", "last"):
             raise ValueError(f"placement must be 'token' or 'last', got {placement!r}.")
@@ -73,7 +77,7 @@ class RewardAdjustmentTransform(ActionTransform):
             raise ValueError("placement='last' needs mask_key=, the mask of the tokens that the agent wrote.")
         rewards = key_list(reward_key)
         out = rewards if out_key is None else key_list(out_key)
-        raw = _raw_keys(rewards) if raw_key is None else key_list(raw_key)
+        raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
         if not len(rewards) == len(out) == len(raw):
             raise ValueError(f"As many rewards as keys for them, got {rewards}, out_key={out} and raw_key={raw}.")
         kept = {key: store for key, goal, store in zip(rewards, out, raw, strict=True) if goal == key}
@@ -81,10 +85,12 @@ class RewardAdjustmentTransform(ActionTransform):
         self.reward_keys = rewards
         self.adjusted_keys = out
         self.raw_keys = kept
+        self._marks = dict(zip(rewards, raw, strict=True))
         self.kl_key = key_list(kl_key)[0]
         self.placement = placement
         self.mask_key = mask_key
         self.auto_update = auto_update
+        self.measured_keys = list(measured_keys)
         self.controller = as_controller(coef)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -98,42 +104,59 @@ class RewardAdjustmentTransform(ActionTransform):
         return super().forward(tensordict)
 
     def _refuse_twice(self, present: Collection[NestedKey]) -> None:
-        for reward, raw in self.raw_keys.items():
+        for reward, raw in self._marks.items():
             if raw in present:
                 raise ValueError(
                     f"The reward {reward!r} was adjusted before, for its raw value stands at {raw!r}: use the "
-                    "transform in one place (environment, collector or replay buffer), or give this one another "
-                    "raw_key=."
+                    "transform in one place (environment, collector or replay buffer). For a second reference give "
+                    "this one a raw_key= of its own (name= in KLConstrainedTransform)."
                 )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         name = type(self).__name__
         kl = required(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
-        penalty = self.controller() * (self._on_last(kl, root) if self.placement == "last" else kl)
+        kl_here = self._on_last(kl, root) if self.placement == "last" else kl
+        # The largest number in place of infinity: a coefficient of zero times infinity would be no number at all.
+        penalty = self.controller() * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key in zip(self.reward_keys, self.adjusted_keys, strict=True):
             reward = required(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
+            reward = reward if reward.is_floating_point() else reward.float()
             out.set(out_key, reward - fit(penalty, reward, self.kl_key, reward_key))
             if reward_key in self.raw_keys:
                 out.set(self.raw_keys[reward_key], reward)
-        if self.auto_update:
-            self._measure(kl, root.batch_dims)
+        if self.auto_update and all(root.get(key, None) is not None for key in self.measured_keys):
+            self._measure(kl, root)
 
     def update(self, tensordict: TensorDictBase) -> None:
         """Show the controller a batch that was adjusted before: steps with their ``"next"``, or rows.
 
+        Steps that a collector padded (``("collector", "mask")``) don't count.
+
         Raises:
             KeyError: the batch has no divergence.
+            ValueError: the mean is not finite.
         """
         step = tensordict.get("next", None)
         sources = (tensordict,) if step is None else (step, tensordict)
         kl = required(type(self).__name__, self.kl_key, "Update from a batch after it was adjusted.", *sources)
-        self._measure(kl, tensordict.batch_dims)
+        self._measure(kl, tensordict)
 
-    def _measure(self, kl: Tensor, batch_dims: int) -> None:
+    def _measure(self, kl: Tensor, root: TensorDictBase) -> None:
         """The mean over a batch, ``[*B, ...]``, of the sums over what lies beyond it."""
+        batch_dims = root.batch_dims
         total = kl.detach().flatten(batch_dims).sum(-1) if kl.ndim > batch_dims else kl.detach()
-        if total.numel():
-            self.controller.update(total.mean(), total.numel())
+        real = root.get(("collector", "mask"), None)
+        total = total if real is None else total[real.reshape(total.shape)]
+        if not total.numel():
+            return
+        mean = total.mean()
+        if not mean.isfinite():
+            raise ValueError(
+                f"The controller cannot follow a mean divergence of {float(mean)}: in "
+                f"{int((~total.isfinite()).sum())} of {total.numel()} measurements one model cannot do what the other "
+                "did (a forbidden or filtered token, an action out of bounds), or the policy has come to NaN."
+            )
+        self.controller.update(mean, total.numel())
 
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:
         """The sum over the row at the last token that the agent wrote, ``[*B, T]``."""
@@ -152,7 +175,8 @@ class RewardAdjustmentTransform(ActionTransform):
                     "reward_key= (in_keys=)."
                 )
             if reward in self.raw_keys:
-                added[self.raw_keys[reward]] = specs[reward].clone()
+                floating = specs[reward].dtype.is_floating_point
+                added[self.raw_keys[reward]] = specs[reward].clone() if floating else _unbounded(specs[reward])
             else:
                 added[out] = _unbounded(specs[reward])
         return added
@@ -186,12 +210,13 @@ def fit(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key: NestedKe
 
 
 def _unbounded(spec: TensorSpec) -> TensorSpec:
-    return Unbounded(spec.shape, dtype=spec.dtype, device=spec.device)
+    dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
+    return Unbounded(spec.shape, dtype=dtype, device=spec.device)
 
 
-def _raw_keys(rewards: list[NestedKey]) -> list[NestedKey]:
+def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
     """``"raw_reward"`` beside the reward; where that were one key for several, each behind its own name."""
-    keys = [_beside(key, RAW_REWARD) for key in rewards]
+    keys = [_beside(key, name) for key in rewards]
     if len(set(keys)) == len(keys):
         return keys
     return [_beside(key, f"raw_{key[-1] if isinstance(key, tuple) else key}") for key in rewards]

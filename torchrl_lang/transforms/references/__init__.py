@@ -2,7 +2,7 @@
 
 from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
-from torchrl_lang.transforms.references.choice import as_reference
+from torchrl_lang.transforms.references.choice import as_policy, as_reference
 from torchrl_lang.transforms.references.head import HeadReference
 from torchrl_lang.transforms.references.lazy import LazyReference
 from torchrl_lang.transforms.references.recurrent import RecurrentReference
@@ -22,5 +22,6 @@ __all__ = [
     "RowReference",
     "UtteranceReference",
     "WrapperReference",
+    "as_policy",
     "as_reference",
 ]

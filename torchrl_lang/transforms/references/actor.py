@@ -65,7 +65,7 @@ class ActorReference(Reference):
             )
         self.frozen = frozen
         self.layout = layout_of_actor(actor, action_key)
-        self.in_keys = key_list(keys_read(modules_of(actor)) if in_keys is None else list(in_keys))
+        self.in_keys = key_list(keys_read(modules_of(actor)) if in_keys is None else in_keys)
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
@@ -88,7 +88,8 @@ class ActorReference(Reference):
         if missing:
             raise KeyError(
                 f"The reference reads {missing}, which the data lacks: there is "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries, or name others with in_keys=."
+                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries in the data; in_keys= may "
+                "leave out what the actor can do without."
             )
         return inputs
 

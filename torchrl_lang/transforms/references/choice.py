@@ -7,11 +7,13 @@ from typing import Any
 
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.schema import ACTION, TOKENS
 from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
 from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.live import LiveActor
 from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
 from torchrl_lang.transforms.references.recurrent import RecurrentReference, recurrent_keys
@@ -21,7 +23,7 @@ from torchrl_lang.transforms.references.utterance import UtteranceReference
 from torchrl_lang.transforms.references.wrapper import WrapperReference
 from torchrl_lang.transforms.references.wrapper_calls import is_wrapper
 
-__all__ = ["as_reference"]
+__all__ = ["as_policy", "as_reference"]
 
 
 def as_reference(
@@ -37,8 +39,10 @@ def as_reference(
     ======================================================  ==========================================================
     a :class:`Reference`                                     itself
     an actor with ``get_dist``                               a frozen copy, scored by the kind of actor:
-    ... an :class:`~torchrl_lang.modules.UtteranceActor`     :class:`UtteranceReference`, an utterance a step
-    ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows
+    ... an :class:`~torchrl_lang.modules.UtteranceActor`     :class:`UtteranceReference`, an utterance a step; for whole
+                                                             rows pass ``RowReference(frozen_copy(actor))``
+    ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows at temperature 1 over the
+                                                             whole vocabulary, which is not how an utterance actor acts
     ... a recurrent actor                                    :class:`RecurrentReference`
     ... any other                                            :class:`ActorReference`
     a :class:`FrozenActor`                                   the same, with what it shares
@@ -64,13 +68,44 @@ def as_reference(
         reference = frozen_copy(reference)
     if isinstance(reference, FrozenActor):
         return _of_actor(reference, in_keys, action_key)
-    if callable(reference):
+    if callable(reference) and not isinstance(reference, (nn.Module, type)):
         layout = None if action_key is None else Layout.of_action(action_key)
         return FunctionReference(reference, in_keys=() if in_keys is None else in_keys, layout=layout)
+    what = f"the class {reference.__name__}" if isinstance(reference, type) else type(reference).__name__
     raise TypeError(
         "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
-        f"tensordict -> log_prob; got {type(reference).__name__}."
+        f"tensordict -> log_prob; got {what}. Of an actor-critic pass get_policy_operator(); of a compiled actor the "
+        "actor itself; of a factory LazyReference(factory); of a module that returns log-probabilities "
+        "FunctionReference(module)."
     )
+
+
+def as_policy(policy: Any, *, rows: bool = False) -> Reference:
+    """The actor that trains, run as it is whenever a divergence asks for it.
+
+    Args:
+        policy: the actor; or a :class:`Reference` of a :class:`~torchrl_lang.transforms.LiveActor`.
+        rows: it is to score whole rows.
+
+    Raises:
+        TypeError: it has no ``get_dist``.
+        ValueError: it is a frozen model.
+    """
+    if isinstance(policy, Reference):
+        if not isinstance(policy.frozen, LiveActor):
+            raise ValueError(
+                f"policy= is the actor that trains, got a {type(policy).__name__} of a model that does not: pass the "
+                "actor itself."
+            )
+        return policy
+    if isinstance(policy, FrozenActor) and not isinstance(policy, LiveActor):
+        raise ValueError("policy= is the actor that trains, got a frozen one: pass the actor itself.")
+    live = policy if isinstance(policy, LiveActor) else None
+    acts = isinstance(policy, TensorDictModuleBase) and (hasattr(policy, "get_dist") or is_wrapper(policy))
+    if live is None and not acts:
+        raise TypeError(f"policy= is the actor that trains, with get_dist(tensordict); got {type(policy).__name__}.")
+    live = LiveActor(policy) if live is None else live
+    return RowReference(live) if rows and not is_wrapper(live.actor) else as_reference(live)
 
 
 def _of_actor(

@@ -11,6 +11,7 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_lang.transforms.frozen import frozen_copy
+from torchrl_lang.transforms.functions import model_behind
 from torchrl_lang.transforms.layout import Layout, key_list
 from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references.base import Reference
@@ -22,7 +23,8 @@ class ColumnReference(Reference):
     """Log-probabilities that are already in the data, such as those stored once for an offline data set.
 
     Args:
-        key: their entry.
+        key: their entry. On steps it is looked for under ``"next"`` first, where this library writes what belongs to an
+            action; at the root an environment has that of the step before.
         layout: where everything else stands, default one action a step.
     """
 
@@ -33,7 +35,7 @@ class ColumnReference(Reference):
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
         advice = "It should hold the reference's log-probabilities, computed beforehand."
-        return required("ColumnReference", self.in_keys[0], advice, tensordict, carry)
+        return required("ColumnReference", self.in_keys[0], advice, carry, tensordict)
 
     def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
         """See :class:`Reference`."""
@@ -53,6 +55,9 @@ class FunctionReference(Reference):
             does it; what a plain function refers to is left as it is, and no checkpoint knows of it.
         in_keys: the entries that it is given, default all.
         layout: where everything stands, default one action a step.
+
+    Raises:
+        ValueError: the function refers to a model that trains, so that the reference would train with it.
     """
 
     def __init__(
@@ -64,8 +69,13 @@ class FunctionReference(Reference):
     ) -> None:
         if isinstance(function, nn.Module):
             self.frozen = frozen_copy(function)
+        elif (model := model_behind(function)) is not None:
+            raise ValueError(
+                f"The reference function refers to a {type(model).__name__} that trains, and would follow it: pass the "
+                "actor itself, of which a frozen copy is made, or freeze the model with requires_grad_(False)."
+            )
         self.function = function if self.frozen is None else self.frozen.actor
-        self.in_keys = key_list(list(in_keys))
+        self.in_keys = key_list(in_keys) if in_keys else []
         self.layout = Layout.of_action() if layout is None else layout
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:

@@ -43,7 +43,13 @@ class UtteranceReference(ActorReference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        action = tensordict.get(self.layout.action[0])
+        action: Any = tensordict.get(self.layout.action[0], None)
+        if action is None:
+            raise KeyError(
+                f"There is no turn to score: the data has no {self.layout.action[0]!r}, only "
+                f"{sorted(map(str, tensordict.keys(True, True)))}. For whole rows pass "
+                "RowReference(frozen_copy(actor)) as the reference."
+            )
         done: Any = tensordict.get(DONE, None)
         with self.frozen.evaluating():
             if done is None or not done.any():
