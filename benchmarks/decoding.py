@@ -1,24 +1,32 @@
-"""Cached decoding: what value guidance adds, and how acting compares with a plain forward pass over the same rows."""
+"""Acting turn by turn: against one plain forward over the same rows, against ``generate``, and in games of Wordle."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from benchmarks.common import interleaved, ratio, row
+from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
+from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
-from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.schema import ControlTokens
 
-# The tokens of Wordle: 26 letters, 3 colours, 6 control tokens; a guess is 5 letters and its end.
-CONTROL = ControlTokens(pad=29, end_of_action=30, end_of_state=31, begin_state=32, begin_action=33, end_of_dialogue=34)
-VOCABULARY, ACTION_LENGTH, TURNS, BATCH = 35, 6, 6, 256
-MAX_GUIDED_RATIO, MIN_ACTING_RATIO = 1.2, 0.5
+CONTROL = wordle_tokenizer().control
+VOCABULARY, ACTION_LENGTH, TURNS, WIDTH = 35, 6, 6, 128
+ROW_LENGTH = 2 + 12 * TURNS
+BATCHES, MAIN, WORDLE_BATCH, WORDS = (64, 256, 1024), 256, 64, 200
+MAX_GUIDED_RATIO, MIN_ACTING_RATIO, MIN_OVER_GENERATE, MAX_TURN_RATIO, PAPER_GAMES = 1.2, 0.7, 3.0, 1.25, 31.0
+# Without the end among the allowed tokens every utterance has full length, guided or not.
+FORBIDDEN = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
+
+Policy = Callable[[Tensor, Tensor], Tensor]
+"""Says what comes next: ``tokens, attention_mask [N, T] -> action [N, K]``."""
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
@@ -27,71 +35,178 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return _run(repeats=2 if quick else 5)
+            return _run(repeats=2 if quick else 7)
     finally:
         torch.set_num_threads(threads)
 
 
 def _run(repeats: int) -> list[dict[str, Any]]:
-    lm = causal_lm(vocab_size=VOCABULARY, layers=4, width=128, heads=4, max_length=96, pad=CONTROL.pad).eval()
-    actor = language_actor(lm)
-    # Without the end among the allowed tokens every utterance has full length, guided or not.
-    forbidden = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
-    guides = {
-        "plain": None,
-        "guided": ValueGuidance(QValueHead(128, VOCABULARY), beta=4.0),
-        "guided and clipped": ValueGuidance(QValueHead(128, VOCABULARY), ValueHead(128), beta=4.0, clip=0.0),
-    }
-    policies = {
-        name: UtteranceActor(actor, CONTROL, ACTION_LENGTH, guidance=guidance, forbidden=forbidden, seed=0)
-        for name, guidance in guides.items()
-    }
-    game = _game()
+    lm = causal_lm(vocab_size=VOCABULARY, layers=4, width=WIDTH, heads=4, max_length=96, pad=CONTROL.pad).eval()
+    guided = ValueGuidance(QValueHead(WIDTH, VOCABULARY), beta=4.0)
+    rows = _guidance(lm, guided, repeats)
+    for n in BATCHES:
+        rows += _acting(lm, guided, n, repeats)
+    return [*rows, _wordle(lm, guided, repeats)]
 
-    def act(policy: UtteranceActor) -> Callable[[], None]:
-        return lambda: [policy(entry.clone()) for entry in game[:-1]] and None
+
+def _guidance(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> list[dict[str, Any]]:
+    """What values cost, and what reading each token once saves."""
+    clipped = ValueGuidance(QValueHead(WIDTH, VOCABULARY), ValueHead(WIDTH), beta=4.0, clip=0.0)
+    jobs = {
+        "plain": Game(MAIN, _policy(lm)).play,
+        "guided": Game(MAIN, _policy(lm, guided)).play,
+        "guided and clipped": Game(MAIN, _policy(lm, clipped)).play,
+        "reading anew": Game(MAIN, _policy(lm, guided, reuse_prefix=False)).play,
+    }
+    times = interleaved(jobs, repeats)
+    costs = [
+        row(f"decoding: {name} / plain, time", ratio(times, name, "plain"), "x", MAX_GUIDED_RATIO, at_most=True)
+        for name in ("guided", "guided and clipped")
+    ]
+    saved = ratio(times, "reading anew", "guided")
+    return [*costs, row("acting: reading anew each turn / prefix reuse, time", saved, "x")]
+
+
+def _acting(lm: PreTrainedModel, guided: ValueGuidance, n: int, repeats: int) -> list[dict[str, Any]]:
+    """Whole games of ``n`` rows, value-guided, beside one forward pass over their transcripts.
+
+    The rows are those that stand when the last word has been said; its answer is left out, as no policy reads it. The
+    time of acting includes the values, the replies and all else that a turn takes.
+    """
+    game = Game(n, _policy(lm, guided))
+    tokens, attention = game.play()
+    game.turn_times.clear()
+    width = int(attention.sum(-1).max())
 
     def forward() -> None:
         with torch.no_grad():
-            split_actor(actor).trunk(game[-1].clone())
+            lm.base_model(inputs_embeds=lm.get_input_embeddings()(tokens[:, :width]), use_cache=False)
 
-    jobs = {name: act(policy) for name, policy in policies.items()} | {"forward": forward}
-    times = interleaved(jobs, repeats)
-    # Every utterance of 6 tokens passes 4 through the trunk: the first comes with the prompt, the last is certain, and
-    # the one before it need not be read.
-    acted = sum(int(entry["attention_mask"].sum()) + BATCH * (ACTION_LENGTH - 2) for entry in game[:-1])
-    read = int(game[-1]["attention_mask"].sum())
-    speed = (acted / read) * ratio(times, "forward", "plain")
-    plain = statistics.median(times["plain"])
-    return [
-        *(
-            row(
-                f"decoding: {name} / plain cached, time",
-                ratio(times, name, "plain"),
-                "x",
-                MAX_GUIDED_RATIO,
-                at_most=True,
-            )
-            for name in ("guided", "guided and clipped")
-        ),
-        row("acting / plain forward, trunk tokens per second", speed, "x", MIN_ACTING_RATIO),
-        row("acting, trunk tokens per second", acted / plain, "tokens/s"),
-        row("acting, utterances per second", BATCH * TURNS / plain, "utterances/s"),
+    jobs: dict[str, Callable[[], Any]] = {"forward": forward, "acting": game.play}
+    if n <= MAIN:
+        jobs |= {"plain": Game(n, _policy(lm)).play, "generate": Game(n, _generate(lm)).play}
+    times = interleaved(jobs, repeats if n <= MAIN else max(repeats // 2, 2))
+    turn = [statistics.median(seconds) for seconds in zip(*game.turn_times, strict=True)]
+    read = int(attention.sum())
+    what = f"acting, batch {n}:"
+    # Each real token of these rows counts once on both sides, so the ratio of the rates is that of the times.
+    speed = ratio(times, "forward", "acting")
+    note = f"{_profile(lm, game)}; the forward pass: {read / statistics.median(times['forward']):,.0f} tokens/s."
+    rows = [
+        row(f"{what} tokens/s over a plain forward's", speed, "x", MIN_ACTING_RATIO, note=note),
+        row(f"{what} turn 6 / turn 2, time", turn[5] / turn[1], "x", MAX_TURN_RATIO, at_most=True),
+        row(f"{what} turn 6 / turn 1 (1 new token, not 8), time", turn[5] / turn[0], "x"),
+        row(f"{what} tokens of transcripts", read / statistics.median(times["acting"]), "tokens/s"),
     ]
-
-
-def _game() -> list[TensorDict]:
-    """The transcripts of 256 games before each turn and after the last; one guess in ten is invalid: no colours."""
-    length, rows = torch.ones(BATCH, dtype=torch.int64), []
-    for _ in range(TURNS + 1):
-        rows.append(_transcripts(length))
-        length = length + torch.where(torch.rand(BATCH) < 0.1, 6, 12)
+    if "generate" in jobs:
+        rows.append(row(f"{what} over generate, plain", ratio(times, "generate", "plain"), "x", MIN_OVER_GENERATE))
+        rows.append(row(f"{what} over generate, values on our side only", ratio(times, "generate", "acting"), "x"))
     return rows
 
 
-def _transcripts(length: Tensor) -> TensorDict:
-    width = 1 + 12 * TURNS + ACTION_LENGTH
-    attention = torch.arange(width) < length[:, None]
-    tokens = torch.randint(26, (BATCH, width)).masked_fill(~attention, CONTROL.pad)
-    trimmed = {"tokens": tokens, "attention_mask": attention}
-    return TensorDict({key: value[:, : int(length.max())] for key, value in trimmed.items()}, batch_size=[BATCH])
+def _profile(lm: PreTrainedModel, game: Game) -> str:
+    """Where the time of a game goes, in words."""
+    calls: list[tuple[int, int, float]] = []  # rows, tokens of each, seconds
+
+    def begin(module: Any, args: Any, kwargs: dict[str, Tensor]) -> None:
+        calls.append((*kwargs["inputs_embeds"].shape[:2], time.perf_counter()))
+
+    def end(module: Any, args: Any, kwargs: dict[str, Tensor], out: Any) -> None:
+        n, width, began = calls.pop()
+        calls.append((n, width, time.perf_counter() - began))
+
+    trunk = lm.base_model
+    hooks = [
+        trunk.register_forward_pre_hook(begin, with_kwargs=True),
+        trunk.register_forward_hook(end, with_kwargs=True),
+    ]
+    began = time.perf_counter()
+    game.play()
+    whole = time.perf_counter() - began
+    for hook in hooks:
+        hook.remove()
+    game.turn_times.pop()
+    parts, rest = [], 1.0
+    for name, chosen in (
+        ("one token a row", [call for call in calls if call[1] == 1]),
+        ("several", [call for call in calls if call[1] > 1]),
+    ):
+        seconds, tokens = sum(call[2] for call in chosen), sum(call[0] * call[1] for call in chosen)
+        parts.append(f"{seconds / whole:.0%} of the time in calls of {name} ({tokens / seconds:,.0f} tokens/s)")
+        rest -= seconds / whole
+    return ", ".join([*parts, f"{rest:.0%} outside of the model"])
+
+
+def _wordle(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> dict[str, Any]:
+    """Games of Wordle, environment and record keeping included; an untrained policy uses all of its six tries."""
+    actor = UtteranceActor(language_actor(lm), CONTROL, ACTION_LENGTH, guidance=guided, forbidden=FORBIDDEN, seed=0)
+    words = [f"{a}{b}xyz" for a in "abcdefghijklmnopqrst" for b in "abcdefghij"][:WORDS]
+    env, games = WordleEnv(words, batch_size=[WORDLE_BATCH]), 2 * WORDLE_BATCH
+    times = interleaved({"play": lambda: play_games(env, actor, games=games)}, repeats)
+    speed = games / statistics.median(times["play"])
+    return row(f"Wordle, {WORDS} words, batch {WORDLE_BATCH}, value-guided", speed, "games/s", PAPER_GAMES)
+
+
+class Game:
+    """Six turns of rows as Wordle's, a word and its colours each; one word in ten is invalid and gets no colours."""
+
+    def __init__(self, n: int, policy: Policy) -> None:
+        generator = torch.Generator().manual_seed(n)
+        self.policy = policy
+        self.valid = torch.rand(TURNS, n, generator=generator) >= 0.1
+        colours = torch.randint(26, 29, (TURNS, n, ACTION_LENGTH - 1), generator=generator)
+        ends = torch.full((TURNS, n, 1), CONTROL.end_of_state)
+        self.replies = torch.cat([colours, ends], -1)
+        self.turn_times: list[list[float]] = []
+
+    def play(self) -> tuple[Tensor, Tensor]:
+        """Rows and masks as they stand after the last word, before it is answered."""
+        n, place = self.valid.shape[1], torch.arange(ROW_LENGTH)
+        tokens = torch.full((n, ROW_LENGTH), CONTROL.pad)
+        tokens[:, 0] = CONTROL.begin_action
+        length, seconds = torch.ones(n, dtype=torch.int64), []
+        for valid, reply in zip(self.valid, self.replies, strict=True):
+            began = time.perf_counter()
+            action = self.policy(tokens, place < length[:, None])
+            seconds.append(time.perf_counter() - began)
+            spot = length[:, None] + torch.arange(2 * ACTION_LENGTH)
+            tokens = tokens.scatter(-1, spot, torch.cat([action, reply], -1))
+            said = length + ACTION_LENGTH
+            length = torch.where(valid, said + ACTION_LENGTH, said)
+            tokens = tokens.masked_fill(place >= length[:, None], CONTROL.pad)
+        self.turn_times.append(seconds)
+        return tokens, place < said[:, None]
+
+
+def _policy(lm: PreTrainedModel, guidance: ValueGuidance | None = None, **options: Any) -> Policy:
+    options = {"guidance": guidance, "forbidden": FORBIDDEN, "seed": 0} | options
+    actor = UtteranceActor(language_actor(lm), CONTROL, ACTION_LENGTH, **options)
+
+    def act(tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        entries = {"tokens": tokens, "attention_mask": attention_mask}
+        return actor(TensorDict(entries, batch_size=tokens.shape[:1])).get("action")
+
+    return act
+
+
+def _generate(lm: PreTrainedModel) -> Policy:
+    """An agent built on ``generate``: rows padded on the left, as it wants them, sampling, its cache, no values."""
+
+    @torch.no_grad()
+    def act(tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        length = attention_mask.sum(-1)
+        width = int(length.max())
+        source = torch.arange(width) - (width - length)[:, None]  # where each token of the padded row comes from
+        prompt = tokens.gather(-1, source.clamp_min(0)).masked_fill(source < 0, CONTROL.pad)
+        return lm.generate(
+            prompt,
+            attention_mask=(source >= 0).long(),
+            min_new_tokens=ACTION_LENGTH,
+            max_new_tokens=ACTION_LENGTH,
+            do_sample=True,
+            top_k=0,
+            suppress_tokens=list(FORBIDDEN),
+            pad_token_id=CONTROL.pad,
+        )[:, width:]
+
+    return act

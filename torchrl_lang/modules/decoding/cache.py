@@ -10,7 +10,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["RowCache"]
+__all__ = ["RowCache", "swap_rows"]
+
+# Attention is faster over a round number of slots (a fifth at 61 and 64, measured on a CPU); those too many are masked.
+_ROUND = 16
 
 
 class RowCache(Cache):
@@ -18,10 +21,12 @@ class RowCache(Cache):
 
     Because slots are positions, prompts of different lengths need no padding on the left: padding behind a short prompt
     does leave keys, but a token looks only at slots up to its own position, and by then they have been overwritten by
-    the row's real tokens. For the same reason a later turn may feed only its new tokens.
+    the row's real tokens. For the same reason a later turn may feed only its new tokens, and a row that begins anew
+    needs no clearing.
 
     Args:
         size: number of slots.
+        rows: number of rows to allocate, default as many as come first. A call with fewer rows is about the first ones.
 
     Examples:
         >>> import torch
@@ -33,14 +38,22 @@ class RowCache(Cache):
         >>> torch.testing.assert_close(hidden, trunk(row)[:, 4:])
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, rows: int | None = None) -> None:
         super().__init__(layer_class_to_replicate=_RowLayer)
         self.size = size
+        self._capacity = rows
+        self._rows: Tensor | None = None
         self._positions: Tensor | None = None
         self._visible = size
 
     def extend(
-        self, trunk: Trunk, tokens: Tensor, positions: Tensor | None = None, visible: int | None = None
+        self,
+        trunk: Trunk,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        visible: int | None = None,
+        *,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Read tokens of rows whose beginnings are in the cache, and add them to it.
 
@@ -50,6 +63,7 @@ class RowCache(Cache):
             positions: int64 ``[N, q]``, a different one for each token of a row, where all before have been read;
                 ``None`` for the beginning of the rows.
             visible: number of slots to look at, more than the largest position; default all. Fewer is faster.
+            rows: int64 ``[N]``, the different rows that these tokens belong to; default the first ``N``.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
@@ -60,10 +74,10 @@ class RowCache(Cache):
         visible = self.size if visible is None else visible
         if max(visible, tokens.shape[-1]) > self.size:
             raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
-        self._positions, self._visible = positions, visible
+        self._rows, self._positions, self._visible = rows, positions, _rounded(visible)
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
-        slots = torch.arange(visible, device=tokens.device)
+        slots = torch.arange(self._visible, device=tokens.device)
         mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [N, 1, q, S], taken as it is by Hugging Face models
         if trunk.model.config._attn_implementation == "eager":  # which adds the mask to the scores
             mask = torch.zeros_like(mask, dtype=trunk.model.dtype).masked_fill(
@@ -79,46 +93,99 @@ class RowCache(Cache):
             self.layers.append(_RowLayer())
         layer = self.layers[layer_idx]
         if not layer.is_initialized:
-            layer.allocate(key_states, value_states, self.size)
+            layer.allocate(key_states, value_states, self._capacity or key_states.shape[0], _rounded(self.size))
         if self._positions is None:
-            return layer.write_front(key_states, value_states)
-        return layer.write(key_states, value_states, self._positions, self._visible)
+            return layer.write_front(key_states, value_states, self._rows)
+        return layer.write(key_states, value_states, self._positions, self._visible, self._rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, int64 ``[M]``, in that order; a row may be taken more than once."""
         for layer in self.layers:
-            layer.select(rows)
+            layer.keys, layer.values = (kept.index_select(0, rows) for kept in (layer.keys, layer.values))
+
+    def taken(self, rows: Tensor, size: int | None = None) -> RowCache:
+        """A copy of the given rows, int64 ``[M]``, with their first ``size`` slots; this cache stays as it is."""
+        size = self.size if size is None else min(size, self.size)
+        copy = RowCache(size)
+        for layer in self.layers:
+            copy.layers.append(
+                _RowLayer.holding(*(x[:, :, : _rounded(size)][rows] for x in (layer.keys, layer.values)))
+            )
+        return copy
+
+    def swap(self, first: Tensor, second: Tensor) -> None:
+        """Let the rows ``first`` and ``second``, both int64 ``[M]``, all different, change places."""
+        for layer in self.layers:
+            swap_rows(layer.keys, first, second)
+            swap_rows(layer.values, first, second)
+
+    def grow(self, size: int) -> None:
+        """Make room for ``size`` tokens a row; what is in the cache stays."""
+        for layer in self.layers:
+            layer.grow(_rounded(size))
+        self.size = max(size, self.size)
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _ROUND) * _ROUND
+
+
+def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
+    """Let rows of ``values`` change places; ``first`` and ``second`` are int64 ``[M]``, all different.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.decoding.cache import swap_rows
+        >>> values = torch.tensor([10, 11, 12])
+        >>> swap_rows(values, torch.tensor([0]), torch.tensor([2]))
+        >>> values
+        tensor([12, 11, 10])
+    """
+    values[torch.cat([first, second])] = values[torch.cat([second, first])]
 
 
 class _RowLayer(CacheLayerMixin):
-    """One layer's keys and values, ``[N, size, heads, D]``: the layout in which models make them."""
+    """One layer's keys and values, ``[N, heads, size, D]``."""
 
     is_sliding = False
 
-    def allocate(self, keys: Tensor, values: Tensor, size: int) -> None:
-        n, heads, _, _ = keys.shape
+    @classmethod
+    def holding(cls, keys: Tensor, values: Tensor) -> _RowLayer:
+        layer = cls()
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        return layer
+
+    def allocate(self, keys: Tensor, values: Tensor, rows: int, size: int) -> None:
         # Zeros, not empty memory: a slot that nobody wrote is masked, but a NaN in it would not stay masked.
-        self.keys = keys.new_zeros(n, size, heads, keys.shape[-1])
-        self.values = values.new_zeros(n, size, heads, values.shape[-1])
+        self.keys = keys.new_zeros(rows, keys.shape[1], size, keys.shape[-1])
+        self.values = values.new_zeros(rows, values.shape[1], size, values.shape[-1])
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.allocate(key_states, value_states, key_states.shape[-2])
+        self.allocate(key_states, value_states, key_states.shape[0], key_states.shape[-2])
 
-    def write_front(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        q = keys.shape[-2]
-        self.keys[:, :q] = keys.transpose(1, 2)
-        self.values[:, :q] = values.transpose(1, 2)
+    def grow(self, size: int) -> None:
+        if self.is_initialized and size > self.keys.shape[2]:
+            keys, values = self.keys, self.values
+            self.allocate(keys, values, keys.shape[0], size)
+            self.keys[:, :, : keys.shape[2]], self.values[:, :, : values.shape[2]] = keys, values
+
+    def write_front(self, keys: Tensor, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        n, _, q, _ = keys.shape
+        place: Any = slice(n) if rows is None else rows
+        self.keys[place, :, :q] = keys
+        self.values[place, :, :q] = values
         return keys, values
 
-    def write(self, keys: Tensor, values: Tensor, positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
-        row = torch.arange(positions.shape[0], device=positions.device)[:, None]
-        self.keys[row, positions] = keys.transpose(1, 2)
-        self.values[row, positions] = values.transpose(1, 2)
-        return self.keys[:, :visible].transpose(1, 2), self.values[:, :visible].transpose(1, 2)
-
-    def select(self, rows: Tensor) -> None:
-        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+    def write(
+        self, keys: Tensor, values: Tensor, positions: Tensor, visible: int, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        n = positions.shape[0]
+        row = torch.arange(n, device=positions.device) if rows is None else rows
+        self.keys[row[:, None], :, positions] = keys.transpose(1, 2)
+        self.values[row[:, None], :, positions] = values.transpose(1, 2)
+        seen = self.keys[:, :, :visible], self.values[:, :, :visible]
+        return (seen[0][:n], seen[1][:n]) if rows is None else (seen[0][rows], seen[1][rows])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.write_front(key_states, value_states)
@@ -130,4 +197,4 @@ class _RowLayer(CacheLayerMixin):
         return 0  # positions always come with the tokens
 
     def get_max_length(self) -> int:
-        return self.keys.shape[1] if self.is_initialized else -1
+        return self.keys.shape[2] if self.is_initialized else -1

@@ -9,7 +9,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang.modules.actor import ActorParts, split_actor
-from torchrl_lang.modules.decoding.model import ModelReader, states_at
+from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
+from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.modules.decoding.search import beam_search, best_of
@@ -72,26 +73,29 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
+        memory: PrefixMemory | None = None,
     ) -> Utterances:
         """Continue rows, int64 ``[*B, T]`` flattened to ``N``, by ``N * candidates`` utterances.
 
         More than one candidate is for ``"sample"``; those of a row stand side by side. Rows that are ``done``, bool
-        ``[*B, 1]``, get an empty utterance.
+        ``[*B, 1]``, get an empty utterance. With a ``memory`` rows are read from where they were left.
         """
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
         drawn = {"sample": candidates, "best_of": self.candidates}.get(method, 0)
         uniform = self._uniform(n, drawn, device) if drawn else None
-        speaking = torch.arange(n, device=device) if done is None else (~done.reshape(n)).nonzero().squeeze(-1)
+        speaks, count = _speaking(done, n)
         silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
-        if speaking.shape[0] == 0:
+        if count == 0:
             return silent
-        prompt = self._prompt(tokens[speaking], length[speaking])
-        uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
         with torch.no_grad(), evaluating(self):
-            said = self._decode(prompt, method, uniform, candidates)
-        if speaking.shape[0] == n:
-            return said
+            transcripts = None if memory is None else self._remembered(memory, tokens, length)
+            speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
+            prompt = self._prompt(tokens[speaking], length[speaking])
+            uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
+            said = self._decode(prompt, method, uniform, candidates, transcripts)
+        if memory is not None and transcripts is not None:
+            memory.put(transcripts)
         place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
         return silent.place(place, said)
 
@@ -131,9 +135,24 @@ class Decoder(nn.Module):
         log_prob = taken(self.rule(states), action[row, chosen])
         return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
 
-    def _decode(self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int) -> Utterances:
+    def _remembered(self, memory: PrefixMemory, tokens: Tensor, length: Tensor) -> Transcripts | None:
+        """What is remembered of rows ``[N, T]``; None where a trunk cannot read them piece by piece."""
+        trunks = cacheable_trunks(self._parts, self._value_trunk) if self.cached else []
+        if not trunks:
+            memory.forget()
+            return None
+        n, width = tokens.shape
+        limit = trunks[0].max_length
+        size = width + self.action_length if limit is None else min(width + self.action_length, limit)
+        transcripts = memory.take(trunks, n, size, tokens.device)
+        transcripts.recall(tokens, length)
+        return transcripts
+
+    def _decode(
+        self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int, transcripts: Transcripts | None
+    ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
-        reader = ModelReader(self._parts, self._value_trunk, size=size, cached=self.cached)
+        reader = ModelReader(self._parts, self._value_trunk, size=size, cached=self.cached, transcripts=transcripts)
         common = (reader, self.rule, prompt, self.control, self.action_length)
         if method == "beam":
             found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
@@ -186,6 +205,19 @@ class Decoder(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"generator": _fresh_generator(), **state} if not state["_seeded"] else state)
+
+
+def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
+    """Rows that are not done, bool ``[N]``, and their number; None stands for all rows."""
+    if done is None:
+        return None, n
+    speaks = ~done.reshape(n)
+    count = int(speaks.sum())
+    return (None if count == n else speaks), count
+
+
+def _places(speaks: Tensor | None, n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device) if speaks is None else speaks.nonzero().squeeze(-1)
 
 
 def _fresh_generator() -> torch.Generator:

@@ -8,9 +8,20 @@ from torch import Tensor
 
 from torchrl_lang.modules.actor import LOGITS, ActorParts
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
-from torchrl_lang.modules.decoding.readers import Reader, States, apply_head, make_reader, read_rows
+from torchrl_lang.modules.decoding.memory import Departure, Transcripts
+from torchrl_lang.modules.decoding.pieces import pieces
+from torchrl_lang.modules.decoding.readers import (
+    CachedReader,
+    Reader,
+    States,
+    apply_head,
+    cacheable,
+    make_reader,
+    read_rows,
+)
+from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["ModelReader", "states_at"]
+__all__ = ["ModelReader", "cacheable_trunks", "states_at"]
 
 
 class ModelReader(Reader):
@@ -21,30 +32,67 @@ class ModelReader(Reader):
         value_trunk: the values' own trunk, if any; its states are named ``value_…``.
         size: longest row.
         cached: False reads rows anew for every token.
+        transcripts: these rows as far as they have been read, for :func:`cacheable_trunks`; what is read is added.
     """
 
     def __init__(
-        self, parts: ActorParts, value_trunk: TensorDictModuleBase | None, *, size: int, cached: bool = True
+        self,
+        parts: ActorParts,
+        value_trunk: TensorDictModuleBase | None,
+        *,
+        size: int,
+        cached: bool = True,
+        transcripts: Transcripts | None = None,
     ) -> None:
         self.parts = parts
-        self.actor = make_reader(parts.trunk, size, cached=cached)
-        self.value = None if value_trunk is None else make_reader(value_trunk, size, cached=cached)
+        self.transcripts = transcripts
+        self.readers: list[Reader]
+        trunks = [parts.trunk] if value_trunk is None else [parts.trunk, value_trunk]
+        if transcripts is None:
+            self.readers = [make_reader(trunk, size, cached=cached) for trunk in trunks]
+        else:
+            models = cacheable_trunks(parts, value_trunk)
+            self.readers = [CachedReader(*pair, size) for pair in zip(models, transcripts.caches, strict=True)]
 
     def start(self, tokens: Tensor, length: Tensor) -> States:
         """See :class:`Reader`."""
-        value = {} if self.value is None else self.value.start(tokens, length)
-        return _complete(self.parts, self.actor.start(tokens, length), value)
+        if self.transcripts is None:
+            return self._complete([reader.start(tokens, length) for reader in self.readers])
+        plan = pieces(length, self.transcripts.known[: length.shape[0]])
+        states = [reader.resume(tokens, length, plan) for reader in self.readers if isinstance(reader, CachedReader)]
+        self.transcripts.read(tokens, length)
+        return self._complete(states)
 
     def advance(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`Reader`."""
-        value = {} if self.value is None else self.value.advance(token, position, visible)
-        return _complete(self.parts, self.actor.advance(token, position, visible), value)
+        states = [reader.advance(token, position, visible) for reader in self.readers]
+        if self.transcripts is not None:
+            self.transcripts.add(token, position)
+        return self._complete(states)
 
     def select(self, rows: Tensor) -> None:
-        """See :class:`Reader`."""
-        self.actor.select(rows)
-        if self.value is not None:
-            self.value.select(rows)
+        """See :class:`Reader`. What copies of rows read from now on is not remembered."""
+        self.transcripts = None
+        for reader in self.readers:
+            reader.select(rows)
+
+    def leave(self, moves: Departure) -> None:
+        """See :class:`Reader`. What the rows that leave have read stays remembered."""
+        if self.transcripts is not None:
+            self.transcripts.swap(moves)
+        else:
+            for reader in self.readers:
+                reader.leave(moves)
+
+    def _complete(self, states: list[States]) -> States:
+        return _complete(self.parts, states[0], states[1] if len(states) > 1 else {})
+
+
+def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
+    """All trunks of a model, none where one of them cannot read rows piece by piece."""
+    found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
+    models = [model for model in found if model is not None]
+    return models if len(models) == len(found) else []
 
 
 def states_at(

@@ -12,10 +12,12 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.modules.decoding.cache import RowCache
+from torchrl_lang.modules.decoding.memory import Departure
+from torchrl_lang.modules.decoding.pieces import Piece
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
-__all__ = ["CachedReader", "Reader", "RecomputingReader", "States", "apply_head", "make_reader"]
+__all__ = ["CachedReader", "Reader", "RecomputingReader", "States", "apply_head", "cacheable", "make_reader"]
 
 States = dict[str, Tensor]
 """What a trunk says of one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
@@ -36,31 +38,66 @@ class Reader(ABC):
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, int64 ``[M]``, some perhaps more than once."""
 
+    def leave(self, moves: Departure) -> None:
+        """Go on with ``moves.order``, as :meth:`select` would; a reader may do it with fewer copies."""
+        self.select(moves.order)
+
 
 class CachedReader(Reader):
-    """Reads every token once, through a :class:`RowCache` with ``size`` slots."""
+    """Reads every token once, through a :class:`RowCache`.
 
-    def __init__(self, trunk: Trunk, size: int) -> None:
+    Args:
+        trunk: the model.
+        cache: with room for all that will be read; it may hold the beginnings of the rows.
+        size: longest row, at most the cache's size and by default that: what copies of rows have room for.
+    """
+
+    def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None) -> None:
         self.trunk = trunk
-        self.cache = RowCache(size)
+        self.cache = cache
+        self.size = size
 
     def start(self, tokens: Tensor, length: Tensor) -> States:
         """See :class:`Reader`."""
-        row = torch.arange(tokens.shape[0], device=tokens.device)
-        states = self.cache.extend(self.trunk, tokens)
-        return self._named(*(state[row, length - 1] for state in states))
+        return self.resume(tokens, length, [Piece(None, tokens.shape[-1], tokens.shape[-1])])
+
+    def resume(self, tokens: Tensor, length: Tensor, parts: list[Piece]) -> States:
+        """Read the parts of prompts that are not in the cache."""
+        if len(parts) == 1:
+            return self._named(self._read(tokens, length, parts[0]))
+        read = [self._read(tokens[part.rows], length[part.rows], part) for part in parts]
+        back = torch.cat([part.rows for part in parts if part.rows is not None]).argsort()
+        return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
 
     def advance(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`Reader`."""
         states = self.cache.extend(self.trunk, token.unsqueeze(-1), position.unsqueeze(-1), visible)
-        return self._named(*(state.squeeze(1) for state in states))
+        return self._named([state.squeeze(1) for state in states])
 
     def select(self, rows: Tensor) -> None:
         """See :class:`Reader`."""
-        self.cache.select(rows)
+        self.cache = self.cache.taken(rows, self.size)
+
+    def leave(self, moves: Departure) -> None:
+        """See :class:`Reader`."""
+        self.cache.swap(moves.holes, moves.movers)
+
+    def _read(self, tokens: Tensor, length: Tensor, part: Piece) -> list[Tensor]:
+        if part.width == part.longest:  # from the beginning: the fast causal kernel, without a mask
+            last = length - 1
+            states = self.cache.extend(self.trunk, tokens[:, : part.width], rows=part.rows)
+        else:
+            # The last tokens of each row, so that all end together; what was read before is read again as it was.
+            begin = (length - part.width).clamp_min(0)
+            last = length - 1 - begin
+            positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
+            new = tokens.gather(-1, positions)
+            states = self.cache.extend(self.trunk, new, positions, part.longest, rows=part.rows)
+        row = torch.arange(tokens.shape[0], device=tokens.device)
+        return [state[row, last] for state in states]
 
     @staticmethod
-    def _named(*states: Tensor) -> States:
+    def _named(states: list[Tensor]) -> States:
         return dict(zip((HIDDEN, HIDDEN_PRE_NORM), states, strict=False))
 
 
@@ -92,12 +129,16 @@ class RecomputingReader(Reader):
         return {key: value[row, position] for key, value in states.items()}
 
 
+def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
+    """The model in a trunk's module, where it can read rows piece by piece."""
+    model = getattr(trunk, "module", None)
+    return model if isinstance(model, Trunk) and model.supports_cache else None
+
+
 def make_reader(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> Reader:
     """A reader of rows of up to ``size`` tokens; cached where asked for and possible."""
-    model = getattr(trunk, "module", None)
-    if cached and isinstance(model, Trunk) and model.supports_cache:
-        return CachedReader(model, size)
-    return RecomputingReader(trunk, size)
+    model = cacheable(trunk) if cached else None
+    return RecomputingReader(trunk, size) if model is None else CachedReader(model, RowCache(size))
 
 
 def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor) -> States:

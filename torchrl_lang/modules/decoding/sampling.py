@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang.modules.decoding.memory import departure
 from torchrl_lang.modules.decoding.readers import Reader
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.schema import ControlTokens
@@ -139,9 +140,9 @@ def sample_utterances(
             out.action[row, slot + 1] = torch.where(finished, control.pad, control.end_of_action)
             break
         if speaking <= 0.75 * finished.shape[0]:
-            keep = (~finished).nonzero().squeeze(-1)
-            reader.select(keep)
-            row, token, position, finished = (x[keep] for x in (row, token, position, finished))
+            moves = departure(~finished)
+            reader.leave(moves)
+            row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
         states = reader.advance(token, position, longest + slot + 1)
         position = position + 1
     return out

@@ -14,6 +14,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.memory import PrefixMemory
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.schema import (
     ACTION,
@@ -69,6 +70,17 @@ class UtteranceActor(TensorDictModuleBase):
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
         cached: False reads the whole row anew for each token; the same utterances, slower.
+        reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
+
+    With ``reuse_prefix`` the actor remembers the rows of its last call, the words that it said included. Row by row it
+    compares the tokens with those that it remembers for that place of the batch and reads on where they part: a row
+    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size, and any
+    change of the trunks (weights by whatever means, device, adapters, autocast: see
+    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) starts all rows anew, so what it says is always what it
+    would say without, up to rounding. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
+    numbers a row, allocated once, until the next batch of another size or :meth:`forget`. Copies of the actor, pickled
+    or not, start with nothing remembered, and ``state_dict`` knows nothing of it. Trunks that cannot be read piece by
+    piece, and ``cached=False``, read all rows anew.
 
     Raises:
         ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
@@ -113,6 +125,7 @@ class UtteranceActor(TensorDictModuleBase):
         generator: torch.Generator | None = None,
         diagnostics: bool = False,
         cached: bool = True,
+        reuse_prefix: bool = True,
     ) -> None:
         super().__init__()
         if method not in ("sample", "greedy", "beam", "best_of"):
@@ -129,6 +142,7 @@ class UtteranceActor(TensorDictModuleBase):
         )
         self.method = method
         self.diagnostics = diagnostics
+        self._memory = PrefixMemory() if reuse_prefix else None
         self.decoder = Decoder(
             actor,
             rule,
@@ -154,7 +168,8 @@ class UtteranceActor(TensorDictModuleBase):
         method = self.method
         if method in ("sample", "best_of") and exploration_type() in _WITHOUT_CHANCE:
             method = "greedy"
-        said = self.decoder.utter(tokens, attention_mask, method=method, done=tensordict.get(DONE, None))
+        done = tensordict.get(DONE, None)
+        said = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)
         shape = (*tokens.shape[:-1], said.action.shape[-1])
         tensordict.set(ACTION, said.action.reshape(shape))
         tensordict.set(ACTION_LOG_PROB, said.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
@@ -163,6 +178,11 @@ class UtteranceActor(TensorDictModuleBase):
             tensordict.set(BEHAVIOR_LOG_PROB, said.behavior_log_prob.reshape(shape))
             tensordict.set(TOKEN_ENTROPY, said.token_entropy.reshape(shape))
         return tensordict
+
+    def forget(self) -> None:
+        """Free the keys and values that are kept between calls; the next call reads its rows from their beginning."""
+        if self._memory is not None:
+            self._memory.forget()
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""

@@ -1,0 +1,415 @@
+"""What an actor keeps from turn to turn changes what a turn costs and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+
+from tests.modules.test_decoding import METHODS, K, guidance, spoken
+from tests.modules.test_utterance_actor import wordle_policy
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, rows, tiny_lm
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules.decoding.memory import departure
+from torchrl_lang.modules.decoding.pieces import pieces
+from torchrl_lang.modules.decoding.watch import ModelWatch
+
+N, WIDTH = 7, 60
+EXACT = {"atol": 1e-6, "rtol": 1e-6}  # models compute in double precision; log-probabilities are kept in single
+KEYS = ("action_log_prob", "token_log_prob", "behavior_log_prob", "token_entropy")
+
+
+def lm_of(kind="gpt2", **options):
+    return tiny_lm(kind, max_length=WIDTH + K, **options).double()
+
+
+def own_values():
+    return guidance(clip=0.5, value_trunk=Trunk(lm_of(seed=5))).double()
+
+
+def pair(lm, **options):
+    """Two actors over the same weights: one that reuses prefixes, one that does not."""
+    options = {"seed": 3, "diagnostics": True, "temperature": 1.3} | options
+    actor = language_actor(lm)
+    return [UtteranceActor(actor, CONTROL, K, reuse_prefix=flag, **options) for flag in (True, False)]
+
+
+def grown(batch, action, reply=3):
+    """The rows with the utterance and a ragged answer of letters behind them."""
+    said = spoken(action).sum(-1)
+    answer = torch.randint(6, (len(action), reply))
+    more = said + torch.randint(1, reply + 1, (len(action),))
+    length = batch["attention_mask"].sum(-1)
+    tokens = batch["tokens"].clone()
+    slot = torch.arange(tokens.shape[-1])
+    for row in range(len(action)):
+        end = length[row]
+        tokens[row, end : end + said[row]] = action[row, : said[row]]
+        tokens[row, end + said[row] : end + said[row] + reply] = answer[row]
+    mask = slot < (length + more)[:, None]
+    return TensorDict(tokens=tokens.masked_fill(~mask, CONTROL.pad), attention_mask=mask, batch_size=[len(action)])
+
+
+def agree(actors, batch):
+    kept, anew = (actor(batch.clone()) for actor in actors)
+    assert torch.equal(kept["action"], anew["action"])
+    for key in KEYS:
+        torch.testing.assert_close(kept[key], anew[key], **EXACT)
+    return kept
+
+
+class Counter:
+    """Tokens that pass a trunk."""
+
+    def __init__(self, trunk):
+        self.tokens = 0
+        trunk.model.get_input_embeddings().register_forward_hook(self._add)
+
+    def _add(self, module, args, out):
+        self.tokens += args[0].numel()
+
+    def take(self):
+        tokens, self.tokens = self.tokens, 0
+        return tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("guide", ["plain", "exp", "own trunk"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dialogue_goes_as_it_would_without(kind, guide, method):
+    guides = {"plain": None, "exp": guidance().double(), "own trunk": own_values()}
+    actors, batch = pair(lm_of(kind), guidance=guides[guide], method=method), rows(N, WIDTH, longest=9)
+    for _ in range(4):
+        batch = grown(batch, agree(actors, batch)["action"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_agrees_too(kind):
+    lm, batch = tiny_lm(kind, max_length=WIDTH + K), rows(N, WIDTH, longest=9)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            if parameter.ndim > 1:
+                parameter.div_(4)
+    actors = pair(lm, guidance=guidance())
+    for _ in range(5):
+        kept, anew = (actor(batch.clone()) for actor in actors)
+        assert torch.equal(kept["action"], anew["action"])
+        torch.testing.assert_close(kept["token_log_prob"], anew["token_log_prob"], atol=1e-5, rtol=1e-5)
+        batch = grown(batch, kept["action"])
+
+
+def full_utterances(**options):
+    """Actors that never end before the last slot, so that costs can be counted."""
+    forbidden = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
+    return pair(lm_of(), forbidden=forbidden, **options)
+
+
+def test_a_turn_costs_its_own_tokens():
+    guide = own_values()
+    actors = full_utterances(guidance=guide)
+    counters = [Counter(actors[0].decoder.actor[0].module), Counter(guide.value_trunk.module)]
+    batch, costs = rows(N, WIDTH, longest=1), []
+    for _ in range(5):
+        action = actors[0](batch)["action"]
+        costs.append([counter.take() for counter in counters])
+        reply = torch.randint(6, (N, 3))
+        length = int(batch["attention_mask"][0].sum())
+        batch["tokens"][:, length : length + K + 3] = torch.cat([action, reply], -1)
+        batch["attention_mask"][:, : length + K + 3] = True
+    # Of each utterance all but two tokens pass while it is decoded; those two and the reply come with the next turn.
+    assert costs[0] == [N * (1 + K - 2)] * 2
+    assert costs[1:] == [[N * (2 + 3 + K - 2)] * 2] * 4
+
+
+def test_only_rows_that_begin_anew_are_read_anew():
+    actor = full_utterances()[0]
+    batch = rows(40, WIDTH, longest=1)
+    batch["tokens"][:, :50] = torch.randint(6, (40, 50))
+    batch["attention_mask"][:, :50] = True
+    counter = Counter(actor.decoder.actor[0].module)
+    action = actor(batch.clone())["action"]
+    whole = counter.take()
+    batch = grown(batch, action, reply=1)
+    batch["tokens"][3, 0] = (batch["tokens"][3, 0] + 1) % 6
+    actor(batch)
+    assert whole == 40 * (50 + K - 2)
+    # The row that changed has its 56 tokens read alone, the others three each; all go on token by token.
+    assert counter.take() == 39 * 3 + 56 + 40 * (K - 2)
+
+
+def reset(batch):
+    fresh, new = torch.rand(len(batch)) < 0.4, rows(len(batch), WIDTH, longest=9, seed=int(torch.randint(99, ())))
+    return TensorDict({key: torch.where(fresh[:, None], new[key], batch[key]) for key in batch.keys()}, batch.shape)
+
+
+def shrink(batch):
+    shorter = (batch["attention_mask"].sum(-1) - torch.randint(4, (len(batch),))).clamp_min(1)
+    mask = torch.arange(WIDTH) < shorter[:, None]
+    return TensorDict(tokens=batch["tokens"], attention_mask=mask, batch_size=batch.shape)
+
+
+def edit(batch):
+    batch = batch.clone()
+    batch["tokens"][torch.arange(len(batch)), torch.randint(3, (len(batch),))] = 5
+    return batch
+
+
+DISTURBANCES = {
+    "nothing": lambda batch: batch,
+    "resets": reset,
+    "shorter rows": shrink,
+    "another order": lambda batch: batch[torch.randperm(len(batch))],
+    "rows that are done": lambda batch: batch.set("done", torch.rand(len(batch), 1) < 0.5),
+    "another number of rows": lambda batch: batch[: int(torch.randint(2, len(batch), ()))],
+    "a token changed": edit,
+    "int32": lambda batch: batch.set("tokens", batch["tokens"].int()),
+}
+
+
+@pytest.mark.parametrize("method", ["sample", "best_of", "beam"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_in_between(seed, method):
+    torch.manual_seed(seed)
+    actors, batch = pair(lm_of("llama"), method=method, guidance=own_values()), rows(N, WIDTH, longest=9)
+    names = [*DISTURBANCES, *DISTURBANCES]
+    for name in (names[i] for i in torch.randperm(len(names)).tolist()):
+        said = agree(actors, DISTURBANCES[name](batch.clone()))
+        if len(said) == N and int(batch["attention_mask"].sum(-1).max()) + K + 3 < WIDTH:
+            batch = grown(said.select("tokens", "attention_mask"), said["action"])
+            batch["tokens"] = batch["tokens"].long()
+        else:
+            batch = rows(N, WIDTH, longest=9, seed=int(torch.randint(99, ())))
+
+
+def lora(lm):
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    return get_peft_model(lm, config)
+
+
+def step(lm):
+    optimiser = torch.optim.AdamW(lm.parameters(), lr=0.05)
+    lm(torch.randint(6, (2, 5))).logits.logsumexp(-1).sum().backward()
+    optimiser.step()
+
+
+def write_data(lm):
+    for parameter in lm.parameters():
+        parameter.data.mul_(1.05)
+
+
+def move_storage(lm):
+    for parameter in lm.parameters():
+        parameter.data = parameter.data * 1.05
+
+
+def load(lm):
+    lm.load_state_dict({key: value * 1.05 for key, value in lm.state_dict().items()})
+
+
+def one_weight(lm):
+    lm.get_input_embeddings().weight.data[0, 3] += 1e-3
+
+
+def swap_two_rows(lm):
+    weight = lm.get_input_embeddings().weight
+    weight.data.copy_(weight.data.flip(0))
+
+
+def shake_head_hook(lm):
+    lm.base_model.h[0].register_forward_hook(lambda module, args, out: out * 1.05)
+
+
+CHANGES = [step, write_data, move_storage, load, one_weight, swap_two_rows, shake_head_hook, lambda lm: lm.float()]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changed_weights_start_anew(change):
+    lm, batch = lm_of(), rows(N, WIDTH, longest=9)
+    actors = pair(lm)
+    watch = ModelWatch([Trunk(lm)])
+    for _ in range(2):
+        batch = grown(batch, agree(actors, batch)["action"])
+    change(lm)
+    assert not watch.unchanged([Trunk(lm)])
+    if lm.dtype == torch.float64:
+        agree(actors, batch)
+    else:
+        assert torch.equal(*(actor(batch.clone())["action"] for actor in actors))
+
+
+def test_adapters_that_are_switched_or_merged_start_anew():
+    lm, batch = lora(lm_of()).double().eval(), rows(N, WIDTH, longest=9)
+    actors = pair(lm)
+    batch = grown(batch, agree(actors, batch)["action"])
+    with lm.disable_adapter():
+        batch = grown(batch, agree(actors, batch)["action"])
+    batch = grown(batch, agree(actors, batch)["action"])
+    lm.base_model.merge_adapter()
+    agree(actors, batch)
+
+
+def test_autocast_starts_anew():
+    lm, batch = tiny_lm(max_length=WIDTH + K), rows(N, WIDTH, longest=9)
+    actors = pair(lm, method="greedy")
+    batch = grown(batch, actors[0](batch.clone())["action"])
+    with torch.autocast("cpu", torch.bfloat16):
+        kept, anew = (actor(batch.clone())["token_log_prob"] for actor in actors)
+    assert torch.equal(kept, anew)  # both read everything from the beginning
+    batch = grown(batch, actors[0](batch.clone())["action"])
+    kept, anew = (actor(batch.clone())["token_log_prob"] for actor in actors)
+    torch.testing.assert_close(kept, anew, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_small_changes_show_in_any_precision(dtype):
+    trunk = Trunk(tiny_lm().to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        watch = ModelWatch([trunk])
+        assert watch.unchanged([trunk])
+        weight = trunk.model.h[1].attn.c_attn.weight.data
+        weight[3, 5] += weight[3, 5].abs() * (2**-7 if dtype == torch.bfloat16 else 1e-5)
+        assert not watch.unchanged([trunk])
+
+
+def test_inference_mode_and_back():
+    actors, batch = pair(lm_of()), rows(N, WIDTH, longest=9)
+    for mode in (True, True, False, True):
+        with torch.inference_mode(mode):
+            said = agree(actors, batch)["action"]
+        batch = grown(batch, said.clone())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "lora"])
+def test_what_does_not_change_the_model_goes_unnoticed(kind):
+    lm, batch = lora(lm_of()).double() if kind == "lora" else lm_of(kind), rows(N, WIDTH, longest=9)
+    trunk = Trunk(lm, expose_pre_norm=True)
+    actor = UtteranceActor(language_actor(lm), CONTROL, K)
+    watch = ModelWatch([trunk])
+    trunk.train()
+    trunk(batch["tokens"])[0].sum().backward()
+    trunk.eval()
+    lm.zero_grad()
+    lm.state_dict()
+    lm.requires_grad_(False)
+    actor(batch)
+    assert watch.unchanged([trunk])
+
+
+def kept_of(actor):
+    return actor._memory._transcripts
+
+
+def test_copies_and_state_dicts_know_nothing_of_it():
+    actor, batch = pair(lm_of(), method="greedy")[0], rows(N, WIDTH, longest=9)
+    keys, size = set(actor.state_dict()), len(pickle.dumps(actor))
+    expected = actor(batch.clone())["action"]
+    assert kept_of(actor) is not None
+    assert set(actor.state_dict()) == keys
+    assert len(pickle.dumps(actor)) < size + 1000
+    for twin in (copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))):  # noqa: S301
+        assert kept_of(twin) is None
+        assert torch.equal(twin(batch.clone())["action"], expected)
+    actor.forget()
+    assert kept_of(actor) is None
+
+
+def test_memory_is_allocated_once_and_holds_no_graph():
+    actor, batch = pair(lm_of(), method="greedy")[0], rows(N, WIDTH, longest=2)
+    seen = set()
+    for _ in range(5):
+        batch = grown(batch, actor(batch.clone())["action"])
+        layers = [layer for cache in kept_of(actor).caches for layer in cache.layers]
+        seen.add(tuple((x.data_ptr(), x.shape) for layer in layers for x in (layer.keys, layer.values)))
+        assert not any(x.requires_grad for layer in layers for x in (layer.keys, layer.values))
+    assert len(seen) == 1
+    assert all(shape == (N, 2, 80, 8) for _, shape in seen.pop())  # WIDTH + K, rounded up
+    actor(batch[:2])
+    assert kept_of(actor).caches[0].layers[0].keys.shape[0] == 2
+
+
+def test_rows_that_come_trimmed_find_room():
+    actors, batch = full_utterances(), rows(N, WIDTH, longest=2)
+    counter = Counter(actors[0].decoder.actor[0].module)
+    for _ in range(5):
+        longest = int(batch["attention_mask"].sum(-1).max())
+        counter.take()
+        trimmed = {key: value[:, :longest] for key, value in batch.items()}
+        action = actors[0](TensorDict(trimmed, batch_size=[N]))["action"]
+        cost = counter.take()
+        batch = grown(batch, action)
+    assert cost <= N * (2 + 3 + K - 2)
+
+
+def test_a_call_that_fails_leaves_nothing_wrong_behind():
+    actors, batch = pair(lm_of()), rows(N, WIDTH, longest=9)
+    batch = grown(batch, agree(actors, batch)["action"])
+    too_long = TensorDict(
+        tokens=torch.zeros(N, WIDTH + 2, dtype=torch.int64),
+        attention_mask=torch.ones(N, WIDTH + 2, dtype=torch.bool),
+        batch_size=[N],
+    )
+    for actor in actors:
+        with pytest.raises(ValueError, match="do not fit the model's"):
+            actor(too_long.clone())
+    assert kept_of(actors[0]) is None
+    agree(actors, batch)
+
+
+def test_trunks_that_cannot_be_read_piece_by_piece_remember_nothing():
+    lm = causal_lm(
+        "mistral", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=80, sliding_window=4
+    )
+    actors, batch = pair(lm.double().eval()), rows(N, WIDTH, longest=9)
+    for _ in range(2):
+        batch = grown(batch, agree(actors, batch)["action"])
+    assert kept_of(actors[0]) is None
+
+
+def test_a_batch_closes_ranks_with_the_fewest_moves():
+    for seed in range(20):
+        staying = torch.rand(9, generator=torch.Generator().manual_seed(seed)) < 0.6
+        order, holes, movers = departure(staying)
+        assert sorted(order.tolist()) == staying.nonzero().squeeze(-1).tolist()
+        assert len(holes) == len(movers) == int((~staying[: len(order)]).sum())
+        unmoved = order == torch.arange(len(order))
+        assert torch.equal(unmoved, staying[: len(order)])
+
+
+def test_a_few_long_rows_are_read_apart():
+    length, known = torch.full((100,), 30), torch.full((100,), 22)
+    assert pieces(length, known) == [(None, 8, 30)]
+    known[7] = 0
+    short, long = pieces(length, known)
+    assert (long.rows.tolist(), long.width, long.longest) == ([7], 30, 30)
+    assert short.rows.tolist() == [i for i in range(100) if i != 7]
+    assert (short.width, short.longest) == (8, 30)
+    known[:50] = 0  # then one call for each half
+    assert [piece.width for piece in pieces(length, known)] == [8, 30]
+    assert pieces(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
+
+
+def test_a_collector_whose_weights_are_updated_in_place():
+    played = []
+    for reuse in (True, False):
+        torch.manual_seed(0)
+        env = WordleEnv(["crane", "slate", "light"], batch_size=[5], seed=0)
+        actor = wordle_policy(env, reuse_prefix=reuse).double()
+        settings = {"frames_per_batch": 40, "total_frames": 160, "auto_register_policy_transforms": False}
+        collector = Collector(env, actor, **settings)
+        counter, data = Counter(actor.decoder.actor[0].module), []
+        for batch in collector:
+            data.append(batch["next", "tokens"])
+            for parameter in actor.parameters():
+                parameter.data.mul_(1.1)
+            collector.update_policy_weights_()
+        played.append((torch.stack(data), counter.take()))
+        collector.shutdown()
+    assert torch.equal(played[0][0], played[1][0])
+    assert played[0][1] < 0.6 * played[1][1]
