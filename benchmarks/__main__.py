@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.common import RESULTS, record, table
 
-NAMES = ("wordle_env", "training_step", "decoding", "kl_transforms")
+NAMES = ("wordle_env", "data_pipeline", "training_step", "large_vocabulary", "decoding", "kl_transforms")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.nn import functional as F
 
+from torchrl_lang.functional import cql_term, margin_term
 from torchrl_lang.modules import QValueHead, ValueHead, qvalue_module, value_module
 
 N, H = 10, 8
@@ -66,6 +67,24 @@ def test_taken_is_the_row_of_the_full_table_gradients_too(kind, vocab_size):
         strict=True,
     ):
         torch.testing.assert_close(ours, expected)
+
+
+@BOTH
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("name", "term", "option"), [("cql_term", cql_term, 0.7), ("margin_term", margin_term, 0.2)])
+def test_terms_in_pieces_are_those_of_the_full_table(kind, name, term, option, recompute):
+    head = shaken(QValueHead(H, 5, n_heads=3, kind=kind)).double()
+    hidden, action = torch.randn(N, H, dtype=torch.float64, requires_grad=True), torch.randint(5, (N,))
+    expected = term(head(hidden), action, option)
+    total, each, taken = getattr(head, name)(hidden, action, option, chunk_size=4, recompute=recompute)
+    torch.testing.assert_close(each, expected)
+    torch.testing.assert_close(total, expected.sum())
+    torch.testing.assert_close(taken, head.taken(hidden, action))
+    parameters, weight = [hidden, *head.parameters()], torch.rand(N, 3, dtype=torch.float64)
+    for ours, plain in ((total, expected.sum()), ((each * weight).sum(), (expected * weight).sum())):
+        gradients = torch.autograd.grad(ours, parameters, retain_graph=True)
+        for a, b in zip(gradients, torch.autograd.grad(plain, parameters, retain_graph=True), strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @BOTH

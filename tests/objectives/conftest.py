@@ -65,6 +65,18 @@ LOSSES = {
     "ilql-all-terms": lambda **options: make_ilql(
         margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda", **options
     ),
+    "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
+    "ilql-in-pieces": lambda **options: make_ilql(logits_chunk=5, **options),
+    "ilql-all-terms-in-pieces": lambda **options: make_ilql(
+        kind="residual",
+        margin_weight=0.3,
+        advantage_temperature=0.7,
+        transition_weight=0.1,
+        target="lambda",
+        cql_temperature=0.8,
+        logits_chunk=3,
+        **options,
+    ),
     "ilql-own-trunks": lambda **options: make_ilql(
         value_trunk=make_actor(seed=3)[0], target_trunk=True, cql_weight=0.0, **options
     ),

@@ -11,14 +11,17 @@ from torchrl_lang.functional.decisions import (
 from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
+from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
+from torchrl_lang.functional.sampled_terms import sampled_cross_entropy
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
     "Decisions",
     "KLDirection",
     "KLEstimator",
+    "LinearTerm",
     "advantage_weight",
     "bootstrap_mask",
     "categorical_kl",
@@ -29,6 +32,8 @@ __all__ = [
     "find_decisions",
     "kl_estimate",
     "lambda_returns",
+    "linear_cross_entropy",
+    "linear_margin",
     "margin_term",
     "masked_mean",
     "projected_kl",
@@ -36,6 +41,7 @@ __all__ = [
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
+    "sampled_cross_entropy",
     "shift_left",
     "td_target",
     "top_k_filter",

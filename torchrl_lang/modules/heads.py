@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchrl_lang.functional import LinearTerm, linear_cross_entropy, linear_margin, sampled_cross_entropy
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 __all__ = ["HeadKind", "QValueHead", "ValueHead"]
@@ -107,6 +108,7 @@ class QValueHead(_StackedHeads):
         self, width: int, vocab_size: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
     ) -> None:
         super().__init__(width, n_heads, vocab_size, kind, dropout)
+        self.vocab_size = vocab_size
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
@@ -130,6 +132,79 @@ class QValueHead(_StackedHeads):
             rows = self.out_weight.index_select(1, index)  # [n_q, N, F]
             values = (self.features(flat) * rows).sum(-1) + self.out_bias.index_select(1, index)
         return values.mT.unflatten(0, action.shape)
+
+    def cql_term(
+        self,
+        hidden: Tensor,
+        action: Tensor,
+        temperature: Tensor | float = 1.0,
+        *,
+        chunk_size: int | None = None,
+        recompute: bool = False,
+    ) -> LinearTerm:
+        """:func:`~torchrl_lang.functional.cql_term` of ``forward``'s values, which are computed piece by piece.
+
+        Args:
+            hidden: float ``[N, H]``.
+            action: int64 ``[N]``.
+            temperature: ``T > 0``.
+            chunk_size: positions whose values over the vocabulary exist at a time; None for a few dozen megabytes.
+            recompute: see :func:`~torchrl_lang.functional.linear_cross_entropy`: True for a loss made of ``each``.
+
+        Returns:
+            ``total``, the sum over decisions and heads; ``each``, ``[N, n_q]``; and ``taken``, ``[N, n_q]``, what
+            :meth:`taken` gives.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.functional import cql_term
+            >>> from torchrl_lang.modules import QValueHead
+            >>> head, hidden, action = QValueHead(8, vocab_size=5), torch.randn(3, 8), torch.tensor([4, 0, 2])
+            >>> torch.testing.assert_close(head.cql_term(hidden, action).each, cql_term(head(hidden), action))
+        """
+        term = linear_cross_entropy(
+            self.features(hidden),
+            self.out_weight,
+            self.out_bias,
+            action,
+            temperature=temperature,
+            chunk_size=chunk_size,
+            recompute=recompute,
+        )
+        return LinearTerm(term.total, term.each.mT, term.taken.mT)
+
+    def margin_term(
+        self,
+        hidden: Tensor,
+        action: Tensor,
+        margin: float = 0.0,
+        *,
+        chunk_size: int | None = None,
+        recompute: bool = False,
+    ) -> LinearTerm:
+        """:func:`~torchrl_lang.functional.margin_term` of ``forward``'s values; all else as in :meth:`cql_term`."""
+        term = linear_margin(
+            self.features(hidden),
+            self.out_weight,
+            self.out_bias,
+            action,
+            margin=margin,
+            chunk_size=chunk_size,
+            recompute=recompute,
+        )
+        return LinearTerm(term.total, term.each.mT, term.taken.mT)
+
+    def sampled_cql_term(
+        self, hidden: Tensor, action: Tensor, temperature: Tensor | float = 1.0, *, negatives: Tensor
+    ) -> LinearTerm:
+        """:meth:`cql_term` estimated from ``negatives``, int64 ``[m]``; see
+        :func:`~torchrl_lang.functional.sampled_cross_entropy` for its bias.
+        """
+        features = self.features(hidden)
+        term = sampled_cross_entropy(
+            features, self.out_weight, self.out_bias, action, negatives, temperature=temperature
+        )
+        return LinearTerm(term.total, term.each.mT, term.taken.mT)
 
     @classmethod
     def from_linears(cls, linears: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> QValueHead:

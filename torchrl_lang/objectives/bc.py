@@ -9,7 +9,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.rows import RowLoss
+from torchrl_lang.objectives.rows import LogitsChunk, RowLoss
 
 __all__ = ["BCLoss"]
 
@@ -27,6 +27,9 @@ class BCLoss(RowLoss):
             a head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``.
         transition_weight: weight of the environment's tokens.
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
+        logits_chunk: positions whose logits exist at a time, where the head is one linear layer. Gradients are then
+            computed piece by piece beside the loss, and equal those of the plain form. ``"auto"``: a few dozen
+            megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``, and
@@ -64,9 +67,10 @@ class BCLoss(RowLoss):
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",
+        logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction, logits_chunk)
         if actor_normalizer not in ("all", "action"):
             raise ValueError(f"actor_normalizer must be 'all' or 'action', got {actor_normalizer!r}.")
         self.actor_network = actor_network
@@ -86,5 +90,6 @@ class BCLoss(RowLoss):
             transition_weight=self.transition_weight,
             normalizer=self.actor_normalizer,
             reduction=self.reduction,
+            logits_chunk=self.logits_chunk,
         )
         return TensorDict({"loss_actor": loss})

@@ -19,12 +19,13 @@ from torchrl_lang.functional import (
     lambda_returns,
     margin_term,
     masked_mean,
+    random_index,
     returns_to_go,
     td_target,
 )
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.rows import DecisionBatch
+from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
 __all__ = ["ILQLLoss"]
@@ -63,7 +64,12 @@ class ILQLLoss(ValueRowLoss):
             head (``hidden`` -> ``logits``), and a distribution over ``logits``.
         qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. If it has a method
             ``taken(hidden, action) -> [N, n_q]`` (as :class:`~torchrl_lang.modules.QValueHead` does), only the taken
-            action's row of the last layer is computed where that is enough.
+            action's row of the last layer is computed where that is enough. If it has ``vocab_size`` and methods
+            ``cql_term(hidden, action, temperature, *, chunk_size, recompute)`` and ``margin_term(hidden, action,
+            margin, *, chunk_size, recompute)``, each returning the sum over decisions and heads, the terms ``[N,
+            n_q]`` and the taken action's values ``[N, n_q]`` (as :meth:`QValueHead.cql_term
+            <torchrl_lang.modules.QValueHead.cql_term>` does), a large table of values is never built. Any module
+            without them works by the whole table.
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
 
     Keyword Args:
@@ -75,6 +81,9 @@ class ILQLLoss(ValueRowLoss):
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
+        cql_samples: estimate CQL from so many uniform tokens a batch instead of the whole vocabulary; needs a
+            ``qvalue_network`` with ``vocab_size`` and ``sampled_cql_term``. Cheaper and biased: the term comes out too
+            small (see :func:`~torchrl_lang.functional.sampled_cross_entropy`). None computes it exactly.
         margin: by how much the taken action should lead.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
             ``weight_clip`` with a large one.
@@ -89,6 +98,10 @@ class ILQLLoss(ValueRowLoss):
             Q's own target is always the one-step one.
         lmbda: for ``target="lambda"``.
         actor_normalizer: ``"all"`` divides the policy's loss by the real tokens, ``"action"`` by the decisions.
+        logits_chunk: positions whose values over the vocabulary exist at a time, for the terms CQL and margin where
+            ``qvalue_network`` has the methods above, and for the policy's where its head is one linear layer.
+            Gradients are then computed piece by piece beside the loss, and equal those of the plain form. ``"auto"``: a
+            few dozen megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``action_mask`` (bool) and ``token_reward``
@@ -130,6 +143,7 @@ class ILQLLoss(ValueRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
+    cql_draws: Tensor
     out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor", *_METRICS]
 
     def __init__(
@@ -146,6 +160,7 @@ class ILQLLoss(ValueRowLoss):
         qvalue_weight: float = 1.0,
         cql_weight: float = 0.01,
         cql_temperature: float = 1.0,
+        cql_samples: int | None = None,
         margin_weight: float = 0.0,
         margin: float = 0.0,
         actor_weight: float = 1.0,
@@ -161,6 +176,7 @@ class ILQLLoss(ValueRowLoss):
         target: Target = "td",
         lmbda: float = 0.95,
         actor_normalizer: ActorNormalizer = "all",
+        logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
         super().__init__(
@@ -173,6 +189,7 @@ class ILQLLoss(ValueRowLoss):
             value_max=value_max,
             detach_value=detach_value,
             detach_qvalue=detach_qvalue,
+            logits_chunk=logits_chunk,
             reduction=reduction,
         )
         _one_of("target", target, ("td", "mc", "lambda"))
@@ -183,6 +200,7 @@ class ILQLLoss(ValueRowLoss):
         _within("lmbda", lmbda, 0, 1)
         if cql_temperature <= 0:
             raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
+        self._set_samples(cql_samples)
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -192,6 +210,20 @@ class ILQLLoss(ValueRowLoss):
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
 
     # -- set-up ----------------------------------------------------------------------------------------------------
+
+    def _set_samples(self, cql_samples: int | None) -> None:
+        self.cql_samples = cql_samples
+        if cql_samples is None:
+            return
+        if cql_samples < 1:
+            raise ValueError(f"cql_samples must be at least 1 or None, got {cql_samples}.")
+        module = getattr(self.qvalue_network, "module", None)
+        if not hasattr(module, "sampled_cql_term") or not hasattr(module, "vocab_size"):
+            raise ValueError(
+                f"cql_samples needs a Q network with vocab_size and sampled_cql_term, got {type(module).__name__}: use "
+                "a QValueHead, or cql_samples=None."
+            )
+        self.register_buffer("cql_draws", torch.zeros((), dtype=torch.int64))
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> None:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
@@ -229,9 +261,10 @@ class ILQLLoss(ValueRowLoss):
         values = self._values(
             batch,
             value_rows,
-            full=bool(self.cql_weight or self.margin_weight),
+            full=self._reads_table,
             taken=bool(self.qvalue_weight),
             target=bool(self.value_weight and self.target != "mc") or self._weighs_advantages,
+            short_cuts=self._short_cuts(batch.action),
         )
         out = {
             "loss_value": self._value_loss(batch, values),
@@ -252,6 +285,7 @@ class ILQLLoss(ValueRowLoss):
                 normalizer=self.actor_normalizer,
                 reduction=self.reduction,
                 detach=self.detach_actor,
+                logits_chunk=self.logits_chunk,
             )
         return TensorDict({**out, **self._metrics(batch, values)})
 
@@ -269,16 +303,49 @@ class ILQLLoss(ValueRowLoss):
         return self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
 
     def _cql_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.cql_weight or values.full is None:
+        if not self.cql_weight:
             return None
+        for name in ("cql_term", "sampled_cql_term"):
+            if name in values.terms:
+                return self.cql_weight * self._reduce_term(values.terms[name], batch)
+        assert values.full is not None
         term = cql_term(values.full, batch.action, self.cql_temperature)
         return self.cql_weight * self._reduce_decisions(term.sum(-1), batch)
 
     def _margin_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.margin_weight or values.full is None:
+        if not self.margin_weight:
             return None
+        if "margin_term" in values.terms:
+            return self.margin_weight * self._reduce_term(values.terms["margin_term"], batch)
+        assert values.full is not None
         term = margin_term(values.full, batch.action, self.margin)
         return self.margin_weight * self._reduce_decisions(term.sum(-1), batch)
+
+    @property
+    def _reads_table(self) -> bool:
+        """Whether a term needs the values of the whole vocabulary at once."""
+        exact_cql = self.cql_weight and self.cql_samples is None and not self._has_short_cut("cql_term")
+        return bool(exact_cql or (self.margin_weight and not self._has_short_cut("margin_term")))
+
+    def _short_cuts(self, action: Tensor) -> dict[str, dict[str, Any]]:
+        """Methods of the Q network that compute a term without the table, with their options."""
+        found: dict[str, dict[str, Any]] = {}
+        chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
+        pieces = {"chunk_size": chunk_size, "recompute": self.reduction == "none"}
+        if self.cql_weight and self.cql_samples is not None:
+            found["sampled_cql_term"] = {"temperature": self.cql_temperature, "negatives": self._negatives(action)}
+        elif self.cql_weight and self._has_short_cut("cql_term"):
+            found["cql_term"] = {"temperature": self.cql_temperature} | pieces
+        if self.margin_weight and self._has_short_cut("margin_term"):
+            found["margin_term"] = {"margin": self.margin} | pieces
+        return found
+
+    def _negatives(self, action: Tensor) -> Tensor:
+        """Uniform tokens ``[cql_samples]``, others in every call; which ones is part of the state."""
+        assert self.cql_samples is not None
+        draws = torch.arange(self.cql_samples, device=action.device) + self.cql_draws * self.cql_samples
+        self.cql_draws += 1
+        return random_index(0, draws, self.qvalue_network.module.vocab_size)
 
     def _value_target(self, batch: DecisionBatch, values: Values) -> Tensor:
         """What V regresses on, ``[N]``, without gradient."""
@@ -287,15 +354,14 @@ class ILQLLoss(ValueRowLoss):
         assert values.target is not None
         if self.target == "td":
             return values.target
-        dense = values.target.new_zeros(batch.decision.numel()).index_copy(0, batch.place, values.target)
         # The bootstrap state's V stands behind a row's last decision; rows without a decision have none.
         boot = batch.last.nonzero().squeeze(-1)
-        bootstrap = dense.new_zeros(batch.decision.shape[0]).index_copy(
+        bootstrap = values.target.new_zeros(batch.decision.shape[0]).index_copy(
             0, batch.place[boot] // batch.decision.shape[1], values.next_state.detach()[boot]
         )
         bootstrap = torch.where(batch.row_terminated, 0, bootstrap)
-        dense = dense.reshape(batch.decision.shape)
-        returns = lambda_returns(batch.next_reward, dense, bootstrap, batch.decision, self.gamma, self.lmbda)
+        target = batch.scatter(values.target)
+        returns = lambda_returns(batch.next_reward, target, bootstrap, batch.decision, self.gamma, self.lmbda)
         return returns.flatten()[batch.place]
 
     # -- the policy's weights and metrics --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
@@ -13,7 +13,13 @@ from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left
 
-__all__ = ["DecisionBatch", "RowLoss", "full_precision", "gather_inputs"]
+__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "full_precision", "gather_inputs", "in_pieces"]
+
+LogitsChunk = int | Literal["auto"] | None
+"""Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
+
+# From so many tokens on, pieces cost less time than the whole table, and far less memory.
+_LARGE_VOCABULARY = 512
 
 
 class DecisionBatch(NamedTuple):
@@ -59,6 +65,17 @@ class DecisionBatch(NamedTuple):
         """Bool ``[N]``: decisions that count; None where all do."""
         return None if self.mask is None else self.mask.flatten()[self.place]
 
+    def scatter(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
+        """Values of decisions, ``[N]``, at their places in ``[B, T]``, ``fill`` elsewhere.
+
+        Args:
+            values: one value a place.
+            place: int64, places in a batch flattened to ``[B * T]`` if they are not those of the decisions.
+            fill: what stands at all other places.
+        """
+        dense = values.new_full((self.decision.numel(),), fill)
+        return dense.index_copy(0, self.place if place is None else place, values).reshape(self.decision.shape)
+
 
 class RowLoss(LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
@@ -81,9 +98,11 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
-    def __init__(self, reduction: str | None = None) -> None:
+    def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
+        _check_chunk(logits_chunk)
+        self.logits_chunk = logits_chunk
         self.reduction = "mean" if reduction is None else reduction
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
@@ -184,17 +203,22 @@ class RowLoss(LossModule):
             # Select rather than multiply: a masked value may be infinite.
             values = torch.where(batch.counted, values, 0)
         if self.reduction == "none":
-            return self._scatter(values, batch)
+            return batch.scatter(values).reshape(batch.shape)
         total = values.sum()
         if self.reduction == "sum":
             return total
-        number = values.shape[0] if batch.counted is None else batch.counted.sum()
-        return total / torch.as_tensor(number, device=values.device).clamp_min(1)
+        return total / self._number(batch)
 
-    def _scatter(self, values: Tensor, batch: DecisionBatch) -> Tensor:
-        """Values of decisions at their places in ``[*B, T]``, zero elsewhere."""
-        dense = values.new_zeros(batch.decision.numel()).index_copy(0, batch.place, values)
-        return dense.reshape(batch.shape)
+    @staticmethod
+    def _number(batch: DecisionBatch) -> Tensor:
+        """How many decisions count, at least 1."""
+        number = batch.place.shape[0] if batch.counted is None else batch.counted.sum()
+        return torch.as_tensor(number, device=batch.place.device).clamp_min(1)
+
+
+def in_pieces(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
+    """Whether terms over so large a vocabulary are computed in pieces, without the whole table."""
+    return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
 
 
 def full_precision(values: Tensor) -> Tensor:
@@ -212,3 +236,9 @@ def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor)
         )
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
+
+
+def _check_chunk(logits_chunk: Any) -> None:
+    number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
+    if logits_chunk not in ("auto", None) and not number:
+        raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
@@ -12,7 +12,14 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives.rows import DecisionBatch, RowLoss, full_precision, gather_inputs
+from torchrl_lang.objectives.rows import (
+    DecisionBatch,
+    LogitsChunk,
+    RowLoss,
+    full_precision,
+    gather_inputs,
+    in_pieces,
+)
 
 __all__ = ["ValueRowLoss", "Values"]
 
@@ -30,6 +37,8 @@ class Values(NamedTuple):
     """float ``[N, n_q, V]``: Q(s, .), only where a term reads the whole vocabulary."""
     target: Tensor | None
     """float ``[N]``: clipped minimum of the target heads at (s, a), without gradient; None where no term reads it."""
+    terms: dict[str, tuple[Tensor, Tensor]]
+    """Terms over the vocabulary by the network's own methods: the sum over what counts, and each ``[N]``."""
 
 
 class ValueRowLoss(RowLoss):
@@ -48,6 +57,7 @@ class ValueRowLoss(RowLoss):
         value_max: greatest target Q.
         detach_value: no gradient from V into the trunk.
         detach_qvalue: no gradient from Q into the trunk.
+        logits_chunk: see :class:`~torchrl_lang.objectives.ILQLLoss`.
         reduction: see :class:`RowLoss`.
     """
 
@@ -83,9 +93,10 @@ class ValueRowLoss(RowLoss):
         value_max: float | None = None,
         detach_value: bool = False,
         detach_qvalue: bool = False,
+        logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction, logits_chunk)
         if value_min is not None and value_max is not None and value_min > value_max:
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         self.actor_network = actor_network
@@ -118,16 +129,32 @@ class ValueRowLoss(RowLoss):
         self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
         return network
 
-    def _values(self, batch: DecisionBatch, rows: TensorDictBase, *, full: bool, taken: bool, target: bool) -> Values:
-        """Estimates that are asked for, from the rows with what the values' trunk wrote."""
+    def _values(
+        self,
+        batch: DecisionBatch,
+        rows: TensorDictBase,
+        *,
+        full: bool,
+        taken: bool,
+        target: bool,
+        short_cuts: dict[str, dict[str, Any]],
+    ) -> Values:
+        """Estimates that are asked for, from the rows with what the values' trunk wrote.
+
+        ``short_cuts`` names methods of the Q network that compute a term over the vocabulary, with their options.
+        """
         state_value = self._state_values(batch, rows)
-        full_value, taken_value = self._action_values(batch, rows, full=full) if full or taken else (None, None)
+        found, taken_value = self._short_cut_terms(batch, rows, short_cuts)
+        full_value = None
+        if full or (taken and taken_value is None):
+            full_value, taken_value = self._action_values(batch, rows, full=full)
         return Values(
             state=state_value[batch.state],
             next_state=state_value[batch.state + 1],
             taken=taken_value,
             full=full_value,
             target=self._target_values(batch, rows) if target else None,
+            terms=found,
         )
 
     def _state_values(self, batch: DecisionBatch, rows: TensorDictBase) -> Tensor:
@@ -149,6 +176,41 @@ class ValueRowLoss(RowLoss):
             everything = full_precision(self.qvalue_network(inputs).get(self.tensor_keys.action_value))
         return everything, _pick(everything, batch.action)
 
+    def _has_short_cut(self, name: str) -> bool:
+        """Whether a term over the vocabulary comes from the network's own method, without the whole table."""
+        module = getattr(self.qvalue_network, "module", None)
+        vocabulary = getattr(module, "vocab_size", None)
+        return vocabulary is not None and hasattr(module, name) and in_pieces(self.logits_chunk, vocabulary)
+
+    def _short_cut_terms(
+        self, batch: DecisionBatch, rows: TensorDictBase, short_cuts: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor | None]:
+        """Terms by the network's own methods, and Q of the taken action ``[N, n_q]``, which comes with each."""
+        if not short_cuts:
+            return {}, None
+        place, action, back = batch.place, batch.action, None
+        if batch.counted is not None:
+            # Leave out rather than multiply: a masked value may be infinite.
+            back = batch.counted.nonzero().squeeze(-1)
+            place, action = place[back], action[back]
+        inputs = gather_inputs(self.qvalue_network, rows, place)
+        inputs = inputs.detach() if self.detach_qvalue else inputs
+        states = [inputs.get(key) for key in self.qvalue_network.in_keys]
+        terms, taken_value = {}, None
+        with self.qvalue_network_params.to_module(self.qvalue_network):
+            for name, options in short_cuts.items():
+                total, each, taken = getattr(self.qvalue_network.module, name)(*states, action, **options)
+                terms[name] = total, _put_back(each.sum(-1), back, batch)
+                taken_value = _put_back(taken, back, batch) if taken_value is None else taken_value
+        return terms, taken_value
+
+    def _reduce_term(self, term: tuple[Tensor, Tensor], batch: DecisionBatch) -> Tensor:
+        """Reduce a term that came with its sum."""
+        total, each = term
+        if self.reduction == "none":
+            return batch.scatter(each).reshape(batch.shape)
+        return total if self.reduction == "sum" else total / self._number(batch)
+
     @torch.no_grad()
     def _target_values(self, batch: DecisionBatch, rows: TensorDictBase) -> Tensor:
         """Clipped minimum of the target heads at the taken action, ``[N]``."""
@@ -169,6 +231,13 @@ class ValueRowLoss(RowLoss):
         if short_cut is not None:
             return full_precision(short_cut(*(inputs.get(key) for key in self.qvalue_network.in_keys), action))
         return _pick(full_precision(self.qvalue_network(inputs).get(self.tensor_keys.action_value)), action)
+
+
+def _put_back(values: Tensor, back: Tensor | None, batch: DecisionBatch) -> Tensor:
+    """Values of the decisions that count among all ``N``, zero elsewhere."""
+    if back is None:
+        return values
+    return values.new_zeros((batch.place.shape[0], *values.shape[1:])).index_copy(0, back, values)
 
 
 def _pick(action_value: Tensor, action: Tensor) -> Tensor:

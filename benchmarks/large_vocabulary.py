@@ -1,0 +1,222 @@
+"""Training at large vocabularies beside the plain language-model step: time, arithmetic and peak memory, one core."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torchrl.objectives import SoftUpdate
+
+from benchmarks.common import interleaved, ratio, row
+from benchmarks.memory import peak_bytes
+from benchmarks.naive_ilql import NaiveILQL
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.training import total_loss
+
+WIDTH, LAYERS = 128, 2
+
+
+class Case(NamedTuple):
+    """A vocabulary, a batch, and by how much its peak memory should lie below the naive form's."""
+
+    vocabulary: int
+    rows: int
+    length: int
+    rows_for_memory: int
+    lighter: dict[str, float]
+
+
+CASES = (
+    Case(50_257, 8, 96, 8, {"CQL off": 15.0, "CQL on": 5.0}),
+    Case(151_936, 4, 64, 12, {"CQL off": 10.0, "CQL on": 10.0}),
+)
+MAX_RATIO = 1.10
+MAX_RATIO_GPT2 = 1.35
+SAMPLES = 1024
+MAX_ARITHMETIC = 1.2
+# Where a form needs no more than the plain step, its share beyond counts as this part of it.
+LEAST_SHARE = 0.02
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if quick:
+            return _measure(CASES[0], repeats=3)
+        return [entry for case in CASES for entry in _measure(case, repeats=3)] + _gpt2_small(repeats=2)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_batch(case: Case, rows: int) -> TensorDictBase:
+    """Rows of half to full length in turns of eight tokens, every other turn the agent's."""
+    g = torch.Generator().manual_seed(0)
+    shape = (rows, case.length)
+    length = torch.randint(case.length // 2, case.length + 1, (rows, 1), generator=g)
+    real = torch.arange(case.length) < length
+    agent = (torch.arange(case.length) // 8 % 2 == 1).expand(shape) & real
+    return TensorDict(
+        tokens=torch.where(real, torch.randint(case.vocabulary, shape, generator=g), 0),
+        attention_mask=real,
+        action_mask=agent,
+        token_reward=torch.where(agent, torch.randn(shape, generator=g), 0.0),
+        terminated=torch.rand(rows, 1, generator=g) < 0.5,
+        batch_size=[rows],
+    )
+
+
+def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=case.vocabulary, layers=LAYERS, width=WIDTH, heads=4, max_length=case.length)
+    qvalue, value = QValueHead(WIDTH, case.vocabulary), ValueHead(WIDTH)
+    forms: dict[str, nn.Module] = {}
+    for name, weight in (("CQL off", 0.0), ("CQL on", 0.01)):
+        for suffix, chunk in (("", "auto"), (", whole table", None)):
+            heads = qvalue_module(qvalue), value_module(value)
+            forms[name + suffix] = ILQLLoss(language_actor(lm), *heads, cql_weight=weight, logits_chunk=chunk)
+            SoftUpdate(forms[name + suffix], tau=0.01)
+        forms[f"{name}, naive"] = NaiveILQL(lm, qvalue, value, cql_weight=weight)
+
+    heads = qvalue_module(qvalue), value_module(value)
+    forms["CQL sampled"] = ILQLLoss(language_actor(lm), *heads, cql_samples=SAMPLES)
+    SoftUpdate(forms["CQL sampled"], tau=0.01)
+
+    def steps(batch: TensorDictBase) -> dict[str, Callable[[], None]]:
+        each = {"plain": _plain(lm, batch)} | {name: _step(form, batch) for name, form in forms.items()}
+        # What a step leaves behind, its gradients, counts in its peak and is gone before the next one.
+        return {name: _cleared(step, [lm, *forms.values()]) for name, step in each.items()}
+
+    batch = make_batch(case, case.rows)
+    for name in case.lighter:
+        _check(forms[name], forms[f"{name}, naive"], batch)
+    jobs = steps(batch)
+    decisions = int(batch["action_mask"][:, 1:].sum())
+    slow = {name: jobs.pop(name) for name in list(jobs) if "naive" in name}
+    times = interleaved(jobs | {"arithmetic": _arithmetic(case.vocabulary, decisions)}, repeats)
+    naive_times = interleaved({"plain": jobs["plain"]} | slow, max(1, repeats // 3))
+    jobs = steps(make_batch(case, case.rows_for_memory))
+    peaks = {name: peak_bytes(job) / 2**20 for name, job in jobs.items()}
+    label = f"V={case.vocabulary:,}"
+    return [*_time_rows(label, times, naive_times), *_memory_rows(label, case, peaks)]
+
+
+def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
+    """A trunk of the size of GPT-2 small, where the vocabulary is the lesser part."""
+    torch.manual_seed(0)
+    case = Case(50_257, 4, 64, 4, {})
+    lm = causal_lm(vocab_size=case.vocabulary, layers=12, width=768, heads=12, max_length=case.length)
+    batch = make_batch(case, case.rows)
+    forms = {
+        name: ILQLLoss(
+            language_actor(lm),
+            qvalue_module(QValueHead(768, case.vocabulary)),
+            value_module(ValueHead(768)),
+            **options,
+        )
+        for name, options in (("CQL on", {}), ("CQL sampled", {"cql_samples": SAMPLES}))
+    }
+    steps = {"plain": _plain(lm, batch)}
+    for name, form in forms.items():
+        SoftUpdate(form, tau=0.01)
+        steps[name] = _step(form, batch)
+    jobs = {name: _cleared(step, [lm, *forms.values()]) for name, step in steps.items()}
+    times = interleaved(jobs, repeats)
+    best = min(forms, key=lambda name: ratio(times, name, "plain"))
+    return [
+        row(
+            f"GPT-2 small, V={case.vocabulary:,}: ILQL, {name} / plain step",
+            ratio(times, name, "plain"),
+            "x",
+            MAX_RATIO_GPT2 if name == best else None,
+            at_most=True,
+        )
+        for name in forms
+    ]
+
+
+def _plain(lm: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
+    """Hugging Face's loss on the padded rows, forward and backward."""
+
+    def step() -> None:
+        labels = torch.where(batch["attention_mask"], batch["tokens"], -100)
+        mask = batch["attention_mask"].long()
+        lm(input_ids=batch["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+
+    return step
+
+
+def _step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
+    def step() -> None:
+        losses = form(batch)
+        total = sum(losses.values()) if isinstance(losses, dict) else total_loss(losses)
+        total.backward()
+
+    return step
+
+
+def _cleared(step: Callable[[], None], forms: list[nn.Module]) -> Callable[[], None]:
+    def job() -> None:
+        step()
+        for form in forms:
+            form.zero_grad()
+
+    return job
+
+
+def _arithmetic(vocabulary: int, decisions: int) -> Callable[[], None]:
+    """Each Q head's three products with its last layer, at decisions: what exact CQL has to compute."""
+    features, weight = torch.randn(decisions, 2 * WIDTH), torch.randn(vocabulary, 2 * WIDTH)
+
+    def job() -> None:
+        for _ in range(2):
+            values = features @ weight.T
+            values @ weight
+            values.T @ features
+
+    return job
+
+
+def _check(ours: nn.Module, naive: nn.Module, batch: TensorDictBase) -> None:
+    """Raise unless both compute the same losses."""
+    with torch.no_grad():
+        found = ours(batch)
+        for name, expected in naive(batch).items():
+            torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def _time_rows(label: str, times: dict[str, list[float]], naive_times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    extra = [on - off for on, off in zip(times["CQL on"], times["CQL off"], strict=True)]
+    share = statistics.median(a / b for a, b in zip(extra, times["arithmetic"], strict=True))
+    rows = [row(f"{label}: ILQL, CQL off / plain step", ratio(times, "CQL off", "plain"), "x", MAX_RATIO, at_most=True)]
+    rows += [
+        row(f"{label}: ILQL, {name} / plain step", ratio(times, name, "plain"), "x")
+        for name in ("CQL on", "CQL sampled", "CQL off, whole table", "CQL on, whole table")
+    ]
+    rows += [
+        row(f"{label}: ILQL, {name} / plain step", ratio(naive_times, name, "plain"), "x")
+        for name in naive_times
+        if name != "plain"
+    ]
+    rows.append(row(f"{label}: what CQL adds / its three products", share, "x", MAX_ARITHMETIC, at_most=True))
+    rows.append(row(f"{label}: plain language-model step", statistics.median(times["plain"]) * 1000, "ms"))
+    return rows
+
+
+def _memory_rows(label: str, case: Case, peaks: dict[str, float]) -> list[dict[str, Any]]:
+    rows = [row(f"{label}: peak of the plain step", peaks["plain"], "MB")]
+    beyond = {name: peak - peaks["plain"] for name, peak in peaks.items() if name != "plain"}
+    rows += [row(f"{label}: peak beyond the plain step, {name}", size, "MB") for name, size in beyond.items()]
+    for name, target in case.lighter.items():
+        floor = LEAST_SHARE * peaks["plain"]
+        note = None
+        if beyond[name] < floor:
+            note = f"no more than the plain step; counted as {floor:.0f} MB beyond it"
+        value = beyond[f"{name}, naive"] / max(beyond[name], floor)
+        rows.append(row(f"{label}: peak beyond plain, naive / ours, {name}", value, "x", target, note=note))
+    return rows

@@ -1,0 +1,274 @@
+"""Terms of a linear layer over a vocabulary: equal to the plain form in value and gradient, whatever the pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchrl_lang.functional import cql_term, linear_cross_entropy, linear_margin, margin_term
+
+N, V, WIDTH = 7, 11, 5
+
+
+def tensors(heads=2, n=N, vocabulary=V, width=WIDTH, dtype=torch.float64, bias=True, scale=1.0):
+    g = torch.Generator().manual_seed(0)
+    lead = () if heads is None else (heads,)
+    shapes = [(*lead, n, width), (*lead, vocabulary, width), *([(*lead, vocabulary)] if bias else [])]
+    leaves = [(scale * torch.randn(shape, generator=g, dtype=torch.float64)).to(dtype) for shape in shapes]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    return leaves, torch.randint(vocabulary, (n,), generator=g), torch.rand(n, generator=g, dtype=torch.float64)
+
+
+def plain(kind, leaves, target, option):
+    """``[n, N]`` by autograd over the whole table."""
+    features, weight, *bias = leaves
+    stacked = features.ndim == 3
+    logits = features @ weight.mT + (bias[0].unsqueeze(-2) if bias else 0)
+    table = logits.transpose(0, 1) if stacked else logits.unsqueeze(1)
+    each = (cql_term if kind == "softmax" else margin_term)(table, target, option).mT
+    return each if stacked else each[0]
+
+
+def ours(kind, leaves, target, option, **options):
+    features, weight, *bias = leaves
+    bias = bias[0] if bias else None
+    if kind == "softmax":
+        return linear_cross_entropy(features, weight, bias, target, temperature=option, **options)
+    return linear_margin(features, weight, bias, target, margin=option, **options)
+
+
+KINDS = pytest.mark.parametrize(
+    ("kind", "option"), [("softmax", 1.0), ("softmax", 0.7), ("margin", 0.0), ("margin", 0.4)]
+)
+
+
+@KINDS
+@pytest.mark.parametrize("chunk_size", [None, 1, 3, 100])
+@pytest.mark.parametrize("heads", [None, 1, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_the_plain_form_gradients_too(kind, option, chunk_size, heads, bias):
+    leaves, target, w = tensors(heads, bias=bias)
+    expected = plain(kind, leaves, target, option)
+    for recompute in (False, True):
+        term = ours(kind, leaves, target, option, position_weight=w, chunk_size=chunk_size, recompute=recompute)
+        torch.testing.assert_close(term.each, expected)
+        torch.testing.assert_close(term.total, (expected * w).sum())
+        got = torch.autograd.grad(3 * term.total, leaves)
+        for a, b in zip(got, torch.autograd.grad(3 * (expected * w).sum(), leaves, retain_graph=True), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@KINDS
+def test_single_positions_carry_a_gradient_of_their_own(kind, option):
+    leaves, target, w = tensors()
+    expected = plain(kind, leaves, target, option)
+    outer = torch.randn(2, N, dtype=torch.float64)
+    for total in (0.0, 1.5):
+        term = ours(kind, leaves, target, option, position_weight=w, chunk_size=3, recompute=total == 0)
+        got = torch.autograd.grad((term.each * outer).sum() + total * term.total, leaves)
+        loss = (expected * outer).sum() + total * (expected * w).sum()
+        for a, b in zip(got, torch.autograd.grad(loss, leaves, retain_graph=True), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@KINDS
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_targets_own_value_joins_in(kind, option, recompute):
+    leaves, target, w = tensors()
+    expected = plain(kind, leaves, target, option)
+    features, weight, bias = leaves
+    value = (features * weight[:, target]).sum(-1) + bias[:, target]
+    outer = torch.randn(2, N, dtype=torch.float64)
+    for factor in (0.0, 1.5):
+        term = ours(kind, leaves, target, option, position_weight=w, chunk_size=3, recompute=recompute)
+        torch.testing.assert_close(term.taken, value)
+        loss = (outer * term.taken).sum() + (factor * term.total if factor else 0)
+        reference = (outer * value).sum() + factor * (expected * w).sum()
+        got = torch.autograd.grad(loss, leaves, retain_graph=True)
+        wanted = torch.autograd.grad(reference, leaves, retain_graph=True)
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+        if not factor:  # what was kept for the sum is still there
+            got = torch.autograd.grad(term.total, leaves)
+            for a, b in zip(got, torch.autograd.grad((expected * w).sum(), leaves, retain_graph=True), strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_numbers_by_hand():
+    """z = (0, 2, 1), target 0, margin 0.5: hinges (0.5, 2.5, 1.5)."""
+    features, weight = torch.ones(1, 1, requires_grad=True), torch.tensor([[0.0], [2.0], [1.0]], requires_grad=True)
+    total = linear_margin(features, weight, None, torch.tensor([0]), margin=0.5).total
+    assert total.item() == pytest.approx(0.25 + 6.25 + 2.25)
+    total.backward()
+    # dz = (2 * 0.5 - 2 * 4.5, 5, 3), and the feature sees 5 * 2 + 3 * 1
+    torch.testing.assert_close(weight.grad, torch.tensor([[-8.0], [5.0], [3.0]]))
+    assert features.grad.item() == pytest.approx(13.0)
+
+
+def test_the_weights_of_positions_have_a_gradient():
+    leaves, target, w = tensors()
+    w.requires_grad_()
+    term = ours("softmax", leaves, target, 1.0, position_weight=w)
+    torch.testing.assert_close(torch.autograd.grad(2 * term.total, w)[0], 2 * term.each.detach().sum(0))
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 2)])
+def test_only_what_needs_a_gradient_gets_one(which):
+    leaves, target, _ = tensors()
+    leaves = [leaf.detach().requires_grad_(i in which) for i, leaf in enumerate(leaves)]
+    wanted = [leaves[i] for i in which]
+    got = torch.autograd.grad(ours("softmax", leaves, target, 1.0).total, wanted)
+    expected = torch.autograd.grad(plain("softmax", leaves, target, 1.0).sum(), wanted)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_second_backward_pass_gives_the_same_gradients():
+    """The kept gradients are scaled in place and may live on as somebody's ``grad``."""
+    leaves, target, w = tensors()
+    total = ours("softmax", leaves, target, 1.0, position_weight=w).total
+    (2 * total).backward(retain_graph=True)
+    first = [leaf.grad.clone() for leaf in leaves]
+    (2 * total).backward()
+    for leaf, once in zip(leaves, first, strict=True):
+        torch.testing.assert_close(leaf.grad, 2 * once)
+
+
+def test_gradients_of_gradients_are_refused():
+    leaves, target, _ = tensors()
+    total = ours("softmax", leaves, target, 1.0).total
+    with pytest.raises(RuntimeError, match="no gradients of gradients"):
+        torch.autograd.grad(total + leaves[0].square().sum(), leaves[0], create_graph=True)
+
+
+def test_no_positions():
+    leaves, target, _ = tensors(n=0)
+    term = ours("softmax", leaves, target, 1.0)
+    assert term.total == 0
+    assert term.each.shape == (2, 0)
+    assert all(g.abs().sum() == 0 for g in torch.autograd.grad(term.total, leaves))
+
+
+def test_positions_of_weight_zero_alone():
+    leaves, target, w = tensors()
+    for gradient in torch.autograd.grad(ours("softmax", leaves, target, 1.0, position_weight=0 * w).total, leaves):
+        assert gradient.abs().sum() == 0
+
+
+def test_a_target_of_vanishing_probability_has_a_finite_loss():
+    leaves, target, _ = tensors(dtype=torch.float32, scale=50.0)
+    expected = plain("softmax", leaves, target, 1.0)
+    assert expected.max() > 200
+    torch.testing.assert_close(ours("softmax", leaves, target, 1.0).each, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_sums_the_weights_gradient_in_float32(dtype):
+    """4,096 positions pull alike, a hair each: pieces added up in half precision would stop growing."""
+    n = 4096
+    features = torch.ones(n, 8, dtype=dtype)
+    weight = torch.zeros(4, 8, dtype=dtype, requires_grad=True)
+    target = torch.zeros(n, dtype=torch.int64)
+    term = linear_cross_entropy(features, weight, None, target, chunk_size=1, position_weight=torch.full((n,), 1 / n))
+    assert term.total.dtype == torch.float32
+    term.total.backward()
+    assert weight.grad.dtype == dtype
+    expected = torch.tensor([-0.75, 0.25, 0.25, 0.25], dtype=dtype)[:, None].expand(4, 8)
+    torch.testing.assert_close(weight.grad, expected, rtol=2e-3, atol=0)
+
+
+@KINDS
+def test_bf16_autocast_is_close_to_autocast_of_the_plain_form(kind, option):
+    leaves, target, w = tensors(dtype=torch.float32, scale=0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        term = ours(kind, leaves, target, option, position_weight=w.float())
+    expected = plain(kind, leaves, target, option)
+    assert term.total.dtype == torch.float32
+    torch.testing.assert_close(term.each, expected, rtol=0.05, atol=0.05)
+    got = torch.autograd.grad(term.total, leaves)
+    for a, b in zip(got, torch.autograd.grad((expected * w.float()).sum(), leaves), strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 0.03 * b.norm()
+
+
+class _Products(TorchDispatchMode):
+    """Notes the greatest tensor that any operation makes, and how often two matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.greatest, self.products = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.greatest = max(self.greatest, tensor.numel())
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_)
+        return out
+
+
+def test_the_table_is_never_built_and_no_product_is_computed_twice():
+    """Three products a piece and head; nothing larger than the weight's own gradient."""
+    leaves, target, w = tensors(n=400, vocabulary=300, width=4, dtype=torch.float32)
+    seen = _Products()
+    with seen:
+        ours("softmax", leaves, target, 1.0, position_weight=w.float(), chunk_size=100).total.backward()
+    assert seen.products == 3 * 4 * 2
+    assert seen.greatest == 100 * 300
+    again = _Products()
+    with again:
+        ours("softmax", leaves, target, 1.0, chunk_size=100, recompute=True).each.sum().backward()
+    assert again.products == 4 * 4 * 2
+    assert again.greatest == 100 * 300
+
+
+def test_no_gradient_is_computed_where_none_is_recorded():
+    leaves, target, _ = tensors(n=100)
+    seen = _Products()
+    with seen, torch.no_grad():
+        total = ours("softmax", leaves, target, 1.0, chunk_size=50).total
+    assert seen.products == 2 * 2
+    assert not total.requires_grad
+
+
+def test_kept_gradients_are_handed_over_and_not_copied():
+    leaves, target, _ = tensors()
+    total = ours("softmax", leaves, target, 1.0).total
+    kept, _ = total.grad_fn.kept
+    assert kept.weight.shape == (2, V, WIDTH)
+    place = kept.weight.data_ptr()
+    del kept
+    total.backward()
+    assert total.grad_fn.kept is None
+    assert leaves[1].grad.data_ptr() == place
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(4, 3)}, r"weight must have shape \[4, 5\], got \[4, 3\]"),
+        ({"bias": torch.zeros(3)}, r"bias must have shape \[4\], got \[3\]"),
+        ({"target": torch.zeros(3, dtype=torch.int64)}, r"target must have shape \[2\]"),
+        ({"position_weight": torch.zeros(2, 1)}, r"position_weight must have shape \[2\]"),
+        ({"features": torch.zeros(5)}, r"features must have shape \[N, F\] or \[n, N, F\]"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    entries = {
+        "features": torch.zeros(2, 5),
+        "weight": torch.zeros(4, 5),
+        "bias": torch.zeros(4),
+        "target": torch.zeros(2, dtype=torch.int64),
+    }
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**(entries | change))
+
+
+def test_agrees_with_torchs_cross_entropy_in_float32():
+    leaves, target, _ = tensors(heads=None, n=64, vocabulary=200, dtype=torch.float32)
+    features, weight, bias = leaves
+    term = linear_cross_entropy(features, weight, bias, target)
+    torch.testing.assert_close(term.total, F.cross_entropy(F.linear(features, weight, bias), target, reduction="sum"))

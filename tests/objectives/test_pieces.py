@@ -1,0 +1,226 @@
+"""Terms over the vocabulary in pieces: losses and gradients are those of the whole table, which is never built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torchrl.objectives import SoftUpdate
+
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_heads, make_ilql, total
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.objectives.rows import in_pieces
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+OPTIONS = [
+    {},
+    {"margin_weight": 0.4, "margin": 0.2, "cql_temperature": 0.6},
+    {"cql_weight": 0.0, "margin_weight": 1.0, "kind": "residual"},
+    {"detach_qvalue": True, "detach_actor": True, "margin_weight": 0.4},
+    {"advantage_temperature": 0.8, "transition_weight": 0.3, "actor_normalizer": "action"},
+    {"qvalue_weight": 0.0, "value_weight": 0.0, "actor_weight": 0.0},
+]
+
+
+def outcome(loss, rows):
+    """Losses and gradients; where there is one a position, each with a weight of its own."""
+    loss.zero_grad()
+    out = losses_of(loss(rows))
+    g = torch.Generator().manual_seed(0)
+    sum((value * torch.rand(value.shape, generator=g)).sum() for value in out.values()).backward()
+    gradients = {name: p.grad for name, p in loss.named_parameters() if p.grad is not None}
+    return {key: value.detach() for key, value in out.items()}, gradients
+
+
+def assert_equal_outcome(loss, other, rows):
+    rows = rows.clone().set("token_reward", rows["token_reward"].double())
+    for left, right in zip(outcome(loss.double(), rows), outcome(other.double(), rows), strict=True):
+        assert left.keys() == right.keys()
+        for name, value in left.items():
+            torch.testing.assert_close(
+                value, right[name], rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_ilql_equals_the_plain_form(options, reduction, masked, rows):
+    if masked:
+        rows["collector", "mask"] = torch.arange(6) % 3 > 0
+    plain, pieces = (make_ilql(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
+    assert_equal_outcome(pieces, plain, rows)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", [{}, {"transition_weight": 0.5}])
+def test_bc_equals_the_plain_form(options, reduction, rows):
+    rows["collector", "mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    plain, pieces = (make_bc(reduction=reduction, logits_chunk=chunk, **options) for chunk in (None, 4))
+    assert_equal_outcome(pieces, plain, rows)
+
+
+def test_a_masked_row_may_hold_anything(rows):
+    """Even states that are no numbers: its decisions are left out, not multiplied by zero."""
+    loss = make_ilql(logits_chunk=4, detach_value=True, value_weight=0.0, qvalue_weight=0.0)
+    kept = torch.tensor([True, True, False, True, True, True])
+    rows["collector", "mask"] = kept
+    spoil = torch.where(kept, 1.0, torch.nan)[:, None, None]
+    handle = loss.actor_network[0].module.register_forward_hook(lambda module, args, hidden: hidden * spoil)
+    out = loss(rows)
+    handle.remove()
+    expected = loss(rows)
+    for name in ("loss_cql", "loss_actor"):
+        torch.testing.assert_close(out[name], expected[name])
+    assert all(
+        g.isfinite().all() for g in torch.autograd.grad(out["loss_cql"], loss.qvalue_network_params.parameters())
+    )
+
+
+def test_without_the_table_the_head_never_runs_over_the_vocabulary(rows):
+    loss = make_ilql(margin_weight=0.1, logits_chunk=4)
+    head, layer = loss.qvalue_network.module, loss.actor_network[1].module
+    head.forward = layer.forward = None  # calling either would fail
+    assert all(value.isfinite() for value in losses_of(loss(rows)).values())
+
+
+def test_the_choice_is_by_the_vocabulary():
+    assert [in_pieces("auto", size) for size in (35, 511, 512, 50_257)] == [False, False, True, True]
+    assert in_pieces(7, 35)
+    assert not in_pieces(None, 50_257)
+
+
+def test_by_default_a_large_vocabulary_goes_in_pieces_and_equals_the_plain_form(rows):
+    """Small batches in one piece; the taken action's rows of the last layer meet the pieces' gradient in one sum."""
+    losses = []
+    for chunk in ("auto", None):
+        torch.manual_seed(0)
+        actor = language_actor(causal_lm("gpt2", vocab_size=600, layers=1, width=WIDTH, heads=2, max_length=32))
+        q = QValueHead(WIDTH, 600)
+        nn.init.normal_(q.out_weight, std=0.3)
+        losses.append(ILQLLoss(actor, qvalue_module(q), value_module(ValueHead(WIDTH)), logits_chunk=chunk))
+    assert losses[0]._has_short_cut("cql_term")
+    assert not losses[1]._has_short_cut("cql_term")
+    assert_equal_outcome(*losses, rows)
+
+
+class Doubled(nn.Linear):
+    """A linear layer with something behind it: not to be taken for its weight alone."""
+
+    def forward(self, hidden):
+        return 2 * super().forward(hidden)
+
+
+def with_head(head):
+    actor = make_actor()
+    return ProbabilisticTensorDictSequential(
+        actor[0], TensorDictModule(head, in_keys=["hidden"], out_keys=["logits"]), actor[-1]
+    )
+
+
+def test_heads_with_more_to_them_are_run_whole(rows):
+    torch.manual_seed(0)
+    hooked = nn.Linear(WIDTH, VOCAB)
+    hooked.register_forward_hook(lambda module, args, out: out + module.weight.sum(-1))
+    for head in (Doubled(WIDTH, VOCAB), nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Tanh()), hooked):
+        actor = with_head(head)
+        assert_equal_outcome(BCLoss(actor, logits_chunk=4), BCLoss(actor, logits_chunk=None), rows)
+
+
+def test_a_head_with_a_bias(rows):
+    torch.manual_seed(0)
+    actor = with_head(nn.Linear(WIDTH, VOCAB))
+    assert_equal_outcome(BCLoss(actor, logits_chunk=4), BCLoss(actor, logits_chunk=None), rows)
+
+
+def test_networks_without_the_short_cuts_take_the_whole_table(rows):
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.out = nn.Linear(WIDTH, 2 * VOCAB)
+
+        def forward(self, hidden):
+            return self.out(hidden).unflatten(-1, (2, VOCAB))
+
+    losses = [
+        ILQLLoss(
+            make_actor(),
+            TensorDictModule(Plain(), in_keys=["hidden"], out_keys=["action_value"]),
+            make_heads()[1],
+            margin_weight=0.2,
+            logits_chunk=chunk,
+        )
+        for chunk in (3, None)
+    ]
+    assert_equal_outcome(*losses, rows)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_training_goes_the_same_way(reduction, rows):
+    """Three steps with a target that follows: the same parameters by either path."""
+    ends = []
+    for chunk in (None, 4):
+        loss = make_ilql(reduction=reduction, logits_chunk=chunk, cql_weight=0.5)
+        updater = SoftUpdate(loss, tau=0.1)
+        optimizer = torch.optim.SGD([p for p in loss.parameters() if p.requires_grad], lr=0.02)
+        for _ in range(3):
+            optimizer.zero_grad()
+            total(loss(rows)).backward()
+            optimizer.step()
+            updater.step()
+        ends.append(loss.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
+
+
+# -- sampled CQL -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_many_samples_come_close_to_the_exact_term_and_its_gradients(reduction, rows):
+    rows["collector", "mask"] = torch.arange(6) != 2
+    options = {"reduction": reduction, "actor_weight": 0.0, "value_weight": 0.0, "cql_weight": 1.0}
+    exact, sampled = make_ilql(**options), make_ilql(cql_samples=50_000, **options)
+    (left, gradients), (right, expected) = outcome(sampled, rows), outcome(exact, rows)
+    torch.testing.assert_close(left["loss_qvalue"], right["loss_qvalue"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(left["loss_cql"], right["loss_cql"], rtol=0.02, atol=1e-6)
+    for name, value in expected.items():
+        assert (gradients[name] - value).norm() <= 0.03 * value.norm() + 1e-6, name
+
+
+def test_few_samples_give_a_term_that_is_too_small_on_average(rows):
+    with torch.no_grad():
+        exact = make_ilql(cql_weight=1.0)(rows)["loss_cql"]
+        found = {}
+        for samples in (1, 4, 16):
+            loss = make_ilql(cql_weight=1.0, cql_samples=samples)
+            found[samples] = torch.stack([loss(rows)["loss_cql"] for _ in range(300)]).mean()
+    assert found[1] < found[4] < found[16] < exact
+    assert found[16] > 0.9 * exact
+
+
+def test_draws_differ_from_step_to_step_and_are_part_of_the_state(rows):
+    loss, other = make_ilql(cql_samples=3), make_ilql(cql_samples=3)
+    first, second = loss(rows)["loss_cql"], loss(rows)["loss_cql"]
+    assert first != second
+    assert other(rows)["loss_cql"] == first
+    other.load_state_dict(loss.state_dict())
+    assert loss(rows)["loss_cql"] == other(rows)["loss_cql"]
+
+
+def test_sampling_needs_a_network_that_can(rows):
+    with pytest.raises(ValueError, match="at least 1 or None, got 0"):
+        make_ilql(cql_samples=0)
+    network = TensorDictModule(nn.Linear(WIDTH, VOCAB), in_keys=["hidden"], out_keys=["action_value"])
+    with pytest.raises(ValueError, match="needs a Q network with vocab_size and sampled_cql_term, got Linear"):
+        ILQLLoss(make_actor(), network, make_heads()[1], cql_samples=4)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "all", True])
+def test_an_unknown_choice_is_named(chunk):
+    with pytest.raises(ValueError, match="logits_chunk must be 'auto', None or a positive number"):
+        make_bc(logits_chunk=chunk)
