@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data import CharTokenizer, Episode, TrimRows, Turn, load_dataset, row_buffer, to_rows, write_dataset
+from torchrl_lang.data import (
+    CharTokenizer,
+    DatasetWriter,
+    Episode,
+    TrimRows,
+    Turn,
+    load_dataset,
+    row_buffer,
+    to_rows,
+    write_dataset,
+)
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.schema import ROW_KEYS, check_row
 
@@ -128,3 +141,34 @@ def test_tokens_are_int64_without_trimming_too(dataset, rows):
 def test_a_missing_mask_is_told(rows):
     with pytest.raises(KeyError, match="A row needs 'attention_mask'"):
         TrimRows()(rows.exclude("attention_mask"))
+
+
+def test_reading_ahead_gives_the_same_batches(dataset):
+    plain, ahead = row_buffer(dataset, 4, bucket=True), row_buffer(dataset, 4, bucket=True, prefetch=1)
+    for _ in range(12):
+        assert (plain.sample() == ahead.sample()).all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_sampling_a_data_set_reads_only_the_pages_that_it_needs(rows, tmp_path):
+    block = rows[torch.arange(20_000) % rows.shape[0]]
+    with DatasetWriter(tmp_path / "data", WORDS, 40) as writer:
+        for _ in range(8):
+            writer.extend(block)
+    buffer = row_buffer(load_dataset(tmp_path / "data"), 4)
+    path = tmp_path / "data" / "rows" / "tokens.memmap"
+    assert path.stat().st_size == 8 * 20_000 * 40 * 4
+    buffer.sample()
+    # A page that is read brings its neighbours, up to a megabyte.
+    assert 0 < _resident(path) < path.stat().st_size / 3
+
+
+def _resident(path) -> int:
+    """Bytes of a mapped file that this process has read."""
+    sizes, ours = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0] and not line.split(" ")[0].endswith(":"):
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            sizes.append(int(line.split()[1]) * 1024)
+    return sum(sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torchrl.data import Unbounded
@@ -86,10 +88,14 @@ class Endless(CorridorEnv):
 
 
 class SilentTurns(CorridorEnv):
-    def _grow(self, *args):
-        grown, overflow = super()._grow(*args)
-        reply = args[1]
-        return grown.where(reply.terminated, self._rows), overflow
+    def _plan_turn(self, action, live):
+        writes, reward = super()._plan_turn(action, live)
+        silent = live & ~self._terminated
+        rows, width = self._rows.rows, self.row_length
+        place = torch.where(silent[:, None], width, writes.place)
+        at = torch.where(silent[:, None], width, writes.reward_place)
+        length = torch.where(silent, rows.length, writes.length)
+        return writes._replace(place=place, reward_place=at, length=length), reward
 
 
 class IgnoresMask(CorridorEnv):
@@ -135,8 +141,14 @@ class WritesItsInput(CorridorEnv):
 
 
 class ReturnsItsState(CorridorEnv):
+    """Returns the tensors that it keeps, though it steps in new ones."""
+
+    def _step(self, tensordict):
+        self._rows = deepcopy(self._rows)
+        return super()._step(tensordict)
+
     def _observe(self):
-        return super()._observe().set("tokens", self._rows.tokens.reshape(*self.batch_size, -1))
+        return super()._observe().set("tokens", self._rows.rows.tokens.reshape(*self.batch_size, -1))
 
 
 class ResetsAll(CorridorEnv):

@@ -131,7 +131,7 @@ def test_to_moves_everything_and_forgets_the_rows(wrap):
     assert wrapped.to("meta") is wrapped
     assert wrapped.device == env.device == torch.device("meta")
     tensors = [env._key, env._episode, *env.buffers()]
-    assert any(value is env._colour_tokens for value in tensors)
+    assert any(value is env._answers for value in tensors)
     assert {value.device.type for value in tensors} == {"meta"}
     with pytest.raises(RuntimeError, match="before its first reset"):
         (wrapped.base_env if "transformed" in wrap else wrapped)._step(TensorDict())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.envs.rows import Rows, read_utterance
+from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, read_utterance
+from torchrl_lang.envs.turns import Reply, planned_turn
 from torchrl_lang.schema import ControlTokens
 
 CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
@@ -60,6 +62,56 @@ def test_where_mixes_whole_rows():
     one, other = (Rows.empty(2, 3, pad=pad, device=None) for pad in (7, 9))
     mixed = one.where(torch.tensor([True, False]), other)
     assert mixed.tokens.tolist() == [[7, 7, 7], [9, 9, 9]]
+
+
+def written(n: int) -> GrowingRows:
+    """Rows of width 4, each with two tokens of the agent's."""
+    rows = GrowingRows(Rows.empty(n, 4, pad=9, device=None), 4, pad=9)
+    both = torch.ones(n, 2).bool()
+    rows.append_(torch.tensor([[7, 8]] * n), both, both, torch.ones(n))
+    return rows
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replacing_rows_by_narrower_ones(compiled):
+    fresh = Rows(torch.full((3, 1), 5), torch.zeros(3, 1).bool(), torch.zeros(3, 1), torch.ones(3, dtype=torch.int64))
+    rows = written(3)
+
+    def replace(mask):
+        rows.replace_(mask, fresh)
+
+    torch.compiler.reset()
+    (torch.compile(replace, backend="eager", fullgraph=True) if compiled else replace)(
+        torch.tensor([True, False, True])
+    )
+    assert rows.rows.tokens.tolist() == [[5, 9, 9, 9], [7, 8, 9, 9], [5, 9, 9, 9]]
+    assert rows.rows.action_mask.sum(-1).tolist() == [0, 2, 0]
+    assert rows.rows.token_reward.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert rows.rows.length.tolist() == [1, 2, 1]
+
+
+def test_a_turn_token_by_token():
+    table = [  # utterance, length, closed, reply, length, terminated, live: what is appended, whose it is, where reward
+        ([8, 9], 2, True, [11, 12], 2, False, True, [8, 9, 1, 11, 12, 2], [1, 1, 1, 0, 0, 0], 2),
+        ([8, 9], 1, True, [11, 12], 1, True, True, [8, 1, 11, 2, 5], [1, 1, 0, 0, 0], 1),
+        ([8, 9], 2, False, [11, 12], 0, False, True, [8, 9, 1], [1, 1, 0], 1),
+        ([8, 9], 0, True, [11, 12], 0, True, True, [1, 5], [1, 0], 0),
+        ([8, 9], 2, True, [11, 12], 2, True, False, [], [], None),
+    ]
+    said, length, closed, replied, reply_length, ended, live, tokens, agent, at = map(list, zip(*table, strict=True))
+    rows = GrowingRows(Rows.empty(5, WIDTH, pad=0, device=None), WIDTH)
+    utterance = Utterance(torch.tensor(said), torch.tensor(length), torch.tensor(closed))
+    reply = Reply(torch.tensor(replied), torch.tensor(reply_length), torch.full((5,), -3.0), torch.tensor(ended))
+    writes, overflow = planned_turn(rows, utterance, reply, torch.tensor(live), CONTROL)
+    assert not rows.rows.length.any()  # a plan touches nothing
+    rows.write_(writes)
+    assert not overflow.any()
+    for row in range(5):
+        rest = WIDTH - len(tokens[row])
+        assert rows.rows.tokens[row].tolist() == tokens[row] + [0] * rest
+        assert rows.rows.action_mask[row].tolist() == [bool(a) for a in agent[row]] + [False] * rest
+        assert rows.rows.token_reward[row].nonzero().flatten().tolist() == ([] if at[row] is None else [at[row]])
+        assert rows.rows.length[row] == len(tokens[row])
 
 
 def test_read_utterance_table():

@@ -72,6 +72,7 @@ def row_buffer(
     trim: bool = True,
     bucket: bool | int = False,
     drop_last: bool = False,
+    prefetch: int | None = None,
     transform: Transform | None = None,
 ) -> TensorDictReplayBuffer:
     """A replay buffer over rows that are there already, each sampled once an epoch, with int64 ``tokens``.
@@ -88,6 +89,8 @@ def row_buffer(
         bucket: let rows of similar length share a batch (see :class:`~torchrl_lang.data.BucketSampler`, its bias
             too); a number is the batches that are sorted together.
         drop_last: leave out an epoch's last, smaller batch.
+        prefetch: batches that threads, as many, read ahead while the last one is trained on. It pays where reading is
+            slow or a core is free. With one thread the batches keep their order; with more they may swap places.
         transform: applied to a batch after trimming.
 
     Examples:
@@ -113,5 +116,6 @@ def row_buffer(
         sampler=sampler,
         writer=ImmutableDatasetWriter(),
         batch_size=batch_size,
+        prefetch=prefetch,
         transform=first if transform is None else Compose(first, transform),
     )

@@ -1,12 +1,14 @@
 """Language tasks as TorchRL environments."""
 
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
+from torchrl_lang.envs.compiled import CompiledRollout
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.token_env import TokenEnv
 from torchrl_lang.envs.wordle import WordleEnv
 
 __all__ = [
+    "CompiledRollout",
     "LanguageEnv",
     "LanguageEnvError",
     "Reply",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,7 +15,8 @@ from torchrl.envs import EnvBase
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.continuation import count_turns, rows_to_continue
 from torchrl_lang.envs.entries import given_action, named_entry, reset_options, stepped
-from torchrl_lang.envs.rows import Rows, Utterance, read_utterance
+from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
+from torchrl_lang.envs.turns import Reply, opened_rows, planned_turn
 from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
@@ -32,19 +33,6 @@ __all__ = ["LanguageEnv", "Reply", "TaskState"]
 
 TaskState = dict[str, Tensor]
 """What a task remembers beside the transcript: named tensors, each ``[N, ...]``."""
-
-
-class Reply(NamedTuple):
-    """What the environment answers to a batch of utterances. Plain text only: the base adds the control tokens."""
-
-    tokens: Tensor
-    """int64 ``[N, R]``, right-padded."""
-    length: Tensor
-    """int64 ``[N]``: zero where the environment stays silent."""
-    reward: Tensor
-    """float32 ``[N]``: the reward of the turn."""
-    terminated: Tensor
-    """bool ``[N]``: the task has ended."""
 
 
 class LanguageEnv(EnvBase):
@@ -118,7 +106,11 @@ class LanguageEnv(EnvBase):
         self.max_turns = max_turns
         self._n = batch.numel()
         self.generator = torch.Generator()
-        self._rows: Rows | None = None
+        self._rows: GrowingRows | None = None
+        self._task: TaskState
+        self._terminated: Tensor
+        self._truncated: Tensor
+        self._turns: Tensor
         self._set_seed(seed)
         self._make_specs()
 
@@ -232,45 +224,84 @@ class LanguageEnv(EnvBase):
                 action_length=self.action_length,
                 max_turns=self.max_turns,
             )
-        number = self._episode + fresh.cumsum(-1) - 1
-        self._episode = self._episode + fresh.sum()
-        opening, opening_length, task = self._open(number, fresh, options)
-        if given is None:
-            rows = self._opened(opening, opening_length)
-        else:
-            rows, task = given, self._restore(given, task, fresh, options)
-        none = torch.zeros_like(fresh)
-        turns = torch.zeros_like(number) if given is None else count_turns(rows, self.tokenizer.control)
-        if self._rows is None or options is None or options.get("_reset", None) is None:
-            self._rows, self._task = rows, {key: value.clone() for key, value in task.items()}
-            self._terminated, self._truncated, self._turns = none, none, turns
-        else:
-            self._rows = rows.where(fresh, self._rows)
-            self._task = {key: _where(fresh, value, self._task[key]) for key, value in task.items()}
-            self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
-            self._turns = torch.where(fresh, turns, self._turns)
+        partial = self._rows is not None and options is not None and options.get("_reset", None) is not None
+        self._begin_rows(fresh, options, given, partial=partial)
         return self._observe()
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Begin anew the rows that are done, as TorchRL does it, with one copy less.
+
+        TorchRL mixes old and new rows, entry by entry. Here a reset returns the rows that go on as well.
+        """
+        if not self.any_done(tensordict):
+            return tensordict
+        fresh = tensordict.get("_reset")
+        out = self._reset(TensorDict({"_reset": fresh}, batch_size=self.batch_size, device=self.device))
+        tensordict.pop("_reset")
+        others = tensordict.exclude(*out.keys())
+        if not (others.is_empty() or fresh.all()):
+            # As there: entries that an environment does not know begin anew at zero, unless all rows do.
+            go_on = ~fresh.reshape(self.batch_size)
+            tensordict.update(others.where(go_on, other=others.empty(), pad=0))
+        return tensordict.update(out)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        utterance = read_utterance(self._action(tensordict), self.tokenizer.control)
         live = stepped(~(self._terminated | self._truncated), tensordict)
+        reward = self._play_turn(self._action(tensordict), live)
+        out = self._observe()
+        return out.set(REWARD, reward.reshape(*self.batch_size, 1))
+
+    # -- the game, in tensors alone where the task is ------------------------------------------------------------------
+
+    def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
+        """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all of them unless ``partial``."""
+        number = self._episode + fresh.cumsum(-1) - 1
+        self._episode = self._episode + fresh.sum()
+        opening, opening_length, task = self._open(number, fresh, options)
+        if given is None:
+            control, width = self.tokenizer.control, self.row_length
+            rows = opened_rows(opening, opening_length, control, row_length=width, action_length=self.action_length)
+            turns = torch.zeros_like(number)
+        else:
+            rows, task = given, self._restore(given, task, fresh, options)
+            turns = count_turns(rows, self.tokenizer.control)
+        if partial:
+            assert self._rows is not None
+            self._rows.replace_(fresh, rows)
+            self._task = {key: where_rows(fresh, value, self._task[key]) for key, value in task.items()}
+            self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
+            self._turns = torch.where(fresh, turns, self._turns)
+        else:
+            self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
+            self._task = {key: value.clone() for key, value in task.items()}
+            self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
+            self._turns = turns
+
+    def _play_turn(self, action: Tensor, live: Tensor) -> Tensor:
+        """Play a turn in the ``live`` rows, bool ``[N]``; returns the rewards, float32 ``[N]``."""
+        writes, reward = self._plan_turn(action, live)
+        assert self._rows is not None
+        self._rows.write_(writes)
+        return reward
+
+    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
+        """All of a turn but writing the rows: what is to be written into them, and the rewards, float32 ``[N]``."""
+        assert self._rows is not None
+        utterance = read_utterance(action, self.tokenizer.control)
         reply, task = self._reply(utterance, self._task, live)
-        grown, overflow = self._grow(utterance, reply, live)
+        writes, overflow = planned_turn(self._rows, utterance, reply, live, self.tokenizer.control)
         turns = self._turns + 1
         # A row ends, too, where another utterance and the end-of-action token of the environment would not fit.
-        full = overflow | (grown.length + self.action_length + 1 > self.row_length)
+        full = overflow | (writes.length + self.action_length + 1 > self.row_length)
         if self.max_turns is not None:
             full = full | (turns >= self.max_turns)
         self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
-        self._rows = grown
-        self._task = {key: _where(live, value, self._task[key]) for key, value in task.items()}
+        self._task = {key: where_rows(live, value, self._task[key]) for key, value in task.items()}
         self._turns = torch.where(live, turns, self._turns)
-        out = self._observe()
-        out.set(REWARD, torch.where(live, reply.reward, 0.0).reshape(*self.batch_size, 1))
-        return out
+        return writes, torch.where(live, reply.reward, 0.0)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -300,59 +331,27 @@ class LanguageEnv(EnvBase):
             )
         return action.reshape(self._n, self.action_length)
 
-    def _opened(self, opening: Tensor, length: Tensor) -> Rows:
-        """Rows that begin with the environment's words, or with the agent's turn where it has none."""
-        control = self.tokenizer.control
-        needed = opening.shape[-1] + 2 + self.action_length + 1
-        if needed > self.row_length and opening.shape[-1]:
-            raise ValueError(
-                f"An opening of up to {opening.shape[-1]} tokens leaves no room for an utterance: row_length is "
-                f"{self.row_length}, give at least {needed}."
-            )
-        speaks = length > 0
-        first = torch.where(speaks, control.begin_state, control.begin_action)[:, None]
-        place = torch.arange(opening.shape[-1] + 1, device=opening.device)
-        ends = (place == length[:, None]) & speaks[:, None]
-        said = torch.where(place < length[:, None], torch.cat([opening, first], -1), control.pad)
-        head = torch.cat([first, torch.where(ends, control.end_of_state, said)], -1)
-        tokens = torch.nn.functional.pad(head, (0, self.row_length - head.shape[-1]), value=control.pad)
-        none = torch.zeros((1, 1), dtype=torch.float32, device=head.device).expand_as(tokens)
-        return Rows(tokens, none.to(torch.bool), none, 1 + torch.where(speaks, length + 1, 0))
+    def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
+        """The observation, in fresh tensors: what a caller does to it never reaches the environment.
 
-    def _grow(self, utterance: Utterance, reply: Reply, live: Tensor) -> tuple[Rows, Tensor]:
-        """Append utterance, its end, the reply, its end, and the end of the dialogue to the live rows."""
+        Without ``copy`` it stands in the environment's own memory, for those who only read it before the next turn;
+        ``only`` names the entries that they read.
+        """
         assert self._rows is not None
-        control = self.tokenizer.control
-        ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
-        end_of_action, end_of_state, end_of_dialogue = (torch.full_like(utterance.length[:, None], t) for t in ends)
-        tokens = torch.cat([utterance.tokens, end_of_action, reply.tokens, end_of_state, end_of_dialogue], -1)
-        device = tokens.device
-        said = torch.arange(utterance.tokens.shape[-1], device=device) < utterance.length[:, None]
-        replied = torch.arange(reply.tokens.shape[-1], device=device) < reply.length[:, None]
-        always = torch.ones_like(end_of_action, dtype=torch.bool)
-        keep = torch.cat([said, always, replied, (reply.length > 0)[:, None], reply.terminated[:, None]], -1)
-        keep = keep & live[:, None]
-        agent = torch.cat([said, utterance.closed[:, None], torch.zeros_like(keep[:, said.shape[-1] + 1 :])], -1)
-        return self._rows.append(tokens, keep, agent, reply.reward)
-
-    def _observe(self) -> TensorDict:
-        """The observation, in fresh tensors: what a caller does to it never reaches the environment."""
-        rows = self._rows
-        assert rows is not None
+        rows = self._rows.rows
         terminated, truncated = self._terminated, self._truncated
-        entries = {
-            TOKENS: rows.tokens.clone(),
-            ATTENTION_MASK: rows.attention_mask,
-            ACTION_MASK: rows.action_mask.clone(),
-            TOKEN_REWARD: rows.token_reward.clone(),
-            **{key: value.clone() for key, value in self._task_observation(self._task).items()},
-            DONE: (terminated | truncated)[:, None],
-            TERMINATED: terminated.clone()[:, None],
-            TRUNCATED: truncated.clone()[:, None],
+        own = {
+            TOKENS: rows.tokens,
+            ACTION_MASK: rows.action_mask,
+            TOKEN_REWARD: rows.token_reward,
+            TERMINATED: terminated[:, None],
+            TRUNCATED: truncated[:, None],
         }
+        if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
+            own |= self._task_observation(self._task)
+        entries = {key: value.clone() for key, value in own.items()} if copy else own
+        if only is None or ATTENTION_MASK in only:
+            entries[ATTENTION_MASK] = rows.attention_mask
+        entries[DONE] = (terminated | truncated)[:, None]
         shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
-
-
-def _where(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
-    return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)

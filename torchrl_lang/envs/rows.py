@@ -9,7 +9,12 @@ from torch import Tensor
 
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["Rows", "Utterance", "read_utterance"]
+__all__ = ["GrowingRows", "Rows", "Utterance", "read_utterance", "where_rows"]
+
+
+def where_rows(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+    """Our rows where ``mask`` (bool ``[N]``), the other ones elsewhere; tensors ``[N, ...]``."""
+    return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)
 
 
 class Rows(NamedTuple):
@@ -37,16 +42,12 @@ class Rows(NamedTuple):
     @property
     def attention_mask(self) -> Tensor:
         """True on real tokens, ``bool [N, T]``."""
-        return torch.arange(self.tokens.shape[-1], device=self.tokens.device) < self.length[:, None]
+        place = torch.arange(self.tokens.shape[-1], dtype=torch.int32, device=self.tokens.device)
+        return place < self.length.to(torch.int32)[:, None]
 
     def where(self, mask: Tensor, other: Rows) -> Rows:
         """Our rows where ``mask`` (bool ``[N]``), the other's elsewhere."""
-        return Rows(
-            *(
-                torch.where(mask.reshape(-1, *[1] * (mine.ndim - 1)), mine, theirs)
-                for mine, theirs in zip(self, other, strict=True)
-            )
-        )
+        return Rows(*(where_rows(mask, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def append(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Rows, Tensor]:
         """Append the kept tokens of each row, in order.
@@ -60,27 +61,96 @@ class Rows(NamedTuple):
         Returns:
             The longer rows, and bool ``[N]`` saying where tokens did not fit and were left out.
         """
-        width = self.tokens.shape[-1]
-        place = self.length[:, None] + keep.cumsum(-1) - 1
-        # Tokens that are not kept or do not fit go to a spare column that is cut off again.
-        place = torch.where(keep, place, width).clamp_max(width)
+        growing = GrowingRows(self, self.tokens.shape[-1])
+        overflow = growing.append_(tokens, keep, agent, reward)
+        return growing.rows, overflow
+
+
+class Writes(NamedTuple):
+    """Where and what a turn writes into growing rows; found without touching them."""
+
+    place: Tensor
+    """int64 ``[N, C]``: the column of each token, a spare one for those that are not kept or do not fit."""
+    tokens: Tensor
+    """int64 ``[N, C]``."""
+    agent: Tensor
+    """bool ``[N, C]``: the kept tokens that the agent wrote."""
+    reward_place: Tensor
+    """int64 ``[N, 1]``: the column of the last of them."""
+    reward: Tensor
+    """float32 ``[N, 1]``."""
+    length: Tensor
+    """int64 ``[N]``: the rows' new length."""
+
+
+class GrowingRows:
+    """A batch of transcripts that grow in place: a turn writes its own tokens and copies nothing else.
+
+    Args:
+        rows: what the transcripts are now, perhaps narrower than they may become; they are copied.
+        width: ``T``.
+        pad: the padding token.
+    """
+
+    def __init__(self, rows: Rows, width: int, pad: int = 0) -> None:
+        # The spare column behind each row is written and never read.
+        shape, self._fill = (rows.tokens.shape[0], width + 1), (pad, False, 0.0)
+        self._wide = tuple(entry.new_full(shape, fill) for entry, fill in zip(rows[:3], self._fill, strict=True))
+        self._length = rows.length.clone()
+        for mine, given in zip(self._wide, rows[:3], strict=True):
+            mine[:, : given.shape[1]] = given
+
+    @property
+    def rows(self) -> Rows:
+        """The rows as they stand, in this very memory: copy what is to last."""
+        tokens, action_mask, token_reward = (entry[:, :-1] for entry in self._wide)
+        return Rows(tokens, action_mask, token_reward, self._length)
+
+    def at(self, index: Tensor) -> Rows:
+        """Some of the rows, int64 ``[M]``, in memory of their own."""
+        return Rows(*(entry.index_select(0, index) for entry in self.rows))
+
+    def replace_(self, mask: Tensor, rows: Rows) -> None:
+        """Put other rows, perhaps narrower ones, where ``mask``, bool ``[N]``."""
+        self._length = torch.where(mask, rows.length, self._length)
+        if torch.compiler.is_compiling():  # what is compiled must not depend on how many they are
+            for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
+                spare = mine.shape[1] - given.shape[1]
+                mine.copy_(where_rows(mask, torch.nn.functional.pad(given, (0, spare), value=fill), mine))
+            return
+        index = mask.nonzero()[:, 0]
+        for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
+            mine.index_fill_(0, index, fill)
+            mine[:, : given.shape[1]].index_copy_(0, index, given.index_select(0, index))
+
+    def append_(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> Tensor:
+        """Append tokens in place, see :meth:`Rows.append`; returns where some did not fit, bool ``[N]``."""
+        if not tokens.shape[-1]:
+            return torch.zeros_like(self._length, dtype=torch.bool)
+        writes, overflow = self.plan(tokens, keep, agent, reward)
+        self.write_(writes)
+        return overflow
+
+    def plan(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Writes, Tensor]:
+        """What :meth:`append_` is to write, and where tokens do not fit, bool ``[N]``."""
+        width = self._wide[0].shape[-1] - 1
+        kept = keep.cumsum(-1)
+        place = torch.where(keep, self._length[:, None] + kept - 1, width).clamp_max(width)
         written = keep & agent
-        last_written = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
-        token_reward = torch.where(last_written, reward[:, None], 0.0)
-        wanted = self.length + keep.sum(-1)
-        rows = Rows(
-            _scatter(self.tokens, place, tokens),
-            _scatter(self.action_mask, place, written),
-            _scatter(self.token_reward, place, token_reward),
-            wanted.clamp_max(width),
-        )
-        return rows, wanted > width
+        # What lies right of a row is zero, so that of its reward only one number is left to write.
+        last_written = torch.where(written, place, -1).amax(-1, keepdim=True)
+        reward_place = torch.where(last_written < 0, width, last_written)
+        wanted = self._length + keep.sum(-1)
+        writes = Writes(place, tokens, written, reward_place, reward[:, None], wanted.clamp_max(width))
+        return writes, wanted > width
 
-
-def _scatter(row: Tensor, place: Tensor, values: Tensor) -> Tensor:
-    grown = row.new_empty((row.shape[0], row.shape[1] + 1))
-    grown[:, :-1] = row
-    return grown.scatter_(-1, place, values)[:, :-1]
+    def write_(self, writes: Writes) -> None:
+        """Write what was planned."""
+        tokens, action_mask, token_reward = self._wide
+        tokens.scatter_(-1, writes.place, writes.tokens)
+        action_mask.scatter_(-1, writes.place, writes.agent)
+        token_reward.scatter_(-1, writes.reward_place, writes.reward)
+        self._length = writes.length
 
 
 class Utterance(NamedTuple):
@@ -102,7 +172,8 @@ def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
     """
     is_end = action == control.end_of_action
     stops = is_end | (action == control.pad)
-    length = (stops.cumsum(-1) == 0).sum(-1)
+    place = torch.arange(action.shape[-1], device=action.device)
+    length = torch.where(stops, place, action.shape[-1]).amin(-1)
     at_stop = is_end.gather(-1, length.clamp_max(action.shape[-1] - 1)[:, None])[:, 0]
     closed = at_stop | (length == 0)
     return Utterance(action, length, closed)

@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.entries import given_action, stepped
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.rows import Rows, where_rows
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS
 
 __all__ = ["TokenEnv"]
@@ -114,8 +114,8 @@ class TokenEnv(EnvBase):
         fresh = None if tensordict is None else tensordict.get("_reset", None)
         if self._pending is not None and fresh is not None:
             fresh = fresh.reshape(self._n)
-            pending = torch.where(fresh[:, None], pending, self._pending)
-            written = torch.where(fresh, written, self._written)
+            pending = where_rows(fresh, pending, self._pending)
+            written = where_rows(fresh, written, self._written)
         self._pending, self._written = pending, written
         return self._observe(out)
 

@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
 from tests.envs.wordle.helpers import SYMBOL, action, letters, play, text
-from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, feedback, feedback_code, unpack_words
 from torchrl_lang.schema import ROW_KEYS
 
 WORDS = ["erase", "abide", "speed", "crane", "slate"]
@@ -122,6 +123,7 @@ def test_shipped_words_and_options():
     check_env_specs(WordleEnv(WORDS, batch_size=[3], consistent=True, seed=0))
     for kwargs, message in (
         ({"max_tries": 0}, "max_tries"),
+        ({"consistent": "bits"}, "consistent='bits'"),
         ({"action_length": 5}, "at least 6, 5 letters and the end-of-action token, got 5"),
         ({"rules": "mine"}, "rules='mine'"),
         ({"words": ["crane", "Slate"]}, "capital"),
@@ -149,6 +151,39 @@ def test_consistent_words_after_every_guess(rules):
         td = env.step(td)["next"]
         assert torch.equal(td["consistent"], expected)
         assert td["consistent"].gather(-1, env.hidden_word[:, None]).all()
+
+
+@pytest.mark.parametrize("words", [WORDS, None])
+def test_packed_sets_unpack_to_the_sets(words):
+    env, packed = (WordleEnv(words, batch_size=[3, 2], consistent=kind, seed=0) for kind in (True, "packed"))
+    check_env_specs(packed)
+    plain = env.rollout(14, RandomWordPlayer(words, seed=0), break_when_any_done=False)
+    packed.set_seed(0)
+    bits = packed.rollout(14, RandomWordPlayer(words, seed=0), break_when_any_done=False)
+    for one, other in ((plain, bits), (plain["next"], bits["next"])):
+        assert other["consistent"].dtype == torch.uint8
+        assert other["consistent"].shape == (3, 2, 14, -(-env.n_words // 8))
+        assert torch.equal(one["consistent"], unpack_words(other["consistent"], env.n_words))
+    with pytest.raises(ValueError, match="9 words are packed into uint8 of 2 bytes"):
+        unpack_words(torch.zeros(1, 1, dtype=torch.uint8), 9)
+
+
+def test_beginning_rows_anew_is_what_torchrl_does():
+    ours, theirs = WordleEnv(WORDS, batch_size=[5], seed=0), WordleEnv(WORDS, batch_size=[5], seed=0)
+    one, other = ours.reset(), theirs.reset()
+    seen = []
+    for turn in range(14):
+        guesses = action(ours, *[WORDS[(turn + row) % 5] for row in range(5)])
+        for td in (one, other):
+            td.set("action", guesses).set("extra", torch.arange(1.0, 6.0)).set(("more", "still"), torch.ones(5, 2))
+        one = ours.maybe_reset(ours._step_mdp(ours.step(one)))
+        other = EnvBase.maybe_reset(theirs, theirs._step_mdp(theirs.step(other)))
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        for key in one.keys(True, True):
+            assert torch.equal(one[key], other[key]), key
+        seen.append(int((one["extra"] == 0).sum()))
+    assert any(0 < zeros < 5 for zeros in seen)
+    assert 0 in seen
 
 
 def test_hidden_word_is_named_for_the_rows_that_are_reset():

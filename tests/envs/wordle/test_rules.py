@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
 from torchrl_lang.envs.wordle import WordIndex, WordSets, feedback, feedback_code, feedback_table, guess_words
+from torchrl_lang.envs.wordle.rules import answer, colours_of_codes
 
 BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
 WORDS = st.text(alphabet="abcd", min_size=5, max_size=5)  # few letters: many repeat
@@ -108,3 +109,25 @@ def test_sets_of_any_size(n):
     assert torch.equal(sets.members(packed), members)
     assert sets.size(sets.all(3)).tolist() == [n] * 3
     assert torch.equal(sets.size(packed), members.sum(-1))
+
+
+def test_sets_of_which_nothing_was_heard_stay():
+    index = WordIndex(guess_words()[:50])
+    sets = WordSets(index.letters)
+    guess, heard = index.letters[:4], torch.tensor([True, False, False, True])
+    colours = feedback(guess, index.letters[7])
+    narrowed = sets.narrow(sets.all(4), guess, colours)
+    some = sets.narrow(sets.all(4), torch.where(heard[:, None], guess, 34), colours, heard=heard)
+    assert torch.equal(some[heard], narrowed[heard])
+    assert sets.members(some[~heard]).all()
+    assert not sets.members(narrowed).all()
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_codes_are_those_of_the_colours(rules):
+    letters = WordIndex(guess_words()[::37]).letters
+    guess, word = letters[:, None], letters[None]
+    colours = feedback(guess, word, rules)
+    codes = answer(guess, word, rules)
+    assert torch.equal(codes.long(), feedback_code(colours))
+    assert torch.equal(colours_of_codes()[codes.long()], colours)

@@ -9,7 +9,7 @@ from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
 from torchrl_lang.envs.wordle.words import WordIndex, common_words, demo_words, guess_words, load_words
-from torchrl_lang.envs.wordle.wordsets import WordSets
+from torchrl_lang.envs.wordle.wordsets import WordSets, unpack_words
 
 __all__ = [
     "OPENERS",
@@ -37,6 +37,7 @@ __all__ = [
     "read_turns",
     "render_letters",
     "render_row",
+    "unpack_words",
     "watch",
     "wordle_tokenizer",
 ]

@@ -9,7 +9,19 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.words import WORD_LENGTH
 
-__all__ = ["BLACK", "GREEN", "SOLVED", "YELLOW", "Rules", "check_rules", "feedback", "feedback_code", "feedback_table"]
+__all__ = [
+    "BLACK",
+    "GREEN",
+    "SOLVED",
+    "YELLOW",
+    "Rules",
+    "answer",
+    "check_rules",
+    "colours_of_codes",
+    "feedback",
+    "feedback_code",
+    "feedback_table",
+]
 
 Rules = Literal["official", "ilql"]
 
@@ -56,6 +68,17 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
     return torch.stack(torch.broadcast_tensors(*colours), -1).to(torch.int64)
 
 
+def answer(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
+    """The code of :func:`feedback` without the colours, uint8 ``[...]``; takes what that takes."""
+    return _code(_colours(_planes(guess), _planes(word), rules))
+
+
+def colours_of_codes(device: torch.device | None = None) -> Tensor:
+    """The five colours of each code, int64 ``[243, 5]``."""
+    code = torch.arange(SOLVED + 1, device=device)[:, None]
+    return code // 3 ** torch.arange(WORD_LENGTH - 1, -1, -1, device=device) % 3
+
+
 def feedback_code(colours: Tensor) -> Tensor:
     """Five colours as one number to the base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``.
 
@@ -95,11 +118,16 @@ def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") ->
     step = max(1, 2**17 // max(1, n_words))
     for start in range(0, n_guesses, step):
         chunk = [plane[:, None] for plane in _planes(guesses[start : start + step])]
-        code, *others = _colours(chunk, columns, rules)
-        for colour in others:
-            code = code * 3 + colour
-        table[start : start + step] = code
+        table[start : start + step] = _code(_colours(chunk, columns, rules))
     return table
+
+
+def _code(colours: list[Tensor]) -> Tensor:
+    """The code of colours by place, uint8."""
+    code, *others = colours
+    for colour in others:
+        code = code * 3 + colour
+    return code
 
 
 def _planes(letters: Tensor) -> list[Tensor]:

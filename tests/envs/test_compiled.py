@@ -1,0 +1,128 @@
+"""A compiled rollout is TorchRL's rollout."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torchrl.envs import StepCounter, TransformedEnv
+
+from tests.envs.conftest import WORDS, countdown_env, wordle_env
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import CompiledRollout, TokenEnv, WordleEnv
+from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WrongPlayer
+
+
+def wordle_player():
+    players = [RandomWordPlayer(WORDS, prob_smart=0.5, seed=1), WrongPlayer(WORDS, seed=2)]
+    return MixturePlayer(players, per="game", seed=3)
+
+
+def corridor_player():
+    return CorridorPlayer(CorridorEnv().tokenizer, 4, seed=0)
+
+
+CASES = {
+    "wordle": (partial(wordle_env, seed=5), wordle_player),
+    "wordle_with_sets": (partial(wordle_env, seed=5, consistent=True, guesses="words"), wordle_player),
+    "wordle_with_packed_sets": (partial(wordle_env, seed=5, consistent="packed", rules="ilql"), lambda: None),
+    "corridor": (partial(CorridorEnv, seed=5), corridor_player),
+    "corridor_of_babble": (partial(CorridorEnv, seed=5), lambda: None),
+}
+
+
+def played(case: str, batch_size, steps: int, **kwargs):
+    """Twice TorchRL's rollout, and twice ours, from the same seeds."""
+    make, make_player = CASES[case]
+    env, player = make(batch_size=batch_size), make_player()
+    torch.manual_seed(0)
+    plain = [env.rollout(steps, player, break_when_any_done=False) for _ in range(2)]
+    play = CompiledRollout(make(batch_size=batch_size), make_player(), steps, **kwargs)
+    torch.manual_seed(0)
+    return plain, [play() for _ in range(2)]
+
+
+def check_equal(one, other):
+    assert one.batch_size == other.batch_size
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        assert one[key].dtype == other[key].dtype, key
+        assert torch.equal(one[key], other[key]), key
+
+
+@pytest.mark.parametrize("batch_size", [[], [5], [2, 3]])
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_the_rollout_of_torchrl(case, batch_size):
+    plain, ours = played(case, batch_size, 14, backend="eager")
+    assert plain[0]["next", "done"].any()
+    for one, other in zip(plain, ours, strict=True):
+        check_equal(one, other)
+        assert other.names == one.names
+
+
+@pytest.mark.parametrize("case", ["wordle_with_sets", "corridor"])
+def test_compiled_steps_equal_the_rollout_of_torchrl(case):
+    torch.compiler.reset()
+    plain, ours = played(case, [5], 14, backend="aot_eager")
+    for one, other in zip(plain, ours, strict=True):
+        check_equal(one, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_those_of_the_rollout(case):
+    plain, ours = played(case, [2, 3], 14, keep="rows", backend="eager")
+    for one, other in zip(plain, ours, strict=True):
+        check_equal(rows_from_rollout(one, unfinished="drop"), other)
+
+
+def test_turns_are_those_of_the_rollout():
+    plain, ours = played("wordle", [4], 9, keep="turns", backend="eager")
+    for one, other in zip(plain, ours, strict=True):
+        check_equal(
+            one.select("action", ("next", "reward"), *[("next", f"{k}ed") for k in ("terminat", "truncat")]),
+            other.exclude(("next", "done")),
+        )
+        assert torch.equal(one["next", "done"], other["next", "done"])
+
+
+def test_a_rollout_without_an_ended_episode_has_no_rows():
+    env = WordleEnv(WORDS, batch_size=[2], seed=0)
+    play = CompiledRollout(
+        env, lambda td: td.set("action", torch.zeros(2, 6, dtype=torch.int64)), 3, keep="rows", backend="eager"
+    )
+    assert play().shape == (0,)
+    assert torch.equal(
+        env._rows.rows.attention_mask.sum(-1), torch.tensor([1 + 3 * 7] * 2)
+    )  # six letters and their end
+
+
+def test_what_was_returned_stays():
+    play = CompiledRollout(CASES["wordle"][0](batch_size=[4]), wordle_player(), 9, backend="eager")
+    first = play()
+    kept = first.clone()
+    assert not torch.equal(play()["tokens"], kept["tokens"])
+    check_equal(first, kept)
+
+
+def test_rollouts_do_not_use_up_the_recompilations_of_others():
+    for n in range(2, 12):  # dynamo gives up on a function after eight
+        CompiledRollout(WordleEnv(WORDS, batch_size=[n]), None, 1, keep="turns", backend="eager")()
+
+
+def test_errors():
+    env = WordleEnv(WORDS, batch_size=[2])
+    for wrong in (countdown_env(), TransformedEnv(env, StepCounter()), TokenEnv(env)):
+        with pytest.raises(TypeError, match=f"got {type(wrong).__name__}"):
+            CompiledRollout(wrong, None, 3)
+    with pytest.raises(ValueError, match="steps=0"):
+        CompiledRollout(env, None, 0)
+    with pytest.raises(ValueError, match="keep='all'"):
+        CompiledRollout(env, None, 1, keep="all")
+    silent = CompiledRollout(env, lambda td: td, 1, backend="eager")
+    with pytest.raises(ValueError, match="this one wrote none"):
+        silent()
+    narrow = CompiledRollout(env, lambda td: td.set("action", torch.zeros(2, 5)), 1, backend="eager")
+    with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 6\), this one wrote torch.float32"):
+        narrow()

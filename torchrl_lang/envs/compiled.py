@@ -1,0 +1,232 @@
+"""Rollouts of environments that are tensors only, with the turn compiled and nothing copied that nobody asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.envs.language_env import LanguageEnv
+from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
+
+__all__ = ["CompiledRollout"]
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+class CompiledRollout:
+    """Plays what ``env.rollout(steps, policy, break_when_any_done=False)`` plays, with the turn compiled.
+
+    Each call resets the environment, plays, and begins rows anew where they are done. What is compiled is the turn,
+    once, at the first call: reading the action, the task's reply, where each token goes. The tokens are then written in
+    place into rows that only the environment holds, and rows are copied only for what is kept:
+
+    - ``keep="steps"``: all that the rollout of TorchRL holds, ``[*B, steps]``, entry by entry equal to it, written once
+      into memory allocated beforehand. Two observations a turn: this much memory is most of the cost.
+    - ``keep="rows"``: the rows of the episodes that ended, ``[M]``, equal to
+      :func:`~torchrl_lang.data.rows_from_rollout` of that rollout with ``unfinished="drop"``. One copy an episode.
+    - ``keep="turns"``: ``action``, ``reward`` and the flags of each turn, ``[*B, steps]``, without any row.
+
+    The policy is not compiled, so that it may be anything and draws the random numbers that it would draw elsewhere. It
+    is given the observation itself, not a copy: it reads and writes entries of its own, and never changes a tensor in
+    place. What a policy wrote at one turn is not handed to it at the next. A policy with ``in_keys`` is spared what it
+    does not read.
+
+    Args:
+        env: a language environment whose task is tensors only, such as ``WordleEnv``, without transforms. Between calls
+            it can be used as any other.
+        policy: reads the observation and writes ``action``; None plays random tokens, as ``env.rollout`` does.
+        steps: turns of each row.
+        keep: what is returned, see above.
+        backend: of ``torch.compile``; ``"eager"`` compiles nothing and needs no compiler.
+
+    Raises:
+        TypeError: the environment has transforms around it, or its games are plain Python.
+        ValueError: an option is out of range; or, at a call, ``action`` has another dtype or shape than the
+            environment's.
+
+    Examples:
+        >>> from torchrl_lang.envs import CompiledRollout, WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> words = ["crane", "slate", "point"]
+        >>> env, player = WordleEnv(words, batch_size=[8], seed=0), RandomWordPlayer(words, seed=0)
+        >>> play = CompiledRollout(env, player, 12, keep="rows", backend="eager")
+        >>> rows = play()
+        >>> bool(rows["terminated"].all()), rows["tokens"].shape[-1] == env.row_length
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        env: LanguageEnv,
+        policy: Policy | None,
+        steps: int,
+        *,
+        keep: Literal["steps", "rows", "turns"] = "steps",
+        backend: str = "inductor",
+    ) -> None:
+        if not isinstance(env, LanguageEnv) or isinstance(env, TextGameEnv):
+            raise TypeError(
+                f"CompiledRollout takes a LanguageEnv whose task is tensors only, without transforms, got "
+                f"{type(env).__name__}: use env.rollout() for others."
+            )
+        if steps < 1:
+            raise ValueError(f"A rollout has at least one step, got steps={steps}.")
+        if keep not in ("steps", "rows", "turns"):
+            raise ValueError(f"keep={keep!r} is unknown: choose 'steps', 'rows' or 'turns'.")
+        self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
+
+        def plan(action: Tensor) -> Any:
+            legal = (action >= 0) & (action < env.tokenizer.vocab_size)
+            action = torch.where(legal, action, env.tokenizer.control.pad)
+            return env._plan_turn(action, torch.ones_like(env._terminated))
+
+        # Dynamo counts recompilations by code object: with one of its own a rollout leaves others in peace.
+        plan.__code__ = plan.__code__.replace()
+        reads = () if policy is None else getattr(policy, "in_keys", None)
+        self._reads = None if keep == "steps" else reads
+        self._plan = torch.compile(plan, fullgraph=True, dynamic=False, backend=backend)
+
+    @torch.no_grad()
+    def __call__(self) -> TensorDict:
+        """Reset the environment and play; see the class for what is returned."""
+        env = self.env
+        env.reset()
+        kept = _KEPT[self.keep](env, self.steps)
+        for step in range(self.steps):
+            before = env._observe(copy=False, only=self._reads)
+            kept.before(step, before)
+            acted = env.rand_action(before) if self.policy is None else self.policy(before)
+            writes, reward = self._plan(self._action(acted))
+            assert env._rows is not None
+            env._rows.write_(writes)
+            kept.after(step, acted, reward)
+            if step + 1 < self.steps:  # the last turn is not followed by a reset, as in TorchRL
+                fresh = env._terminated | env._truncated
+                if fresh.any():
+                    env._begin_rows(fresh, None, None, partial=True)
+        return kept.result()
+
+    def _action(self, acted: TensorDictBase) -> Tensor:
+        env = self.env
+        action = acted.get(ACTION, None)
+        expected = (*env.batch_size, env.action_length)
+        if action is None or tuple(action.shape) != expected or action.dtype != torch.int64:
+            came = "none" if action is None else f"{action.dtype} of shape {tuple(action.shape)}"
+            raise ValueError(f"A policy writes 'action' as int64 token ids of shape {expected}, this one wrote {came}.")
+        return action.reshape(env._n, env.action_length)
+
+
+class _Kept(ABC):
+    """What a rollout keeps of its turns."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        self.env, self.steps = env, steps
+
+    def before(self, step: int, observed: TensorDict) -> None:  # noqa: B027
+        """A turn begins with this observation."""
+
+    @abstractmethod
+    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+        """A turn was played, and rows that are done still stand as they ended."""
+
+    @abstractmethod
+    def result(self) -> TensorDict:
+        """All that was kept."""
+
+
+class _Steps(_Kept):
+    """Everything, in memory that is allocated when the first turn shows what there is."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        super().__init__(env, steps)
+        self.out: TensorDict | None = None
+
+    def before(self, step: int, observed: TensorDict) -> None:
+        self.observed = set(observed.keys())
+        if self.out is not None:
+            _write(self.out, observed, step)
+        else:
+            self.first = observed.clone()
+
+    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+        following = self.env._observe(copy=False).set(REWARD, reward.reshape(*self.env.batch_size, 1))
+        if self.out is None:
+            self.out = _room(self.first.update(acted.exclude(*self.observed)), self.steps)
+            self.out.set("next", _room(following, self.steps))
+            _write(self.out, self.first, step)
+        else:
+            _write(self.out, acted.exclude(*self.observed), step)
+        _write(self.out.get("next"), following, step)
+
+    def result(self) -> TensorDict:
+        assert self.out is not None
+        return self.out.refine_names(..., "time")
+
+
+class _Rows(_Kept):
+    """The rows of episodes that ended."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        super().__init__(env, steps)
+        self.blocks: list[TensorDict] = []
+        self.owners: list[Tensor] = []
+
+    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+        env = self.env
+        assert env._rows is not None
+        index = (env._terminated | env._truncated).nonzero()[:, 0]
+        rows = env._rows.at(index)
+        entries = dict(
+            zip(ROW_KEYS, (rows.tokens, rows.attention_mask, rows.action_mask, rows.token_reward), strict=True)
+        )
+        flags = {
+            key: value[index][:, None] for key, value in ((TERMINATED, env._terminated), (TRUNCATED, env._truncated))
+        }
+        self.blocks.append(TensorDict({**entries, **flags}, batch_size=[index.shape[0]], device=env.device))
+        self.owners.append(index)
+
+    def result(self) -> TensorDict:
+        # By row of the batch, then by time, as TorchRL's rollout lies in memory.
+        order = torch.cat(self.owners).sort(stable=True).indices
+        return torch.cat(self.blocks)[order]
+
+
+class _Turns(_Kept):
+    """Actions, rewards and flags."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        super().__init__(env, steps)
+        self.turns: list[TensorDict] = []
+
+    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+        env = self.env
+        flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
+        shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
+        following = TensorDict(shaped, batch_size=env.batch_size, device=env.device)
+        self.turns.append(
+            TensorDict({ACTION: acted.get(ACTION), "next": following}, batch_size=env.batch_size, device=env.device)
+        )
+
+    def result(self) -> TensorDict:
+        return TensorDict.stack(self.turns, -1).refine_names(..., "time")
+
+
+_KEPT: dict[str, type[_Kept]] = {"steps": _Steps, "rows": _Rows, "turns": _Turns}
+
+
+def _room(like: TensorDictBase, steps: int) -> TensorDict:
+    """Memory for so many of them, ``[*B, steps]``."""
+    ndim, batch = like.ndim, like.batch_size
+    return like.apply(
+        lambda value: value.new_empty((*value.shape[:ndim], steps, *value.shape[ndim:])), batch_size=[*batch, steps]
+    )
+
+
+def _write(out: TensorDictBase, part: TensorDictBase, step: int) -> None:
+    out.select(*part.keys())[..., step] = part
