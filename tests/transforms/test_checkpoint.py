@@ -159,3 +159,69 @@ def test_exact_alone_holds_and_knows_its_reference():
     second = KLDivergenceTransform("exact", policy=actor, reference=actor)
     with pytest.raises(RuntimeError, match="another reference model"):
         second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("embed", [False, True])
+@pytest.mark.parametrize("make_other", [lambda: KLConstrainedTransform("ref_log_prob"), KLDivergenceTransform])
+def test_a_transform_without_a_model_says_that_it_expected_none(make_other, embed):
+    """The keys of a model must not vanish unseen where the second run has none."""
+    other = make_other()
+    single = isinstance(other, KLDivergenceTransform)
+    transform = make_transform(embed_weights=embed)
+    state = (transform.transforms[0] if single else transform).state_dict()
+    theirs = {key for key in state if "reference" in key}
+    assert len(theirs) == (1 + 1 + 2 if embed else 1)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*reference_fingerprint"):
+        other.load_state_dict(state)
+    assert set(other.load_state_dict(state, strict=False).unexpected_keys) == theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_that_were_converted_load_into_fresh_ones(dtype):
+    """They are what the first run scored with; the reference is still known by what it was made of."""
+    first, second = make_transform(0, embed_weights=True), make_transform(1, embed_weights=True)
+    made = first.transforms[0].reference.frozen.fingerprint
+    first.to(dtype)
+    second.load_state_dict(stored(first.state_dict()))
+    mine, its = (transform.transforms[0].reference.frozen for transform in (first, second))
+    assert its.state().keys() == mine.state().keys()
+    for name, value in mine.state().items():
+        assert its.state()[name].dtype == torch.float32
+        assert torch.equal(its.state()[name], value.float())
+    assert torch.equal(its.fingerprint, made)
+    make_transform(0).load_state_dict(second.state_dict())  # without weights: the same reference
+    with pytest.raises(RuntimeError, match="another reference model"):
+        make_transform(1).transforms[0].load_state_dict({"reference_fingerprint": its.fingerprint})
+    third = make_transform(2, embed_weights=True)
+    third.load_state_dict(stored(second.state_dict()))
+    assert torch.equal(third.transforms[0].reference.frozen.fingerprint, made)
+
+
+def test_embedded_weights_that_changed_on_the_way_are_refused():
+    state, other = stored(make_transform(0, embed_weights=True).state_dict()), make_transform(1, embed_weights=True)
+    before = {name: value.clone() for name, value in other.transforms[0].reference.frozen.state().items()}
+    name = next(key for key in state if "reference_weights." in key)
+    with pytest.raises(RuntimeError, match="not those that were saved"):
+        other.load_state_dict({**state, name: state[name] + 1e-3})
+    after = other.transforms[0].reference.frozen.state()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    other.load_state_dict(dict(reversed(state.items())))  # in any order
+
+
+def test_weights_saved_without_a_fingerprint_of_their_own_load():
+    """As an earlier version wrote them."""
+    state, other = make_transform(0, embed_weights=True).state_dict(), make_transform(1, embed_weights=True)
+    other.load_state_dict({key: value for key, value in state.items() if "embedded" not in key})
+    assert torch.equal(
+        other.state_dict()["transforms.0.reference_fingerprint"], state["transforms.0.reference_fingerprint"]
+    )
+
+
+def test_a_reference_that_changed_is_not_saved():
+    actor = make_actor("tanh-normal")
+    next(iter(actor.parameters())).requires_grad_(False)
+    transform = ReferenceModelLogProbTransform(actor)
+    transform.state_dict()
+    drift(actor)
+    with pytest.raises(RuntimeError, match="The reference changed"):
+        transform.state_dict()

@@ -48,19 +48,19 @@ def test_constant_stays():
 
 # Knots (10, 1.0), (20, 0.0), (40, 0.5): on them, before, between and after.
 @pytest.mark.parametrize(
-    ("episodes", "expected"),
+    ("seen", "expected"),
     [(1, 1.0), (10, 1.0), (12, 0.8), (20, 0.0), (25, 0.125), (40, 0.5), (41, 0.5), (10**12, 0.5)],
 )
 @pytest.mark.parametrize("kl", [0.0, 50.0])
-def test_schedule_is_linear_between_knots(episodes, expected, kl):
+def test_schedule_is_linear_between_knots(seen, expected, kl):
     controller = ScheduledKLController([(10, 1.0), (20, 0.0), (40, 0.5)])
     assert coef_of(controller) == 1.0
-    controller.update(kl, n=episodes)
-    assert int(controller.step) == episodes
+    controller.update(kl, n=seen)
+    assert int(controller.step) == seen
     assert coef_of(controller) == pytest.approx(expected)
 
 
-def test_schedule_adds_up_its_episodes_and_starts_on_a_knot_at_zero():
+def test_schedule_adds_up_its_measurements_and_starts_on_a_knot_at_zero():
     controller = ScheduledKLController([(0, 0.0), (4, 1.0)])
     seen = [coef_of(controller)]
     for n in (1, 2, 1, 3):
@@ -287,7 +287,7 @@ def test_a_bad_kl_is_refused_and_changes_nothing(make, kl):
 
 
 @pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-3, ValueError), (1.5, TypeError)])
-def test_a_bad_number_of_episodes_is_refused(make, n, error):
+def test_a_bad_number_of_measurements_is_refused(make, n, error):
     with pytest.raises(error):
         make().update(1.0, n)
 

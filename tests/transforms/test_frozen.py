@@ -6,6 +6,7 @@ import io
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
 import peft
@@ -16,11 +17,13 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical, Normal
+from torchrl.data import ListStorage, ReplayBuffer
 from torchrl.modules import ProbabilisticActor
 
 from tests.modules.toys import CONTROL, rows, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.transforms import HeadReference, KLConstrainedTransform, LiveActor
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
 from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
 
@@ -605,3 +608,99 @@ def test_a_function_that_refers_to_the_policy_is_refused():
         frozen_copy(actor)
     net.requires_grad_(False)
     frozen_copy(actor)
+
+
+# ---------------------------------------------------------------------------------------------------- one thread
+
+
+def in_a_thread(function):
+    """What it returns or raises in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def switched(reference):
+    with reference.evaluating():
+        return [m.training for m in reference.actor.modules()]
+
+
+@pytest.mark.parametrize("make", [adapters_off, LiveActor])
+def test_another_thread_may_not_switch_the_policy(make):
+    """A prefetching replay buffer would do it while the policy runs in the training loop."""
+    model, _ = lora("llama")
+    actor = language_actor(model).train()
+    reference, before = make(actor), adapter_state(model)
+    with pytest.raises(RuntimeError, match=r"another thread.*prefetch"):
+        in_a_thread(lambda: switched(reference))
+    assert adapter_state(model) == before
+    assert not any(switched(reference))
+
+
+def test_a_prefetching_replay_buffer_is_told():
+    model, _ = lora("llama")
+    actor, batch = language_actor(model), rows()
+    batch["action_mask"] = batch["attention_mask"].clone()
+    batch["action_mask"][:, 0] = False
+    for key in ("token_log_prob", "token_reward"):
+        batch[key] = torch.zeros(batch["tokens"].shape)
+    for reference, prefetch in ((adapters_off(actor), None), (frozen_copy(actor), 2), (adapters_off(actor), 2)):
+        buffer = ReplayBuffer(storage=ListStorage(8), batch_size=2, prefetch=prefetch)
+        buffer.append_transform(KLConstrainedTransform(reference))
+        buffer.extend(batch)
+        if prefetch and reference.actor is actor:
+            with pytest.raises(RuntimeError, match="frozen_copy"):
+                [buffer.sample() for _ in range(4)]
+        else:
+            assert all("kl" in buffer.sample().keys() for _ in range(4))
+
+
+def test_a_live_policy_in_evaluation_mode_runs_in_any_thread():
+    reference = LiveActor(small_actor().eval())
+    assert not any(in_a_thread(lambda: switched(reference)))
+    reference.actor[0].module[1].train()
+    with pytest.raises(RuntimeError, match="training to evaluation mode"):
+        in_a_thread(lambda: switched(reference))
+
+
+def test_a_frozen_copy_runs_in_any_thread():
+    assert not any(in_a_thread(lambda: switched(frozen_copy(small_actor().train()))))
+    reference = frozen_copy(small_actor().train())
+    assert not any(in_a_thread(lambda: switched(reference)))
+
+
+def test_the_thread_of_a_copy_is_the_first_that_runs_it():
+    model, _ = lora("llama")
+    reference = adapters_off(language_actor(model))
+    with ThreadPoolExecutor(1) as pool:
+        for arrived in (copy.deepcopy(reference), pickle.loads(pickle.dumps(reference))):  # noqa: S301
+            for _ in range(2):
+                assert not any(pool.submit(switched, arrived).result())
+            with pytest.raises(RuntimeError, match="another thread"):
+                switched(arrived)
+
+
+def test_a_thread_that_has_ended_is_in_nobodys_way():
+    model, _ = lora("llama")
+    reference = in_a_thread(lambda: adapters_off(language_actor(model)))
+    assert not any(switched(reference))
+
+
+# ---------------------------------------------------------------------------------------------------- trunks
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_a_second_head_needs_a_trunk_without_running_statistics(norm):
+    """A frozen trunk in training mode would change what it writes for both."""
+    plain = two_heads(nn.LayerNorm(4))
+    assert HeadReference(frozen_copy(plain), ["hidden"]).in_keys == ["hidden"]
+    with pytest.raises(ValueError, match=r"buffers \(module.1.running_mean.*BatchNorm"):
+        HeadReference(frozen_copy(two_heads(norm)), ["hidden"])
+
+
+def two_heads(norm):
+    trunk = TensorDictModule(nn.Sequential(nn.Linear(3, 4), norm), in_keys=["observation"], out_keys=["hidden"])
+    return ProbabilisticTensorDictSequential(
+        trunk.requires_grad_(False),
+        TensorDictModule(nn.Linear(4, 2), in_keys=["hidden"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical),
+    )

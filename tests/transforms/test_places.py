@@ -10,7 +10,16 @@ import torch
 from tensordict import assert_allclose_td
 from torchrl.collectors import Collector
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from torchrl.envs import Compose, DoubleToFloat, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 from torchrl.envs.utils import check_env_specs
 
 from tests.transforms.conftest import drift, frozen_twin, log_prob_by_hand, make_actor, make_env, play
@@ -371,3 +380,57 @@ def test_a_batch_is_left_as_it_was(kind):
     transform(steps)
     assert set(steps.keys(True, True)) == set(before.keys(True, True))
     assert_allclose_td(steps, before, rtol=0, atol=0)
+
+
+class Doubled(Transform):
+    """The environment gets twice what stands in the data, by default the policy's action."""
+
+    def __init__(self, key="action"):
+        super().__init__(in_keys_inv=[key], out_keys_inv=[key])
+
+    def _inv_apply_transform(self, value):
+        return 2 * value
+
+
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+@pytest.mark.parametrize("behind", [lambda t: Compose(t, Doubled()), lambda t: Compose(Compose(t), Compose(Doubled()))])
+def test_a_transform_of_actions_behind_is_refused(behind, estimator):
+    """It would double the action before the reference sees it."""
+    actor = make_actor("independent-normal")
+    transform = KLConstrainedTransform(actor, estimator=estimator, policy=actor)
+    with pytest.raises(ValueError, match=r"Doubled changes the action 'action'.*put it before"):
+        TransformedEnv(make_env("independent-normal", (3,)), behind(transform)).reset()
+    before = TransformedEnv(make_env("independent-normal", (3,)), Compose(Doubled(), transform.clone()))
+    kl = play(before, actor)["next", "kl"]
+    torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
+
+
+def test_one_appended_later_is_refused_too():
+    transform, actor, _ = drifted("independent-normal")
+    env = TransformedEnv(make_env("independent-normal", (3,)), transform)
+    play(env, actor, 2)
+    env.append_transform(Doubled())
+    with pytest.raises(ValueError, match="put it before"):
+        env.rollout(2, actor)
+
+
+def test_transforms_of_other_entries_may_stand_behind():
+    transform, actor, before = drifted()
+    env = TransformedEnv(make_env("tanh-normal", (3,)), Compose(transform, Doubled("count")))
+    assert_adjusted(play(env, actor), actor, before)
+
+
+def test_a_changed_reference_is_found_at_a_reset():
+    """Where the step is compiled and does not look."""
+    actor = make_actor("tanh-normal")
+    shared = next(iter(actor.parameters())).requires_grad_(False)
+    env = TransformedEnv(make_env("tanh-normal", (3,)), KLConstrainedTransform(actor))
+    with torch.no_grad():
+        td = actor(env.reset())
+        torch.compiler.reset()
+        step = torch.compile(env.step, backend="eager", fullgraph=True)
+        step(td.clone())
+        shared.add_(1.0)
+        step(td.clone())
+    with pytest.raises(RuntimeError, match="The reference changed"):
+        env.reset()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import warnings
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -266,3 +267,58 @@ def test_a_compiled_reward_sees_later_updates(shared):
         cloudpickle.loads(cloudpickle.dumps(controller)).update(12.0)  # 1 + 0.1 * 10
         assert adjust(reward, kl).tolist() == [-3.0, -6.0]
     assert len(compilations) == 1
+
+
+def use_elsewhere(connection, controller, pickled):
+    """In another process: how often each of two copies warns at three uses, and what it says."""
+    said = []
+    for held in (controller, cloudpickle.loads(pickled)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                held()
+                held.update(5.0)
+        said.append([(w.category.__name__, str(w.message)) for w in caught if "another process" in str(w.message)])
+    connection.send(said)
+
+
+def elsewhere(controller, method):
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=use_elsewhere, args=(theirs, controller, cloudpickle.dumps(controller)))
+    process.start()
+    assert ours.poll(120)
+    said = ours.recv()
+    process.join(60)
+    assert process.exitcode == 0
+    return said
+
+
+def assert_said_once(said):
+    for messages in said:
+        assert len(messages) == 1
+        assert messages[0][0] == "RuntimeWarning"
+        assert "share_memory()" in messages[0][1]
+
+
+def test_a_copy_left_behind_by_spawn_says_so_once():
+    assert_said_once(elsewhere(make_controllers()["lagrange"], "spawn"))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_a_copy_left_behind_by_fork_says_so_once():
+    for name in make_controllers():
+        assert_said_once(elsewhere(make_controllers()[name], "fork"))
+        assert elsewhere(make_controllers()[name].share_memory(), "fork") == [[], []]
+    assert elsewhere(ConstantKLController(0.5), "fork") == [[], []]
+
+
+@pytest.mark.parametrize("name", make_controllers())
+def test_nothing_is_said_at_home(name):
+    mine, loaded = make_controllers()[name], make_controllers()[name]
+    loaded.load_state_dict(mine.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for held in (mine, copy.copy(mine), copy.deepcopy(mine), cloudpickle.loads(cloudpickle.dumps(mine)), loaded):
+            held()
+            held.update(5.0)

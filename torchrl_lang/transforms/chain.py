@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrl.envs import Compose, Transform, TransformedEnv
 
-__all__ = ["environment_of", "transforms_before"]
+__all__ = ["environment_of", "transforms_after", "transforms_before"]
 
 
 def environment_of(transform: Transform) -> TransformedEnv | None:
@@ -36,6 +36,17 @@ def transforms_before(transform: Transform) -> list[Transform]:
         before = [*_links(chain.transforms[:at]), *before]
         inner, chain = chain, _holder(chain)
     return before
+
+
+def transforms_after(transform: Transform) -> list[Transform]:
+    """The transforms that an environment runs after this one, none of them a chain."""
+    after: list[Transform] = []
+    inner, chain = transform, _holder(transform)
+    while isinstance(chain, Compose):
+        at = next(index for index, other in enumerate(chain.transforms) if other is inner)
+        after = [*after, *_links(chain.transforms[at + 1 :])]
+        inner, chain = chain, _holder(chain)
+    return after
 
 
 def _holder(transform: Transform) -> Any:

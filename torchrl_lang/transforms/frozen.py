@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from torchrl_lang.transforms.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
+from torchrl_lang.transforms.functions import refuse_unregistered
+from torchrl_lang.transforms.one_thread import OneThread
 
 __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 
@@ -43,6 +44,7 @@ class FrozenActor:
         self.actor = actor
         self.differentiable = differentiable
         self._copied = copied
+        self._thread = OneThread()
         self._shared_names = frozenset(shared)
         self._dtypes = {name: tensor.dtype for name, tensor in self._weights()}
         self._fingerprint: Tensor | None = None
@@ -51,8 +53,22 @@ class FrozenActor:
         self._look()
 
     def evaluating(self) -> AbstractContextManager[Any]:
-        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made."""
+        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made.
+
+        Adapters are switched for all threads at once. So only the thread that made the reference may do it (of a copy,
+        the first that does), or the policy would run without its adapters in another.
+
+        Raises:
+            RuntimeError: adapters are to be switched off by another thread, such as that of a prefetching replay
+                buffer.
+        """
         if not self._copied:
+            if not self._thread.may():
+                raise RuntimeError(
+                    "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
+                    "made it (a replay buffer with prefetch=, say): the policy could run without its adapters there. "
+                    "Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+                )
             return without_adapters(self.actor)
         return nullcontext() if self.differentiable else torch.no_grad()
 
@@ -72,8 +88,13 @@ class FrozenActor:
         return {name: tensor.detach() for name, tensor in self._weights()}
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Tensor], *, made_as: Tensor | None = None) -> None:
         """Take over the weights in ``state``; those that are shared with the policy must be equal already.
+
+        Args:
+            state: as :meth:`state` gave it.
+            made_as: the fingerprint that the other reference had, for weights that were converted since it was made;
+                default that of ``state``.
 
         Raises:
             ValueError: names or shapes differ, or a shared weight does. Then nothing has been changed.
@@ -96,7 +117,9 @@ class FrozenActor:
         for name, tensor in own.items():
             if name not in self._shared_names:
                 tensor.copy_(state[name])
-        self._fingerprint = fingerprint((name, state[name].to(dtype)) for name, dtype in self._dtypes.items())
+        if made_as is None:
+            made_as = fingerprint((name, state[name].to(dtype)) for name, dtype in self._dtypes.items())
+        self._fingerprint = made_as.cpu().clone()
         if self._shared_names:
             self._digest = fingerprint(self._weights())
 
@@ -121,7 +144,8 @@ class FrozenActor:
         """Raise unless the weights shared with the policy are still frozen and still the same.
 
         Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
-        what writes through ``.data`` moves none and goes unnoticed, as does PEFT's ``merge_adapter()``.
+        what writes through ``.data`` moves none and goes unnoticed, as does PEFT's ``merge_adapter()``. A function that
+        was compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
 
         Raises:
             RuntimeError: they are not.
@@ -171,8 +195,9 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
             train; otherwise it is run without.
 
     Raises:
-        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
-            merged into them.
+        ValueError: a lazily initialised weight has no value yet, weights are to be shared that have PEFT adapters
+            merged into them, or a function in the actor refers to a model that trains (by closure, global, default or
+            as a method of it), which no copy would reach.
 
     Examples:
         >>> import torch
@@ -189,7 +214,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
         >>> bool(y == net(x)), y.requires_grad
         (True, False)
     """
-    _refuse_closures(actor)
+    refuse_unregistered(actor, copied=True)
     lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
@@ -207,14 +232,15 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
 def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     """The same actor, with its PEFT adapters switched off whenever it is run as the reference; nothing is copied.
 
-    Within :meth:`FrozenActor.evaluating` the policy itself runs without adapters, so leave it before the policy's turn.
+    Within :meth:`FrozenActor.evaluating` the policy itself runs without adapters, so leave it before the policy's turn,
+    and enter it in the thread that called this: others raise, among them that of a prefetching replay buffer.
 
     Args:
         actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
 
     Raises:
-        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so that
-            there is nothing to switch back to.
+        ValueError: there are no adapters, they are merged into the base weights, base weights train as well, so that
+            there is nothing to switch back to, or a function in the actor refers to another model that trains.
 
     Examples:
         >>> from peft import LoraConfig, get_peft_model
@@ -226,6 +252,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
         >>> reference.actor is actor, len(reference.state()) == len(lm.state_dict()) - 2
         (True, True)
     """
+    refuse_unregistered(actor, copied=False)
     layers = adapter_layers(actor)
     if not layers:
         raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")
@@ -239,18 +266,6 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
             "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False)
-
-
-def _refuse_closures(actor: nn.Module) -> None:
-    """A function that refers to a model goes on referring to it after a copy, and would follow the policy unnoticed."""
-    functions = [value for m in actor.modules() for value in vars(m).values() if isinstance(value, FunctionType)]
-    for cell in (cell for function in functions for cell in function.__closure__ or ()):
-        held = cell.cell_contents
-        if isinstance(held, nn.Module) and any(p.requires_grad for p in held.parameters()):
-            raise ValueError(
-                f"A function in {type(actor).__name__} refers to a {type(held).__name__} that trains, which a copy "
-                "would share: make it a module that holds the model (class ...(nn.Module) with forward)."
-            )
 
 
 def _without_graph(actor: nn.Module) -> dict[int, Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from torch import nn
 
 __all__ = ["model_behind", "refuse_unregistered"]
+
+_FUNCTIONS = (FunctionType, MethodType, partial)
+_LEADING = (nn.Module, *_FUNCTIONS, list, tuple, dict)
 
 
 def model_behind(function: Callable[..., Any]) -> nn.Module | None:
@@ -29,7 +33,8 @@ def model_behind(function: Callable[..., Any]) -> nn.Module | None:
         >>> model_behind(lambda x: x + 1), model_behind(net.requires_grad_(False).forward)
         (None, None)
     """
-    return next((held for held, _ in _models(function, False, set()) if _trains(held)), None)
+    start = [function] if isinstance(function, _LEADING) else []
+    return next((held for held, _ in _models(start) if _trains(held)), None)
 
 
 def refuse_unregistered(actor: nn.Module, *, copied: bool) -> None:
@@ -44,43 +49,50 @@ def refuse_unregistered(actor: nn.Module, *, copied: bool) -> None:
         ValueError: there is one.
     """
     registered = {id(parameter) for parameter in actor.parameters()}
-    values = [value for module in actor.modules() for value in vars(module).values()]
-    for function in (value for value in values if isinstance(value, (FunctionType, MethodType, partial))):
-        for held, stays in _models(function, False, set()):
+    values = [value for module in actor.modules() for value in _attributes(module)]
+    for function in (value for value in values if isinstance(value, _FUNCTIONS)):
+        for held, stays in _models(function):
             unknown = any(p.requires_grad and id(p) not in registered for p in held.parameters())
             if unknown or (copied and stays and _trains(held)):
                 raise ValueError(
-                    f"A function in {type(actor).__name__} refers to a {type(held).__name__} that trains, which the "
-                    "reference would share: make it a module that holds the model (class ...(nn.Module) with forward)."
+                    f"A function in {type(actor).__name__} refers to a {type(held).__name__} that trains, which a copy "
+                    "would share, or a fingerprint not see: make it a module that holds the model (class "
+                    "...(nn.Module) with forward)."
                 )
 
 
-def _models(value: Any, stays: bool, seen: set[int]) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules that a value leads to, and whether a deep copy of the value still leads to the very same ones."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        yield value, stays
-        return
-    held, stays = _held(value, stays)
-    for part in held:
-        yield from _models(part, stays, seen)
+def _attributes(module: nn.Module) -> list[Any]:
+    """All but the functions that torch.compile leaves there: they refer to the module, and a copy makes its own."""
+    if "_orig_mod" in module._modules:
+        return []
+    return [value for name, value in vars(module).items() if name != "_compiled_call_impl"]
 
 
-def _held(value: Any, stays: bool) -> tuple[list[Any], bool]:
+def _models(start: Any) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules that a value leads to, nearest first, and whether a deep copy of it still leads to the very same ones."""
+    ahead, seen = deque([(start, False)]), set()
+    while ahead:
+        value, stays = ahead.popleft()
+        if (id(value), stays) in seen:
+            continue
+        seen.add((id(value), stays))
+        if isinstance(value, nn.Module):
+            yield value, stays
+        else:
+            stays = stays or isinstance(value, FunctionType)
+            ahead.extend((part, stays) for part in _held(value) if isinstance(part, _LEADING))
+
+
+def _held(value: Any) -> Iterable[Any]:
     if isinstance(value, FunctionType):
-        cells = [*(value.__closure__ or ())]
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
         named = [value.__globals__[name] for name in _globals(value.__code__) if name in value.__globals__]
-        return [*(cell.cell_contents for cell in cells if _filled(cell)), *defaults, *named], True
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *named]
     if isinstance(value, MethodType):
-        return [value.__self__, value.__func__], stays
+        return [value.__self__, value.__func__]
     if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()], stays
-    if isinstance(value, (list, tuple)):
-        return list(value), stays
-    return (list(value.values()) if type(value) is dict else []), stays
+        return [value.func, *value.args, *value.keywords.values()]
+    return value.values() if isinstance(value, dict) else value
 
 
 def _globals(code: CodeType) -> set[str]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
+from torchrl_lang.transforms.fingerprint import fingerprint
 from torchrl_lang.transforms.frozen import FrozenActor
 from torchrl_lang.transforms.placement import ActionTransform
 from torchrl_lang.transforms.references import Reference
@@ -17,13 +18,18 @@ __all__ = ["ReferenceTransform"]
 
 _FINGERPRINT = "reference_fingerprint"
 _WEIGHTS = "reference_weights."
+_EMBEDDED = "reference_embedded_fingerprint"
 
 
 class ReferenceTransform(ActionTransform):
     """A transform that holds a reference, outside of its parameters. Abstract.
 
     Its ``state_dict`` has the reference's fingerprint, and its weights where asked for; ``load_state_dict`` raises
-    where the fingerprints differ.
+    where the fingerprints differ. The fingerprint is that of the weights as the reference was made; embedded weights
+    may have been converted since (``.to(torch.bfloat16)``), so that they have one of their own beside it.
+
+    Whether weights that the reference shares with the policy have changed is looked at on every call, at each reset of
+    an environment, and before a ``state_dict`` is made. A compiled call does not look.
 
     Args:
         out_keys: the entries that it writes.
@@ -48,6 +54,9 @@ class ReferenceTransform(ActionTransform):
     def _acted_keys(self) -> list[NestedKey]:
         return [] if self.reference is None else [*self.reference.in_keys, *self.reference.layout.action]
 
+    def _action_keys(self) -> list[NestedKey]:
+        return [] if self.reference is None else list(self.reference.layout.action)
+
     def check_reference(self) -> None:
         """Raise where weights that the reference shares with the policy have changed."""
         frozen = self._frozen
@@ -68,9 +77,12 @@ class ReferenceTransform(ActionTransform):
         frozen = self._frozen
         if frozen is None:
             return
+        frozen.check_unchanged()
         destination[prefix + _FINGERPRINT] = frozen.fingerprint
         if self.embed_weights:
-            destination.update({prefix + _WEIGHTS + name: value for name, value in frozen.state().items()})
+            weights = frozen.state()
+            destination[prefix + _EMBEDDED] = fingerprint(sorted(weights.items()))
+            destination.update({prefix + _WEIGHTS + name: value for name, value in weights.items()})
 
     def _load_from_state_dict(
         self,
@@ -85,20 +97,30 @@ class ReferenceTransform(ActionTransform):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        ours = (prefix + _FINGERPRINT, prefix + _WEIGHTS)
+        frozen = self._frozen
+        if frozen is None:
+            return  # what a checkpoint says of a model stays among the unexpected keys
+        ours = (prefix + _FINGERPRINT, prefix + _EMBEDDED, prefix + _WEIGHTS)
         unexpected_keys[:] = [key for key in unexpected_keys if not key.startswith(ours)]
-        if self._frozen is None:
-            return
         saved = state_dict.get(prefix + _FINGERPRINT)
         if saved is None:
             missing_keys.append(prefix + _FINGERPRINT)
             return
         start = len(prefix + _WEIGHTS)
         weights = {key[start:]: value for key, value in state_dict.items() if key.startswith(prefix + _WEIGHTS)}
+        embedded = state_dict.get(prefix + _EMBEDDED)
+        if weights and embedded is not None and not torch.equal(embedded.cpu(), fingerprint(sorted(weights.items()))):
+            error_msgs.append("The weights of the reference in the checkpoint are not those that were saved with it.")
+            return
         if weights:
-            self._frozen.load_state(weights)
-        if not torch.equal(saved.cpu(), self._frozen.fingerprint):
+            frozen.load_state(weights, made_as=None if embedded is None else saved)
+        if not torch.equal(saved.cpu(), frozen.fingerprint):
             error_msgs.append(
                 "The checkpoint was made with another reference model than this transform holds: build it from the "
                 "weights that the first run started from, or save with embed_weights=True to restore them."
             )
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        # A compiled step does not look whether the reference is still what it was; few compile a reset.
+        self.check_reference()
+        return super()._reset(tensordict, tensordict_reset)

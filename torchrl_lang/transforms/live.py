@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.transforms.one_thread import OneThread
 
 __all__ = ["LiveActor"]
 
@@ -20,7 +21,8 @@ class LiveActor(FrozenActor):
     """An actor that goes on training, run without gradients and in evaluation mode when it is asked.
 
     Nothing is copied, moved or embedded: it belongs to the caller. A copy of it, pickled for another process or not, is
-    another policy from the next training step on; so a copy refuses to run.
+    another policy from the next training step on; so a copy refuses to run. Evaluation mode is switched for all threads
+    at once: the thread that made this may do it, in others it runs only while every module is in evaluation mode.
 
     Args:
         actor: the policy.
@@ -30,19 +32,28 @@ class LiveActor(FrozenActor):
         self.actor = actor
         self.differentiable = False
         self._original = True
+        self._thread = OneThread()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The context in which the policy is run.
 
         Raises:
-            RuntimeError: this is a copy.
+            RuntimeError: this is a copy, or another thread than the one that made it, and the policy is in training
+                mode.
         """
         if not self._original:
             raise RuntimeError(
                 "This is a copy of the policy, made when the transform was copied or sent to another process, and "
                 "would never learn what the policy learns. Keep the policy's log-probability (return_log_prob=True) "
                 "and the parameters of its distribution in the data, or use the transform in the training process."
+            )
+        if not self._thread.may() and any(module.training for module in self.actor.modules()):
+            raise RuntimeError(
+                "To run the policy here would switch it from training to evaluation mode for all threads, and this is "
+                "another thread than the one that trains it (a replay buffer with prefetch=, say). Keep the policy's "
+                "log-probability and the parameters of its distribution in the data, use no prefetch=, call the "
+                "transform in the training loop, or keep the policy in evaluation mode (policy.eval())."
             )
         with torch.no_grad(), evaluating(self.actor):
             yield

@@ -13,12 +13,13 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Transform, TransformedEnv
 
-from torchrl_lang.transforms.chain import environment_of, transforms_before
+from torchrl_lang.transforms.chain import environment_of, transforms_after, transforms_before
+from torchrl_lang.transforms.layout import key_list
 
 __all__ = ["ActionTransform", "required", "set_spec"]
 
 _STEP = "_step"  # TorchRL's mask of the rows that are to be stepped
-_NOT_KNOWN: dict[str, Any] = {"_added": None, "_acted": None, "_inverts": None}
+_NOT_KNOWN: dict[str, Any] = {"_added": None, "_acted": None, "_inverts": None, "_found": None}
 
 
 class ActionTransform(Transform):
@@ -30,7 +31,8 @@ class ActionTransform(Transform):
     is the one that runs in a replay buffer, as ``postproc`` of a collector, and in an environment.
 
     In an environment it sees actions and observations as the policy does at this place of the chain: transforms of
-    actions go before it.
+    actions go before it. One that stands behind it, and would change the action before it gets here, raises a
+    ``ValueError`` when the environment builds its specs.
     """
 
     def __init__(self, out_keys: Sequence[NestedKey]) -> None:
@@ -73,6 +75,20 @@ class ActionTransform(Transform):
         """Entries that are needed as the policy read and wrote them."""
         return []
 
+    def _action_keys(self) -> list[NestedKey]:
+        """The actions among them."""
+        return []
+
+    def _refuse_actions_changed(self) -> None:
+        for other in [] if environment_of(self) is None else transforms_after(self):
+            named = key_list([*(other.in_keys_inv or ()), *(other.out_keys_inv or ())])
+            changed = [key for key in self._action_keys() if key in named]
+            if changed:
+                raise ValueError(
+                    f"{type(other).__name__} changes the action {changed[0]!r} on its way to the environment, and "
+                    f"stands behind {type(self).__name__}, which must see it as the policy wrote it: put it before."
+                )
+
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         # Environments come by _step and _reset; this is how a replay buffer extends with append_transform(invert=True).
         return self.forward(next_tensordict)
@@ -114,6 +130,7 @@ class ActionTransform(Transform):
 
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """Declare the new entries."""
+        self._refuse_actions_changed()
         self._inverted_before()  # looked up here, so that a compiled step need not
         added = self._new_specs(observation_spec)
         self.__dict__["_added"] = {key: spec.clone() for key, spec in added.items()}

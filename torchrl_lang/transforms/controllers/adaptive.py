@@ -18,12 +18,14 @@ class AdaptiveKLController(KLController):
 
     ``e = clip(KL / target - 1, -c, c)`` and ``coef <- coef * (1 + e * n / horizon)``: Ziegler et al. 2019 (arXiv
     1909.08593, section 2.2, with ``K_beta = n / horizon``). An update counts for one horizon at most, ``n / horizon <=
-    1``, so that the factor stays within ``1 - c`` and ``1 + c``, positive however many episodes come at once.
+    1``, so that the factor stays within ``1 - c`` and ``1 + c``, positive however many measurements come at once.
 
     Args:
         coef: the coefficient at the start, within the bounds: a factor cannot leave 0.
-        target: the KL sought, above 0.
-        horizon: episodes over which the coefficient may change by the factor ``1 + c``, above 0.
+        target: the KL sought, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
+            or a turn) on rows and utterances. The paper's is that of a sequence.
+        horizon: measurements over which the coefficient may change by the factor ``1 + c``, above 0. The default is
+            the paper's, in sequences; on steps it counts actions.
         clip: ``c``, above 0 and below 1.
         min_coef: lower bound, above 0. A coefficient that fell through all of float32 would never come back.
         max_coef: upper bound.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
+import warnings
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +22,13 @@ class KLController(HostModule, ABC):
 
     What changes is in buffers, so in the ``state_dict``; what was given to the constructor is not. The buffers are
     scalars on the CPU that ``.to(...)``, ``.cuda()`` and ``.half()`` leave alone, they change in place, and after
-    :meth:`share_memory` the workers of a collector see each change. A rule of your own fills in :meth:`_update`.
+    :meth:`share_memory` the workers of a collector see each change. Without it each worker has a controller of its own,
+    and says so by a ``RuntimeWarning`` at first use: it may be meant, where a worker updates its own. A rule of your
+    own fills in :meth:`_update`.
+
+    **Units.** A measurement is one number of nats: on steps the divergence of one action, on rows and utterances of one
+    sequence, that is of an episode or a turn. A ``target`` is nats for each of those, and ``n`` counts them. So a
+    policy has a lower KL and more measurements on steps than it has on rows.
 
     Args:
         coef: the coefficient at the start, finite and at least 0.
@@ -41,12 +50,16 @@ class KLController(HostModule, ABC):
     coef: Tensor
     """float32 ``[]`` on the CPU."""
 
+    _changes: ClassVar[bool] = True  # by updates, so that a copy elsewhere would miss something
+
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
+        self._home = os.getpid()
         self.register_buffer("coef", scalar(at_least_zero(coef, "coef")))
 
     def forward(self) -> Tensor:
         """The coefficient now, float32 ``[]`` on the CPU; a later update does not change what was returned."""
+        self._warn_away_from_home()
         return self.coef.clone()
 
     @torch.no_grad()
@@ -54,21 +67,35 @@ class KLController(HostModule, ABC):
         """Take account of a measured KL. Waits for the device of ``kl``.
 
         Args:
-            kl: the mean KL of ``n`` episodes, one number. An estimate may be negative.
-            n: number of episodes behind ``kl``.
+            kl: the mean of ``n`` measurements, in nats, one number. An estimate may be negative.
+            n: number of measurements behind ``kl``: actions on steps, sequences on rows and utterances.
 
         Raises:
             ValueError: ``kl`` is not one finite number, or ``n`` is less than 1. Nothing has changed then.
         """
+        self._warn_away_from_home()
         number = finite(kl, "kl")
-        episodes = operator.index(n)
-        if episodes < 1:
-            raise ValueError(f"n, the number of episodes behind the KL, must be at least 1, got {n}.")
-        self._update(number, episodes)
+        measurements = operator.index(n)
+        if measurements < 1:
+            raise ValueError(f"n, the number of measurements behind the KL, must be at least 1, got {n}.")
+        self._update(number, measurements)
 
     @abstractmethod
     def _update(self, kl: float, n: int) -> None:
         """Change the buffers in place, each by one write: another process may read at any time."""
+
+    def _warn_away_from_home(self) -> None:
+        """Once in a process that has a copy which follows nobody else's updates."""
+        if not self._changes or self.memory is not None or torch.compiler.is_compiling() or self._home == os.getpid():
+            return
+        self._home = os.getpid()
+        warnings.warn(
+            f"This {type(self).__name__} was made in another process and is not shared with it: updates there do not "
+            "arrive here, nor the other way round. Call controller.share_memory() before it goes to workers; where "
+            "each worker is to update its own, or nobody, ignore this.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _options(self) -> dict[str, object]:
         """What :meth:`extra_repr` shows beside the coefficient."""

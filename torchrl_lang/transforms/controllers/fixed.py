@@ -6,7 +6,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -32,20 +32,23 @@ class ConstantKLController(KLController):
         tensor(0.5000)
     """
 
+    _changes: ClassVar[bool] = False
+
     def _update(self, kl: float, n: int) -> None:
         pass
 
 
 @final
 class ScheduledKLController(KLController):
-    """A coefficient that follows a plan: piecewise linear in the number of episodes seen, whatever their KL.
+    """A coefficient that follows a plan: piecewise linear in the number of measurements seen, whatever their KL.
 
     Args:
-        knots: pairs ``(episodes, coef)``, the episodes strictly increasing from 0 or later. Before the first knot and
-            after the last the coefficient is theirs.
+        knots: pairs ``(seen, coef)``, ``seen`` strictly increasing from 0 or later: measurements, which are actions on
+            steps (so 10 episodes of 100 steps are 1000) and sequences on rows and utterances. Before the first knot
+            and after the last the coefficient is theirs.
 
     Raises:
-        ValueError: there is no knot, the episodes do not increase, or a coefficient is not finite and at least 0.
+        ValueError: there is no knot, ``seen`` does not increase, or a coefficient is not finite and at least 0.
 
     Examples:
         >>> from torchrl_lang.transforms.controllers import ScheduledKLController
@@ -56,14 +59,14 @@ class ScheduledKLController(KLController):
     """
 
     step: Tensor
-    """int64 ``[]``: episodes seen."""
+    """int64 ``[]``: measurements seen."""
 
     def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
         checked = [(operator.index(at), at_least_zero(coef, "coef of a knot")) for at, coef in knots]
         ordered = all(left < right for (left, _), (right, _) in pairwise(checked))
         if not checked or checked[0][0] < 0 or not ordered:
             raise ValueError(
-                f"knots must be at least one pair (episodes, coef), strictly increasing from 0 or later, got {knots}."
+                f"knots must be at least one pair (seen, coef), strictly increasing from 0 or later, got {knots}."
             )
         super().__init__(_interpolate(checked, 0))
         self.knots = checked

@@ -19,11 +19,12 @@ class LagrangeKLController(KLController):
     ``lambda <- clamp(lambda + lr * (KL - target), 0, max_coef)`` and ``coef = clamp(lambda + proportional * (KL -
     target), 0, max_coef)``. With a proportional term this is the PI control of the multiplier of Stooke et al. 2020
     (arXiv 2007.03964), which damps the swing about the target. Where the constraint is inactive the
-    coefficient goes to 0. One step an update, however many episodes it stands for.
+    coefficient goes to 0. One step an update, however many measurements it stands for.
 
     Args:
         coef: the multiplier at the start, within 0 and ``max_coef``.
-        target: the KL allowed, above 0.
+        target: the KL allowed, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
+            or a turn) on rows and utterances.
         lr: step of the ascent, above 0.
         proportional: weight of the present violation, at least 0.
         max_coef: upper bound. While nothing brings the KL down (a policy not yet training, one wild batch) the

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensordict import NestedKey, TensorDictBase
+from torch import nn
 from torch.distributions import Distribution
 
+from torchrl_lang.transforms.fingerprint import defining_weights
 from torchrl_lang.transforms.frozen import FrozenActor
 from torchrl_lang.transforms.layout import key_list
 from torchrl_lang.transforms.references.actor import ActorReference, keys_read, modules_of
@@ -28,7 +30,8 @@ class HeadReference(ActorReference):
         action_key: see :class:`ActorReference`.
 
     Raises:
-        ValueError: no module but the first reads ``shared_keys``, or those before it train.
+        ValueError: no module but the first reads ``shared_keys``, or those before it train: have weights with
+            gradients, or persistent buffers that a policy in training mode may change (BatchNorm's).
 
     Examples:
         >>> import torch
@@ -77,4 +80,18 @@ def _begin(frozen: FrozenActor, keys: list[NestedKey]) -> int:
             f"shared_keys={keys} are written by modules with weights that train ({', '.join(own[:3])}): the reference "
             "would drift with the policy's. Freeze them with requires_grad_(False) before making the frozen copy."
         )
+    drifting = [name for module in modules[:begin] for name in _buffers(module, frozen)]
+    if drifting:
+        raise ValueError(
+            f"shared_keys={keys} are written by modules with buffers ({', '.join(drifting[:3])}) which the policy may "
+            "change while it trains, as BatchNorm does: what it wrote would be wrong for the reference. Use a trunk "
+            "without running statistics, or the whole actor as reference; constants can be registered with "
+            "persistent=False or be parameters with requires_grad=False."
+        )
     return begin
+
+
+def _buffers(module: nn.Module, frozen: FrozenActor) -> list[str]:
+    """Names of persistent buffers; not of the policy's own ones, which the frozen actor watches."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    return [name for name, t in defining_weights(module) if id(t) not in parameters and not frozen.shares(t)]
