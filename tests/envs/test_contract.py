@@ -84,6 +84,7 @@ def test_torchrl_transforms_see_turns_and_returns(make_env):
 
 
 def test_fullgraph_compile(registered):
+    torch._dynamo.reset()  # other tests compile the same code for environments of their own
     make, _, tensors_only = registered
     if not tensors_only:
         pytest.skip("plain-Python games cannot be compiled")

@@ -33,6 +33,7 @@ class KLRewardTransform(KLConstrainedTransform):
         >>> from torchrl.envs import CatTensors, PendulumEnv, TransformedEnv, UnsqueezeTransform
         >>> from torchrl.modules import ProbabilisticActor, TanhNormal
         >>> from torchrl_lang.transforms import KLRewardTransform
+        >>> _ = torch.manual_seed(0)
         >>> angles = ["th", "thdot"]
         >>> env = TransformedEnv(PendulumEnv(), UnsqueezeTransform(-1, in_keys=angles, in_keys_inv=angles))
         >>> env = env.append_transform(CatTensors(angles, "observation", del_keys=False))

@@ -46,7 +46,7 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         TypeError: ``reference`` is nothing that can score an action.
         KeyError: on calls, an entry is missing.
         RuntimeError: on ``load_state_dict``, the checkpoint was made with another reference; on calls, weights that the
-            reference shares with the policy have changed.
+            reference shares with the policy have changed (a compiled call does not look; resets and ``state_dict`` do).
 
     Examples:
         >>> import torch

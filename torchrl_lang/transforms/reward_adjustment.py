@@ -161,6 +161,8 @@ class RewardAdjustmentTransform(ActionTransform):
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:
         """The sum over the row at the last token that the agent wrote, ``[*B, T]``."""
         written = required(type(self).__name__, self.mask_key or (), "It says which tokens the agent wrote.", root)
+        if written.dtype != torch.bool:
+            raise TypeError(f"mask_key={self.mask_key!r} must be bool, got {written.dtype}: convert it with .bool().")
         last = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
         return torch.where(last, kl.sum(-1, keepdim=True), 0)
 
