@@ -47,9 +47,9 @@ class KLDivergenceTransform(ReferenceTransform):
     :func:`~torchrl_lang.functional.kl_estimate`. The exact divergence is the same whatever was done, so as a reward it
     holds an action responsible only for the divergence of later ones, never for its own: watch it, limit it, steer the
     coefficient by it, give it to a critic, but penalise with k1. All log-probabilities are of the policy that acted,
-    and estimates need actions that were drawn: those of a deterministic policy estimate nothing. Where a squashed action
-    (``TanhNormal``) has come to lie on its bound, its log-probability as drawn and as computed from the action part by
-    float32's rounding, by a nat or so; ``"exact"`` knows no such trouble.
+    and estimates need actions that were drawn: those of a deterministic policy estimate nothing. Where a squashed
+    action (``TanhNormal``) has come to lie on its bound, its log-probability as drawn and as computed from the action
+    part by float32's rounding, by a nat or so; ``"exact"`` knows no such trouble.
 
     Args:
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
