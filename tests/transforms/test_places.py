@@ -221,6 +221,18 @@ def test_to_moves_the_reference_and_its_numbers():
     assert transform.coef.device.type == "cpu"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+def test_the_reference_follows_to_a_gpu(estimator):
+    transform, actor, _ = drifted(estimator=estimator, policy=make_actor("tanh-normal"))
+    steps = raw_steps(actor)
+    on_cpu = transform(steps)
+    on_gpu = transform.to("cuda")(steps.to("cuda"))
+    assert on_gpu["next", "reward"].device.type == "cuda"
+    assert transform.coef.device.type == "cpu"
+    assert_allclose_td(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-4)
+
+
 def test_among_a_users_own_transforms():
     """RewardSum of the raw reward and of the adjusted one, StepCounter before and after."""
     transform, actor, _ = drifted()
