@@ -153,7 +153,7 @@ def _step(kind: str, actor: ProbabilisticActor, action_spec: TensorSpec, quick: 
     def taken(env: EnvBase) -> Callable[[], TensorDictBase]:
         with torch.no_grad():
             step = actor(env.reset())
-        return lambda: env.step(step)
+        return lambda: env.step(step.copy())  # as a collector does: without a "next" from before
 
     def env_with(n: int) -> EnvBase:
         return TransformedEnv(_Walk(action_spec), Compose(*(part.clone() for part in whole.transforms[:n])))
