@@ -7,7 +7,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def row(
     ok = None if target is None else (value <= target if at_most else value >= target)
     entry = {"name": name, "value": value, "unit": unit, "target": target, "ok": ok}
     return entry if note is None else entry | {"note": note}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """One thread and the same random numbers every time; afterwards both are as they were. Also a decorator."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def interleaved(jobs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:

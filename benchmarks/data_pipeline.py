@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from benchmarks.common import interleaved, ratio
+from benchmarks.common import interleaved, one_core, ratio
 from benchmarks.common import row as _row
 from torchrl_lang.data import DatasetWriter, RowDataset, generate_dataset, load_dataset, row_buffer
 from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
@@ -20,14 +20,10 @@ BATCH, BATCHES = 256, 40
 MAX_MINUTES_A_MILLION, MIN_LARGE_TO_SMALL = 5.0, 0.95
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as home:
-            rows = _run(home, games=10_000 if quick else 60_000, copies=10 if quick else 40, repeats=5 if quick else 15)
-    finally:
-        torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as home:
+        rows = _run(home, games=10_000 if quick else 60_000, copies=10 if quick else 40, repeats=5 if quick else 15)
     return [{**entry, "name": f"data: {entry['name']}"} for entry in rows]
 
 

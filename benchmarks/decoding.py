@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.common import interleaved, ratio, row
+from benchmarks.common import interleaved, one_core, ratio, row
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
@@ -29,15 +29,9 @@ Policy = Callable[[Tensor, Tensor], Tensor]
 """Says what comes next: ``tokens, attention_mask [N, T] -> action [N, K]``."""
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return _run(repeats=2 if quick else 7)
-    finally:
-        torch.set_num_threads(threads)
+    return _run(repeats=2 if quick else 7)
 
 
 def _run(repeats: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from benchmarks import kl_torchrl
-from benchmarks.common import interleaved, ratio, row
+from benchmarks.common import interleaved, one_core, ratio, row
 from benchmarks.memory import peak_bytes
 from benchmarks.training_step import _batches
 from torchrl_lang.functional import categorical_kl, projected_kl
@@ -39,22 +39,16 @@ VOCABULARY, POSITIONS, HIDDEN, CHUNK = 50_000, 64, 128, 1024
 BYTES_PER_POSITION = 32 * CHUNK
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            batches = _batches()
-            return [
-                *_scoring(batches, quick),
-                *_step("continuous", *_continuous(), quick),
-                *_step("categorical", *_categorical(), quick),
-                *_exact(repeats=3 if quick else 9),
-                *kl_torchrl.compare(batches[0], repeats=5 if quick else 25),
-            ]
-    finally:
-        torch.set_num_threads(threads)
+    batches = _batches()
+    return [
+        *_scoring(batches, quick),
+        *_step("continuous", *_continuous(), quick),
+        *_step("categorical", *_categorical(), quick),
+        *_exact(repeats=3 if quick else 9),
+        *kl_torchrl.compare(batches[0], repeats=5 if quick else 25),
+    ]
 
 
 def _scoring(batches: list[TensorDictBase], quick: bool) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.objectives import SoftUpdate
 
-from benchmarks.common import interleaved, ratio, row
+from benchmarks.common import interleaved, one_core, ratio, row
 from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
@@ -43,15 +43,11 @@ MAX_ARITHMETIC = 1.2
 LEAST_SHARE = 0.02
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if quick:
-            return _measure(CASES[0], repeats=3)
-        return [entry for case in CASES for entry in _measure(case, repeats=3)] + _gpt2_small(repeats=2)
-    finally:
-        torch.set_num_threads(threads)
+    if quick:
+        return _measure(CASES[0], repeats=3)
+    return [entry for case in CASES for entry in _measure(case, repeats=3)] + _gpt2_small(repeats=2)
 
 
 def make_batch(case: Case, rows: int) -> TensorDictBase:

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 
-from benchmarks.common import interleaved, ratio, row
+from benchmarks.common import interleaved, one_core, ratio, row
 from torchrl_lang.data import generate_dataset, row_buffer
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import BCLoss, ILQLLoss
@@ -26,17 +26,13 @@ MAX_RATIO = 1.15
 SIZES = {"demo model": (3, 64), "4 layers, 128 wide": (4, 128)}
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        batches = _batches()
-        rows = []
-        for name, (layers, width) in SIZES.items():
-            rows += _compare(name, layers, width, batches, repeats=5 if quick else 25)
-        return rows
-    finally:
-        torch.set_num_threads(threads)
+    batches = _batches()
+    rows = []
+    for name, (layers, width) in SIZES.items():
+        rows += _compare(name, layers, width, batches, repeats=5 if quick else 25)
+    return rows
 
 
 def _batches() -> list[TensorDictBase]:

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from benchmarks.common import one_core
 from benchmarks.common import row as _row
 from torchrl_lang.envs import CompiledRollout
 from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words
@@ -25,13 +26,9 @@ ROLLOUT_STEPS = 60
 SETS = {False: "", True: ", with the sets of consistent words", "packed": ", with these sets packed"}
 
 
+@one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _run(repeats=3 if quick else 9, games=10_000 if quick else 100_000)
-    finally:
-        torch.set_num_threads(threads)
+    return _run(repeats=3 if quick else 9, games=10_000 if quick else 100_000)
 
 
 def _run(repeats: int, games: int) -> list[dict[str, Any]]:

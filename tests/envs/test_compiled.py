@@ -108,7 +108,8 @@ def test_what_was_returned_stays():
 
 def test_rollouts_do_not_use_up_the_recompilations_of_others():
     for n in range(2, 12):  # dynamo gives up on a function after eight
-        CompiledRollout(WordleEnv(WORDS, batch_size=[n]), None, 1, keep="turns", backend="eager")()
+        played = CompiledRollout(WordleEnv(WORDS, batch_size=[n]), None, 1, keep="turns", backend="eager")()
+        assert played.shape == (n, 1)
 
 
 def test_errors():

@@ -7,12 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, read_utterance
+from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, read_utterance, where_rows
 from torchrl_lang.envs.turns import Reply, planned_turn
 from torchrl_lang.schema import ControlTokens
 
 CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
 WIDTH = 12
+
+
+def no_rows(n: int, width: int, *, pad: int) -> Rows:
+    """``n`` rows without a token."""
+    empty = (torch.full((n, width), pad), torch.zeros(n, width).bool(), torch.zeros(n, width))
+    return Rows(*empty, torch.zeros(n, dtype=torch.int64))
+
 
 token = st.tuples(st.integers(6, 20), st.booleans(), st.booleans())  # id, kept, the agent's
 
@@ -26,7 +33,7 @@ token = st.tuples(st.integers(6, 20), st.booleans(), st.booleans())  # id, kept,
     )
 )
 def test_append_writes_what_lists_would(pieces):
-    rows = Rows.empty(2, WIDTH, pad=0, device=None)
+    rows = no_rows(2, WIDTH, pad=0)
     lists = [[], []]
     for number, piece in enumerate(pieces):
         table = torch.tensor(piece, dtype=torch.int64).reshape(2, len(piece[0]), 3)
@@ -52,21 +59,21 @@ def test_append_writes_what_lists_would(pieces):
 
 
 def test_append_leaves_the_old_rows_alone():
-    rows = Rows.empty(1, 4, pad=0, device=None)
+    rows = no_rows(1, 4, pad=0)
     rows.append(torch.tensor([[7, 8]]), torch.ones(1, 2).bool(), torch.ones(1, 2).bool(), torch.ones(1))
     assert rows.length.item() == 0
     assert not rows.tokens.any()
 
 
 def test_where_mixes_whole_rows():
-    one, other = (Rows.empty(2, 3, pad=pad, device=None) for pad in (7, 9))
-    mixed = one.where(torch.tensor([True, False]), other)
-    assert mixed.tokens.tolist() == [[7, 7, 7], [9, 9, 9]]
+    one, other = (no_rows(2, 3, pad=pad) for pad in (7, 9))
+    mixed = where_rows(torch.tensor([True, False]), one.tokens, other.tokens)
+    assert mixed.tolist() == [[7, 7, 7], [9, 9, 9]]
 
 
 def written(n: int) -> GrowingRows:
     """Rows of width 4, each with two tokens of the agent's."""
-    rows = GrowingRows(Rows.empty(n, 4, pad=9, device=None), 4, pad=9)
+    rows = GrowingRows(no_rows(n, 4, pad=9), 4, pad=9)
     both = torch.ones(n, 2).bool()
     rows.append_(torch.tensor([[7, 8]] * n), both, both, torch.ones(n))
     return rows
@@ -99,7 +106,7 @@ def test_a_turn_token_by_token():
         ([8, 9], 2, True, [11, 12], 2, True, False, [], [], None),
     ]
     said, length, closed, replied, reply_length, ended, live, tokens, agent, at = map(list, zip(*table, strict=True))
-    rows = GrowingRows(Rows.empty(5, WIDTH, pad=0, device=None), WIDTH)
+    rows = GrowingRows(no_rows(5, WIDTH, pad=0), WIDTH)
     utterance = Utterance(torch.tensor(said), torch.tensor(length), torch.tensor(closed))
     reply = Reply(torch.tensor(replied), torch.tensor(reply_length), torch.full((5,), -3.0), torch.tensor(ended))
     writes, overflow = planned_turn(rows, utterance, reply, torch.tensor(live), CONTROL)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from tests.memory import peak_bytes
+from benchmarks.memory import peak_bytes
 from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
 
 INF = math.inf

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, assert_allclose_td
 from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
@@ -270,3 +270,14 @@ def recurrent_env(actor, batch_size=(), transforms=(), **options):
 
 def frozen_twin(actor):
     return copy.deepcopy(actor).requires_grad_(False)
+
+
+def assert_compiles(env, actor):
+    """A compiled step, without a break in its graph, is the same as an eager one."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        td = actor(env.reset())
+        torch.compiler.reset()
+        compiled = torch.compile(env.step, backend="eager", fullgraph=True)(td.clone())
+        eager = env.step(td.clone())
+    assert_allclose_td(compiled, eager, rtol=1e-5, atol=1e-6)

@@ -46,7 +46,11 @@ def test_state_is_a_fingerprint_and_a_coefficient():
 
 def test_the_same_reference_loads_through_the_environment():
     env, other = make_transformed(make_transform()), make_transformed(make_transform())
-    other.load_state_dict(stored(env.state_dict()))
+    state = stored(env.state_dict())
+    other.load_state_dict(state)
+    after = other.state_dict()
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[key], state[key]) for key in state)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -86,8 +90,10 @@ def test_embedded_weights_restore_the_reference(estimator):
 
 
 def test_what_is_saved_with_weights_loads_beside_the_same_reference_without():
-    state = make_transform(embed_weights=True).state_dict()
-    make_transform().load_state_dict(state)
+    saved, fresh = make_transform(embed_weights=True), make_transform()
+    fresh.load_state_dict(saved.state_dict())
+    steps = play(make_env("tanh-normal", (3,)), make_actor("tanh-normal", 2))
+    torch.testing.assert_close(fresh(steps)["next", "kl"], saved(steps)["next", "kl"])
 
 
 def test_weights_are_not_those_of_the_policy():

@@ -115,6 +115,7 @@ def test_an_actor_made_of_it_is_refused(way):
 
 def test_a_frozen_model_is_no_hindrance(frozen_net):
     for function in REACHING.values():
+        assert model_behind(function) is None
         frozen_copy(actor_of(function))
 
 

@@ -29,25 +29,11 @@ class Rows(NamedTuple):
     length: Tensor
     """int64 ``[N]``: real tokens of each row."""
 
-    @classmethod
-    def empty(cls, n: int, width: int, pad: int, device: torch.device | None) -> Rows:
-        """``n`` rows without a token."""
-        return cls(
-            torch.full((n, width), pad, dtype=torch.int64, device=device),
-            torch.zeros((n, width), dtype=torch.bool, device=device),
-            torch.zeros((n, width), dtype=torch.float32, device=device),
-            torch.zeros((n,), dtype=torch.int64, device=device),
-        )
-
     @property
     def attention_mask(self) -> Tensor:
         """True on real tokens, ``bool [N, T]``."""
         place = torch.arange(self.tokens.shape[-1], dtype=torch.int32, device=self.tokens.device)
         return place < self.length.to(torch.int32)[:, None]
-
-    def where(self, mask: Tensor, other: Rows) -> Rows:
-        """Our rows where ``mask`` (bool ``[N]``), the other's elsewhere."""
-        return Rows(*(where_rows(mask, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def append(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Rows, Tensor]:
         """Append the kept tokens of each row, in order.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.schema import (
     ACTION_MASK,
     BEHAVIOR_LOG_PROB,
@@ -81,7 +82,8 @@ def play_games(
         raise ValueError(f"games must be at least 1, got {games}.")
     waves: list[TensorDict] = []
     played = 0
-    with _own_streams(policy, seed), _evaluating(policy), set_exploration_type(exploration):
+    mode = evaluating(policy) if isinstance(policy, nn.Module) else nullcontext()
+    with _own_streams(policy, seed), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:
             wave = _play_wave(env, policy, games - played, played, progress)
@@ -175,17 +177,3 @@ def _own_streams(policy: Any, seed: int) -> Iterator[None]:
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
-
-
-@contextmanager
-def _evaluating(policy: Any) -> Iterator[None]:
-    """Evaluation mode for a policy that has one; afterwards each of its modules is in the mode that it was in."""
-    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    modes = [module.training for module in modules]
-    if modules:
-        policy.eval()
-    try:
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode

@@ -80,6 +80,11 @@ def _linear_init(*shape: int, fan_in: int | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
 
 
+def _by_decision(term: LinearTerm) -> LinearTerm:
+    """What stacked heads give, ``[n_q, N]``, decision by decision, ``[N, n_q]``."""
+    return LinearTerm(term.total, term.each.mT, term.taken.mT)
+
+
 class QValueHead(_StackedHeads):
     """Action values of every next token, by several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
 
@@ -171,7 +176,7 @@ class QValueHead(_StackedHeads):
             chunk_size=chunk_size,
             recompute=recompute,
         )
-        return LinearTerm(term.total, term.each.mT, term.taken.mT)
+        return _by_decision(term)
 
     def margin_term(
         self,
@@ -192,7 +197,7 @@ class QValueHead(_StackedHeads):
             chunk_size=chunk_size,
             recompute=recompute,
         )
-        return LinearTerm(term.total, term.each.mT, term.taken.mT)
+        return _by_decision(term)
 
     def sampled_cql_term(
         self, hidden: Tensor, action: Tensor, temperature: Tensor | float = 1.0, *, negatives: Tensor
@@ -204,7 +209,7 @@ class QValueHead(_StackedHeads):
         term = sampled_cross_entropy(
             features, self.out_weight, self.out_bias, action, negatives, temperature=temperature
         )
-        return LinearTerm(term.total, term.each.mT, term.taken.mT)
+        return _by_decision(term)
 
     @classmethod
     def from_linears(cls, linears: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> QValueHead:

@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, T
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.readers import States, apply_head, read_rows
@@ -35,14 +36,14 @@ class RowBatch(NamedTuple):
     """int64 ``[N]``: decisions in a batch flattened to ``[B * W]``."""
     action: Tensor
     """int64 ``[N]``: the token written there."""
-    slot: Tensor
-    """int64 ``[N]``: which token of its utterance that is, from 0."""
+    action_mask: Tensor
+    """bool ``[B, W]``."""
     shape: torch.Size
     """``[*B, T]``, as the rows came."""
 
     @classmethod
-    def read(cls, tensordict: TensorDictBase, end_of_action: int | None) -> RowBatch:
-        """The decisions of the rows in ``tensordict``; ``end_of_action`` tells utterances side by side apart.
+    def read(cls, tensordict: TensorDictBase) -> RowBatch:
+        """The decisions of the rows in ``tensordict``.
 
         Raises:
             ValueError: the data holds steps of a rollout.
@@ -61,8 +62,24 @@ class RowBatch(NamedTuple):
         tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
         place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        slot = _slots(tokens, action_mask, end_of_action).flatten()[place + 1]
-        return cls(tokens, attention, place, action, slot, shape)
+        return cls(tokens, attention, place, action, action_mask, shape)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to score: models stumble over empty batches."""
+        return self.place.shape[0] == 0
+
+    def zeros(self) -> Tensor:
+        """Zero for every token, float32 ``[*B, T]``."""
+        return torch.zeros(self.shape, device=self.tokens.device)
+
+    def slot(self, end_of_action: int) -> Tensor:
+        """Which token of its utterance each action is, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
+        goes_on = self.action_mask & (self.tokens != end_of_action)
+        before = torch.cat([torch.zeros_like(goes_on[:, :1]), goes_on[:, :-1]], -1)
+        position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
+        begin = torch.where(before, 0, position).cummax(-1).values
+        return (position - begin).flatten()[self.place + 1]
 
     def scatter(self, values: Tensor) -> Tensor:
         """Values of the decisions, ``[N]``, at the tokens that were written, ``[*B, T]``; zero elsewhere."""
@@ -70,15 +87,6 @@ class RowBatch(NamedTuple):
         dense = dense.reshape(self.tokens.shape)
         padding = self.shape[-1] - dense.shape[-1]
         return nn.functional.pad(dense, (0, padding)).reshape(self.shape)
-
-
-def _slots(tokens: Tensor, action_mask: Tensor, end_of_action: int | None) -> Tensor:
-    """Number of each agent's token within its utterance, int64 ``[B, W]``; anything on other tokens."""
-    goes_on = action_mask if end_of_action is None else action_mask & (tokens != end_of_action)
-    before = torch.cat([torch.zeros_like(goes_on[:, :1]), goes_on[:, :-1]], -1)
-    position = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
-    begin = torch.where(before, 0, position).cummax(-1).values
-    return position - begin
 
 
 class LinearLogits(NamedTuple):
@@ -136,11 +144,6 @@ class RowScorer:
         names = split_actor(self.language_actor).trunk.out_keys
         return dict(zip(names, states if isinstance(states, tuple) else (states,), strict=True))
 
-    @property
-    def end_of_action(self) -> int | None:
-        """Id of the token that ends an utterance, where known."""
-        return self.actor.decoder.control.end_of_action if isinstance(self.actor, UtteranceActor) else None
-
     def states(self, batch: RowBatch) -> States:
         """One pass of the trunk (and of the values' own, if any) over the rows, each state ``[B, W, ...]``."""
         parts = split_actor(self.language_actor)
@@ -151,16 +154,17 @@ class RowScorer:
 
     def log_prob(self, batch: RowBatch, states: States) -> Tensor:
         """Log-probability of each action, float ``[N]``."""
-        out = [
-            self.log_softmax(states, batch.place[part]).gather(-1, batch.action[part, None]).squeeze(-1)
-            for part in self.parts(batch, states)
-        ]
-        log_prob = torch.cat(out) if out else torch.zeros(0, device=batch.tokens.device)
+        log_prob = torch.cat(
+            [
+                self.log_softmax(states, batch.place[part]).gather(-1, batch.action[part, None]).squeeze(-1)
+                for part in self.parts(batch, states)
+            ]
+        )
         certain = self.certain(batch)
-        if certain is None:
+        if certain is None or not isinstance(self.actor, UtteranceActor):
             return log_prob
-        sure = torch.zeros_like(log_prob).masked_fill(~self._ends(batch), -torch.inf)
-        return torch.where(certain, sure, log_prob)
+        impossible = batch.action != self.actor.decoder.control.end_of_action
+        return torch.where(certain, torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf), log_prob)
 
     def log_softmax(self, states: States, place: Tensor) -> Tensor:
         """Log-probability of every token at ``M`` places, ``[M, V]``."""
@@ -168,8 +172,7 @@ class RowScorer:
         chosen = self._with_logits(chosen)
         if isinstance(self.actor, UtteranceActor):
             return self.actor.decoder.rule(chosen)
-        logits = chosen[LOGITS]
-        return (logits.float() if logits.dtype.itemsize < 4 else logits).log_softmax(-1)
+        return widened(chosen[LOGITS]).log_softmax(-1)
 
     def parts(self, batch: RowBatch, states: States) -> Iterator[slice]:
         """The decisions in pieces whose logits fit into a few dozen megabytes."""
@@ -181,7 +184,8 @@ class RowScorer:
         """True where the last slot of an utterance admits its end alone, bool ``[N]``; None where nothing is."""
         if not isinstance(self.actor, UtteranceActor):
             return None
-        return batch.slot >= self.actor.decoder.action_length - 1
+        decoder = self.actor.decoder
+        return batch.slot(decoder.control.end_of_action) >= decoder.action_length - 1
 
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None where filters, values or another head come in between."""
@@ -200,11 +204,6 @@ class RowScorer:
             if rule.vocab_size is not None:
                 forbidden[rule.vocab_size :] = True
         return LinearLogits(head.in_keys[0], weight, bias, temperature, forbidden)
-
-    def _ends(self, batch: RowBatch) -> Tensor:
-        """True where the action is the end of its utterance, bool ``[N]``."""
-        end: Any = self.end_of_action
-        return batch.action == end
 
     @property
     def _value_trunk(self) -> TensorDictModuleBase | None:
@@ -245,7 +244,7 @@ def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
         tensor([[False,  True,  True, False, False]])
     """
     scorer = RowScorer(actor)
-    batch = RowBatch.read(rows, scorer.end_of_action)
-    if batch.place.shape[0] == 0:  # nothing to score, and models stumble over empty batches
-        return batch.scatter(torch.zeros(0, device=batch.tokens.device))
+    batch = RowBatch.read(rows)
+    if batch.empty:
+        return batch.zeros()
     return batch.scatter(scorer.log_prob(batch, scorer.states(batch)))

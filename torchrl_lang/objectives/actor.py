@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_lang.functional import linear_cross_entropy, shift_left
+from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import LOGITS
-from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, full_precision, gather_inputs, in_pieces
+from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, gather_inputs, in_pieces
 
 __all__ = ["ActorNormalizer", "actor_loss"]
 
@@ -92,7 +93,7 @@ def _cross_entropy(
             recompute=each,
         )
         return total, losses
-    losses = F.cross_entropy(full_precision(_logits(rows, head, index, detach)), target, reduction="none")
+    losses = F.cross_entropy(widened(_logits(rows, head, index, detach)), target, reduction="none")
     return (weight * losses).sum(), losses
 
 

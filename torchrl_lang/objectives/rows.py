@@ -13,7 +13,7 @@ from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left
 
-__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "full_precision", "gather_inputs", "in_pieces"]
+__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces"]
 
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
@@ -219,11 +219,6 @@ class RowLoss(LossModule):
 def in_pieces(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
     """Whether terms over so large a vocabulary are computed in pieces, without the whole table."""
     return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
-
-
-def full_precision(values: Tensor) -> Tensor:
-    """Half-precision outputs of autocast as float32: losses are summed over many tokens."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:

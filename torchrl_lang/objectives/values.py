@@ -11,12 +11,12 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
+from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.rows import (
     DecisionBatch,
     LogitsChunk,
     RowLoss,
-    full_precision,
     gather_inputs,
     in_pieces,
 )
@@ -162,7 +162,7 @@ class ValueRowLoss(RowLoss):
         inputs = gather_inputs(self.value_network, rows, batch.state_place)
         with self.value_network_params.to_module(self.value_network):
             out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        return full_precision(out.get(self.tensor_keys.state_value).squeeze(-1))
+        return widened(out.get(self.tensor_keys.state_value).squeeze(-1))
 
     def _action_values(
         self, batch: DecisionBatch, rows: TensorDictBase, *, full: bool
@@ -173,7 +173,7 @@ class ValueRowLoss(RowLoss):
         with self.qvalue_network_params.to_module(self.qvalue_network):
             if not full:
                 return None, self._taken(inputs, batch.action)
-            everything = full_precision(self.qvalue_network(inputs).get(self.tensor_keys.action_value))
+            everything = widened(self.qvalue_network(inputs).get(self.tensor_keys.action_value))
         return everything, _pick(everything, batch.action)
 
     def _has_short_cut(self, name: str) -> bool:
@@ -229,8 +229,8 @@ class ValueRowLoss(RowLoss):
         """Q of the taken action, ``[N, n_q]``, by the network's own short cut where it has one."""
         short_cut = getattr(getattr(self.qvalue_network, "module", None), "taken", None)
         if short_cut is not None:
-            return full_precision(short_cut(*(inputs.get(key) for key in self.qvalue_network.in_keys), action))
-        return _pick(full_precision(self.qvalue_network(inputs).get(self.tensor_keys.action_value)), action)
+            return widened(short_cut(*(inputs.get(key) for key in self.qvalue_network.in_keys), action))
+        return _pick(widened(self.qvalue_network(inputs).get(self.tensor_keys.action_value)), action)
 
 
 def _put_back(values: Tensor, back: Tensor | None, batch: DecisionBatch) -> Tensor:

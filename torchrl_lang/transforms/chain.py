@@ -29,24 +29,24 @@ def environment_of(transform: Transform) -> TransformedEnv | None:
 
 def transforms_before(transform: Transform) -> list[Transform]:
     """The transforms that an environment runs before this one, none of them a chain."""
-    before: list[Transform] = []
-    inner, chain = transform, _holder(transform)
-    while isinstance(chain, Compose):
-        at = next(index for index, other in enumerate(chain.transforms) if other is inner)
-        before = [*_links(chain.transforms[:at]), *before]
-        inner, chain = chain, _holder(chain)
-    return before
+    return _around(transform)[0]
 
 
 def transforms_after(transform: Transform) -> list[Transform]:
     """The transforms that an environment runs after this one, none of them a chain."""
+    return _around(transform)[1]
+
+
+def _around(transform: Transform) -> tuple[list[Transform], list[Transform]]:
+    before: list[Transform] = []
     after: list[Transform] = []
     inner, chain = transform, _holder(transform)
     while isinstance(chain, Compose):
         at = next(index for index, other in enumerate(chain.transforms) if other is inner)
+        before = [*_links(chain.transforms[:at]), *before]
         after = [*after, *_links(chain.transforms[at + 1 :])]
         inner, chain = chain, _holder(chain)
-    return after
+    return before, after
 
 
 def _holder(transform: Transform) -> Any:

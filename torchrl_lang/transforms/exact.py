@@ -93,9 +93,9 @@ def row_kl(
     Raises:
         ValueError: policy and reference are different kinds of actors.
     """
-    batch = RowBatch.read(tensordict, policy.scorer.end_of_action)
-    if batch.place.shape[0] == 0:
-        return batch.scatter(torch.zeros(0, device=batch.tokens.device))
+    batch = RowBatch.read(tensordict)
+    if batch.empty:
+        return batch.zeros()
     p_states, q_states = _states_of_both(policy, reference, batch)
     with torch.no_grad():
         first, second = (policy.scorer, p_states), (reference.scorer, q_states)
@@ -111,11 +111,9 @@ def row_log_probs(policy: RowReference, reference: RowReference, tensordict: Ten
         reference: scores under the reference.
         tensordict: rows, see :mod:`torchrl_lang.schema`.
     """
-    end = policy.scorer.end_of_action
-    batch = RowBatch.read(tensordict, reference.scorer.end_of_action if end is None else end)
-    if batch.place.shape[0] == 0:
-        nothing = batch.scatter(torch.zeros(0, device=batch.tokens.device))
-        return nothing, nothing.clone()
+    batch = RowBatch.read(tensordict)
+    if batch.empty:
+        return batch.zeros(), batch.zeros()
     states = _states_of_both(policy, reference, batch)
     with torch.no_grad():
         p, q = (one.scorer.log_prob(batch, its) for one, its in zip((policy, reference), states, strict=True))

@@ -163,8 +163,7 @@ class FrozenActor:
         self._look()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        adapters = set() if self._copied else {id(tensor) for tensor in adapter_weights(self.actor)}
-        return ((name, tensor) for name, tensor in defining_weights(self.actor) if id(tensor) not in adapters)
+        return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
 
     def _look(self) -> None:
         """Remember the shared weights as they are now."""
@@ -257,8 +256,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     if not layers:
         raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")
     refuse_merged(layers)
-    adapters = {id(tensor) for tensor in adapter_weights(actor)}
-    base = [(name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters]
+    base = list(_base_weights(actor))
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
         raise ValueError(
@@ -266,6 +264,12 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
             "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False)
+
+
+def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All that defines an actor but its adapters."""
+    adapters = {id(tensor) for tensor in adapter_weights(actor)}
+    return ((name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters)
 
 
 def _without_graph(actor: nn.Module) -> dict[int, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.functional import filter_logits
+from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.readers import States
@@ -80,8 +81,7 @@ class NextTokenRule(nn.Module):
 
     def allowed(self, logits: Tensor) -> Tensor:
         """The logits with ``-inf`` at forbidden tokens, half precision raised to float32."""
-        logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        logits = logits.index_fill(-1, self.forbidden, -torch.inf)
+        logits = widened(logits).index_fill(-1, self.forbidden, -torch.inf)
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf
         return logits

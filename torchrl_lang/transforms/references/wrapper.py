@@ -118,9 +118,9 @@ class WrapperReference(Reference):
         )
 
     def _of_rows(self, tensordict: TensorDictBase) -> Tensor:
-        batch = RowBatch.read(tensordict, None)
-        if not batch.place.numel():
-            return batch.scatter(torch.zeros(0, device=batch.tokens.device))
+        batch = RowBatch.read(tensordict)
+        if batch.empty:
+            return batch.zeros()
         scores = placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
         return batch.scatter(scores.flatten()[batch.place + 1])
 
