@@ -65,10 +65,22 @@ def test_append_leaves_the_old_rows_alone():
     assert not rows.tokens.any()
 
 
-def test_where_mixes_whole_rows():
-    one, other = (no_rows(2, 3, pad=pad) for pad in (7, 9))
-    mixed = where_rows(torch.tensor([True, False]), one.tokens, other.tokens)
-    assert mixed.tolist() == [[7, 7, 7], [9, 9, 9]]
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
+def test_where_mixes_whole_rows(dtype, shape):
+    ours, theirs = torch.ones(1, *shape[1:]).to(dtype).expand(shape), torch.zeros(shape).to(dtype)
+    mixed = where_rows(torch.tensor([True, False, True]), ours, theirs)
+    assert mixed.dtype == dtype
+    assert [row.unique().tolist() for row in mixed] == [[1], [0], [1]]
+    mixed.fill_(1)
+    assert not theirs.any()  # new memory
+
+
+def test_attention_covers_the_rows_and_no_more():
+    lengths = [0, 1, 4, 5, 2]
+    rows = no_rows(5, 5, pad=0)._replace(length=torch.tensor(lengths))
+    assert rows.attention_mask.tolist() == [[place < length for place in range(5)] for length in lengths]
+    assert rows.attention_mask.is_contiguous()
 
 
 def written(n: int) -> GrowingRows:
@@ -77,6 +89,20 @@ def written(n: int) -> GrowingRows:
     both = torch.ones(n, 2).bool()
     rows.append_(torch.tensor([[7, 8]] * n), both, both, torch.ones(n))
     return rows
+
+
+def test_restarted_rows_have_no_past():
+    rows = written(2)
+    begun = Rows(torch.full((2, 1), 5), torch.zeros(2, 1).bool(), torch.zeros(2, 1), torch.ones(2, dtype=torch.int64))
+    rows.restart_(begun)
+    expected = GrowingRows(begun, 4, pad=9).rows
+    assert expected.tokens.tolist() == [[5, 9, 9, 9]] * 2
+    for mine, new in zip(rows.rows, expected, strict=True):
+        assert torch.equal(mine, new)
+    both = torch.ones(2, 2).bool()
+    rows.append_(torch.tensor([[7, 8]] * 2), both, both, torch.ones(2))
+    assert begun.tokens.tolist() == [[5]] * 2
+    assert begun.length.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -77,6 +77,10 @@ class LanguageEnv(EnvBase):
     _supports_set_state = True
     _reset_entries: tuple[str, ...] = ()
     """What a reset may name, each int64 ``[*B]``; the task reads it with :meth:`_named`."""
+    _new_observations: tuple[str, ...] = ()
+    """What :meth:`_task_observation` returns in new memory each time, to be handed out without another copy."""
+    _spared_state: tuple[str, ...] = ()
+    """The task's state that :meth:`_reply` itself leaves as it is in rows that are not live."""
 
     def __init__(
         self,
@@ -274,7 +278,10 @@ class LanguageEnv(EnvBase):
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
         else:
-            self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
+            if self._rows is None:
+                self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
+            else:
+                self._rows.restart_(rows)
             self._task = {key: value.clone() for key, value in task.items()}
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns
@@ -299,7 +306,10 @@ class LanguageEnv(EnvBase):
             full = full | (turns >= self.max_turns)
         self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
-        self._task = {key: where_rows(live, value, self._task[key]) for key, value in task.items()}
+        self._task = {
+            key: value if key in self._spared_state else where_rows(live, value, self._task[key])
+            for key, value in task.items()
+        }
         self._turns = torch.where(live, turns, self._turns)
         return writes, torch.where(live, reply.reward, 0.0)
 
@@ -349,7 +359,9 @@ class LanguageEnv(EnvBase):
         }
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
             own |= self._task_observation(self._task)
-        entries = {key: value.clone() for key, value in own.items()} if copy else own
+        entries = {
+            key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
+        }
         if only is None or ATTENTION_MASK in only:
             entries[ATTENTION_MASK] = rows.attention_mask
         entries[DONE] = (terminated | truncated)[:, None]

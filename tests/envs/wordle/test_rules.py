@@ -66,6 +66,7 @@ def test_feedback_broadcasts_and_leaves_its_input():
     before = guess.clone()
     assert feedback(guess, word[0]).shape == (2, 5)
     assert feedback(guess[:, None], word[None]).shape == (2, 1, 5)
+    assert torch.equal(answer(word[0], guess), answer(word.expand(2, 5), guess))
     assert torch.equal(guess, before)
 
 
@@ -101,10 +102,11 @@ def test_narrowing_keeps_exactly_the_words_with_those_colours(rules, data):
         assert picked.tolist() == there
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (20,), (3, 200)])
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65])
-def test_sets_of_any_size(n):
+def test_sets_of_any_size(n, shape):
     sets = WordSets(WordIndex(guess_words()[:n]).letters)
-    members = torch.rand(20, n, generator=torch.Generator().manual_seed(n)) < 0.4
+    members = torch.rand(*shape, n, generator=torch.Generator().manual_seed(n)) < 0.4
     packed = sets.pack(members)
     assert torch.equal(sets.members(packed), members)
     assert sets.size(sets.all(3)).tolist() == [n] * 3

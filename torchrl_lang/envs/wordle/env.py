@@ -87,6 +87,7 @@ class WordleEnv(LanguageEnv):
     """
 
     _reset_entries = ("hidden_word",)
+    _spared_state = ("possible",)
 
     def __init__(
         self,
@@ -110,6 +111,8 @@ class WordleEnv(LanguageEnv):
         word_list = common_words() if words is None else load_words(words)
         self.n_words = len(word_list)
         self.observes_consistent: bool | Literal["packed"] = consistent
+        if consistent is True:
+            self._new_observations = ("consistent",)
         # A turn is a guess, </a>, five colours and </s>; an invalid guess may be longer.
         turn = max(2 * WORD_LENGTH + 2, action_length + 1)
         super().__init__(

@@ -64,12 +64,14 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         tensor([0, 0, 1, 0, 1])
     """
     check_rules(rules)
+    guess, word = torch.broadcast_tensors(guess, word)
     colours = _colours(_planes(guess), _planes(word), rules)
-    return torch.stack(torch.broadcast_tensors(*colours), -1).to(torch.int64)
+    return torch.stack(colours, -1).to(torch.int64)
 
 
 def answer(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
     """The code of :func:`feedback` without the colours, uint8 ``[...]``; takes what that takes."""
+    guess, word = torch.broadcast_tensors(guess, word)
     return _code(_colours(_planes(guess), _planes(word), rules))
 
 
@@ -114,10 +116,11 @@ def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") ->
     check_rules(rules)
     n_guesses, n_words = guesses.shape[0], words.shape[0]
     table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
-    columns = [plane[None, :] for plane in _planes(words)]
-    step = max(1, 2**17 // max(1, n_words))
+    columns = _planes(words)[:, None, :]
+    # So many pairs at once, and their colours, fit into the processor's cache.
+    step = max(1, 2**15 // max(1, n_words))
     for start in range(0, n_guesses, step):
-        chunk = [plane[:, None] for plane in _planes(guesses[start : start + step])]
+        chunk = _planes(guesses[start : start + step])[:, :, None]
         table[start : start + step] = _code(_colours(chunk, columns, rules))
     return table
 
@@ -126,33 +129,31 @@ def _code(colours: list[Tensor]) -> Tensor:
     """The code of colours by place, uint8."""
     code, *others = colours
     for colour in others:
-        code = code * 3 + colour
+        code = torch.add(colour, code, alpha=3)
     return code
 
 
-def _planes(letters: Tensor) -> list[Tensor]:
-    """The letters by place, five uint8 ``[...]``: they stay in the processor's cache, ``[..., 5, 5]`` would not."""
-    return list(letters.to(torch.uint8).movedim(-1, 0).contiguous().unbind(0))
+def _planes(letters: Tensor) -> Tensor:
+    """The letters by place, uint8 ``[5, ...]``: long rows of bytes, many of which the processor handles at once."""
+    return letters.movedim(-1, 0).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
-def _colours(guess: list[Tensor], word: list[Tensor], rules: Rules) -> list[Tensor]:
-    """The colours by place, five uint8 planes, of guesses and words by place."""
-    places = range(WORD_LENGTH)
-    green = [guess[i] == word[i] for i in places]
+def _colours(guess: Tensor, word: Tensor, rules: Rules) -> list[Tensor]:
+    """The colours by place, five uint8 ``[...]``, of guesses and words by place."""
+    green = guess == word
+    if rules == "official":
+        # Of the letters that are not green the word makes as many yellow as it has, from left to right. Those that are
+        # become unlike any other, in the guess and in the word.
+        guess, word = guess + 64 * green.to(torch.uint8), word + 128 * green.to(torch.uint8)
+    guesses, words = guess.unbind(0), word.unbind(0)
     colours = []
-    for i in places:
-        if rules == "ilql":
-            yellow = green[i]
-            for j in places:
-                yellow = yellow | (guess[i] == word[j])
-        else:
-            # Letters of the word that are not green, less the equal letters further left that compete for them.
-            left_over = torch.zeros_like(green[i], dtype=torch.int8)
-            for j in places:
-                if j != i:
-                    left_over = left_over + ((guess[i] == word[j]) & ~green[j])
-                if j < i:
-                    left_over = left_over - ((guess[i] == guess[j]) & ~green[j]).to(torch.int8)
-            yellow = left_over > 0
-        colours.append(torch.where(green[i], GREEN, yellow.to(torch.uint8)))
+    none = torch.zeros_like(green[0], dtype=torch.uint8)
+    for i in range(WORD_LENGTH):
+        there = before = none
+        for letter in words:
+            there = there + (guesses[i] == letter)
+        if rules == "official":
+            for letter in guesses[:i]:
+                before = before + (guesses[i] == letter)
+        colours.append(torch.where(green[i], GREEN, (there > before).to(torch.uint8)))
     return colours

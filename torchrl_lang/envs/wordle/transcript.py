@@ -42,8 +42,7 @@ class Turns(NamedTuple):
             heard = turn < self.answered
             if not heard.any():
                 break
-            narrowed = sets.narrow(possible, self.guess[:, turn], self.colours[:, turn])
-            possible = torch.where(heard[:, None], narrowed, possible)
+            possible = sets.narrow(possible, self.guess[:, turn], self.colours[:, turn], heard)
         return possible
 
 
