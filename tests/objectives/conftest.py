@@ -6,7 +6,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.modules import (
+    QValueHead,
+    TiedQValueHead,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 
 VOCAB, WIDTH, T = 12, 16, 14
@@ -53,6 +61,16 @@ def make_ilql(kind="mlp", **options):
     return ILQLLoss(make_actor(expose_pre_norm=kind == "residual"), *make_heads(kind=kind), **options)
 
 
+def make_tied(**options):
+    """Action values that read the actor's own embedding, and train it."""
+    actor, (_, value) = make_actor(), make_heads()
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        q = TiedQValueHead(WIDTH, actor[1].module, detach_embedding=False)
+        q.out_weight.data.mul_(30)
+    return ILQLLoss(actor, qvalue_module(q), value, **options)
+
+
 def make_bc(**options):
     return BCLoss(make_actor(), **options)
 
@@ -62,6 +80,7 @@ LOSSES = {
     "bc": make_bc,
     "ilql": make_ilql,
     "ilql-residual": lambda **options: make_ilql(kind="residual", **options),
+    "ilql-tied": make_tied,
     "ilql-all-terms": lambda **options: make_ilql(
         margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda", **options
     ),

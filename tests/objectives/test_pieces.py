@@ -212,6 +212,63 @@ def test_draws_differ_from_step_to_step_and_are_part_of_the_state(rows):
     assert loss(rows)["loss_cql"] == other(rows)["loss_cql"]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"cql_temperature": 0.6, "actor_weight": 0.0}], ids=str)
+def test_samples_by_the_policy_are_exact_when_they_are_all_tokens(options, masked, rows):
+    if masked:
+        rows["collector", "mask"] = torch.arange(6) % 3 > 0
+    exact, sampled = make_ilql(**options), make_ilql(cql_samples=VOCAB, cql_proposal="policy", **options)
+    assert_equal_outcome(sampled, exact, rows)
+
+
+def test_samples_by_the_policy_are_too_small_on_average_and_less_so_the_more(rows):
+    with torch.no_grad():
+        exact = make_ilql(cql_weight=1.0)(rows)["loss_cql"]
+        found = {}
+        for samples in (1, 3, 8):
+            loss = make_ilql(cql_weight=1.0, cql_samples=samples, cql_proposal="policy")
+            found[samples] = torch.stack([loss(rows)["loss_cql"] for _ in range(200)]).mean()
+    assert found[1] < found[3] < found[8] < exact
+    assert found[8] > 0.95 * exact
+
+
+def test_what_the_policy_would_say_is_among_the_negatives(rows):
+    """A policy that is sure of two words: they are drawn in every step, any other now and then."""
+    loss = make_ilql(cql_samples=4, cql_proposal="policy")
+    head = nn.Linear(WIDTH, VOCAB)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.fill_(-20.0)[[3, 7]] = 5.0
+    loss.actor_network[1].module = head
+    drawn = []
+    loss.qvalue_network.module.sampled_cql_term = lambda *args, negatives, log_weight, **options: drawn.append(
+        (negatives, log_weight)
+    )
+    for _ in range(20):
+        with pytest.raises(TypeError):  # nothing came of it
+            loss(rows)
+    assert all({3, 7} <= set(tokens.tolist()) for tokens, _ in drawn)
+    assert len({tuple(tokens.tolist()) for tokens, _ in drawn}) > 3
+    for tokens, log_weight in drawn:
+        torch.testing.assert_close(log_weight.exp(), torch.where(torch.isin(tokens, torch.tensor([3, 7])), 1.0, 5.0))
+
+
+def test_samples_by_the_policy_with_a_trunk_of_the_values_own(rows):
+    """The actor's trunk is read for its words even where its own loss is off."""
+    options = {"actor_weight": 0.0, "value_trunk": make_actor(seed=5)[0]}
+    exact, sampled = make_ilql(**options), make_ilql(cql_samples=VOCAB, cql_proposal="policy", **options)
+    torch.testing.assert_close(sampled(rows)["loss_cql"], exact(rows)["loss_cql"])
+
+
+def test_a_policy_that_knows_fewer_tokens_cannot_propose(rows):
+    loss = make_ilql(cql_samples=4, cql_proposal="policy")
+    loss.actor_network[1].module = nn.Linear(WIDTH, VOCAB - 2)
+    with pytest.raises(ValueError, match=r"knows 10 tokens, the values 12.*use 'uniform'"):
+        loss(rows)
+    with pytest.raises(ValueError, match="cql_proposal must be one of"):
+        make_ilql(cql_samples=4, cql_proposal="model")
+
+
 def test_sampling_needs_a_network_that_can(rows):
     with pytest.raises(ValueError, match="at least 1 or None, got 0"):
         make_ilql(cql_samples=0)

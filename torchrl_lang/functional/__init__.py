@@ -14,7 +14,7 @@ from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_es
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
-from torchrl_lang.functional.sampled_terms import sampled_cross_entropy
+from torchrl_lang.functional.sampled_terms import sampled_cross_entropy, systematic_sample
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "row_length",
     "sampled_cross_entropy",
     "shift_left",
+    "systematic_sample",
     "td_target",
     "top_k_filter",
     "top_p_filter",

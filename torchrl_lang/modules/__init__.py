@@ -1,5 +1,6 @@
 """Models: trunk over any Hugging Face causal LM, value and Q heads, actors, cached decoding, saving."""
 
+from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import (
     ACTION_VALUE,
     LOGITS,
@@ -13,11 +14,13 @@ from torchrl_lang.modules.actor import (
 )
 from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
-from torchrl_lang.modules.heads import QValueHead, ValueHead
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
+from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
+from torchrl_lang.modules.value_head import ValueHead
 
 __all__ = [
     "ACTION_VALUE",
@@ -26,11 +29,13 @@ __all__ = [
     "LOGITS",
     "NEXT_TOKEN",
     "STATE_VALUE",
+    "ActionValueHead",
     "ActorParts",
     "NextTokenRule",
     "QValueHead",
     "RowCache",
     "SavedModel",
+    "TiedQValueHead",
     "Trunk",
     "UtteranceActor",
     "UtteranceDistribution",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -16,16 +16,21 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.heads import QValueHead, ValueHead
 from torchrl_lang.modules.language_model import load_causal_lm
+from torchrl_lang.modules.qvalue_head import QValueHead
+from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.value_head import ValueHead
 
 __all__ = ["SavedModel", "language_model_of", "load_language_model", "save_language_model"]
 
 _HEADS = "heads.safetensors"
 _MANIFEST = "torchrl_lang.json"
-_KINDS: dict[str, type[QValueHead] | type[ValueHead]] = {"QValueHead": QValueHead, "ValueHead": ValueHead}
+_KINDS: dict[str, Callable[..., ActionValueHead | ValueHead]] = {
+    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, ValueHead)
+}
 
 
 class SavedModel(NamedTuple):
@@ -33,8 +38,8 @@ class SavedModel(NamedTuple):
 
     lm: PreTrainedModel
     """The language model."""
-    heads: dict[str, QValueHead | ValueHead]
-    """Value heads by the name they were saved under."""
+    heads: dict[str, ActionValueHead | ValueHead]
+    """Value heads by the name they were saved under; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, where one was saved."""
 
@@ -42,7 +47,7 @@ class SavedModel(NamedTuple):
 def save_language_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential,
-    heads: Mapping[str, QValueHead | ValueHead] | None = None,
+    heads: Mapping[str, ActionValueHead | ValueHead] | None = None,
     *,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -58,7 +63,8 @@ def save_language_model(
         tokenizer: ``tokenizer.config()``.
 
     Raises:
-        ValueError: the actor's trunk is no Hugging Face model, so there is no plain format for it.
+        ValueError: the actor's trunk is no Hugging Face model, so there is no plain format for it; or a head is tied to
+            the embedding of another model.
 
     Examples:
         >>> import tempfile
@@ -70,14 +76,17 @@ def save_language_model(
         (['value'], 11)
     """
     folder, heads = Path(folder), dict(heads or {})
-    folder.mkdir(parents=True, exist_ok=True)
     model = lm if isinstance(lm, PreTrainedModel) else language_model_of(lm)
+    fields = {
+        name: {"class": type(head).__name__, **head.config(), **_tie(name, head, model)} for name, head in heads.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
     with _without_progress_bars():
         model.save_pretrained(folder)
     weights = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
     save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, folder / _HEADS)
     manifest = {
-        "heads": {name: {"class": type(head).__name__, **head.config()} for name, head in heads.items()},
+        "heads": fields,
         "tokenizer": None if tokenizer is None else dict(tokenizer),
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -103,17 +112,35 @@ def load_language_model(folder: str | Path, **kwargs: Any) -> SavedModel:
         return SavedModel(lm, {}, None)
     manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     weights = load_file(folder / _HEADS)
-    heads: dict[str, QValueHead | ValueHead] = {}
+    heads: dict[str, ActionValueHead | ValueHead] = {}
     for name, fields in manifest["heads"].items():
         options = dict(fields)
         kind = _KINDS.get(options.pop("class"))
         if kind is None:
             raise ValueError(f"Head {name!r} in {folder} is of the unknown class {fields['class']!r}.")
+        if "embedding" in options:
+            options["embedding"] = _embedding(lm, options["embedding"])
         head = kind(**options)
         prefix = f"{name}."
         head.load_state_dict({key[len(prefix) :]: value for key, value in weights.items() if key.startswith(prefix)})
         heads[name] = head.eval()
     return SavedModel(lm, heads, manifest["tokenizer"])
+
+
+def _tie(name: str, head: nn.Module, lm: PreTrainedModel) -> dict[str, str]:
+    """Which of the language model's embeddings a tied head reads."""
+    if not isinstance(head, TiedQValueHead):
+        return {}
+    for which in ("output", "input"):
+        if getattr(_embedding(lm, which), "weight", None) is head.embedding.weight:
+            return {"embedding": which}
+    raise ValueError(
+        f"Head {name!r} is tied to an embedding that is not in the language model to save: save it with its own."
+    )
+
+
+def _embedding(lm: PreTrainedModel, which: str) -> nn.Module:
+    return lm.get_input_embeddings() if which == "input" else lm.get_output_embeddings()
 
 
 @contextmanager

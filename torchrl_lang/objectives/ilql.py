@@ -21,10 +21,12 @@ from torchrl_lang.functional import (
     masked_mean,
     random_index,
     returns_to_go,
+    systematic_sample,
     td_target,
 )
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.negatives import Proposal, policy_proposal
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
@@ -69,7 +71,8 @@ class ILQLLoss(ValueRowLoss):
             margin, *, chunk_size, recompute)``, each returning the sum over decisions and heads, the terms ``[N,
             n_q]`` and the taken action's values ``[N, n_q]`` (as :meth:`QValueHead.cql_term
             <torchrl_lang.modules.QValueHead.cql_term>` does), a large table of values is never built. Any module
-            without them works by the whole table.
+            without them works by the whole table. Over a large vocabulary a
+            :class:`~torchrl_lang.modules.TiedQValueHead`, which has all of these, is by far the cheapest.
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
 
     Keyword Args:
@@ -81,9 +84,12 @@ class ILQLLoss(ValueRowLoss):
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
-        cql_samples: estimate CQL from so many uniform tokens a batch instead of the whole vocabulary; needs a
+        cql_samples: estimate CQL from so many tokens a batch instead of the whole vocabulary; needs a
             ``qvalue_network`` with ``vocab_size`` and ``sampled_cql_term``. Cheaper and biased: the term comes out too
             small (see :func:`~torchrl_lang.functional.sampled_cross_entropy`). None computes it exactly.
+        cql_proposal: how they are drawn. ``"uniform"``: best while values differ little. ``"policy"``: half of them by
+            what the policy says in this batch (see :func:`~torchrl_lang.objectives.negatives.policy_proposal`), each
+            with the weight that corrects for it: far fewer samples do where values are as peaked as policies are.
         margin: by how much the taken action should lead.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
             ``weight_clip`` with a large one.
@@ -161,6 +167,7 @@ class ILQLLoss(ValueRowLoss):
         cql_weight: float = 0.01,
         cql_temperature: float = 1.0,
         cql_samples: int | None = None,
+        cql_proposal: Proposal = "uniform",
         margin_weight: float = 0.0,
         margin: float = 0.0,
         actor_weight: float = 1.0,
@@ -200,7 +207,9 @@ class ILQLLoss(ValueRowLoss):
         _within("lmbda", lmbda, 0, 1)
         if cql_temperature <= 0:
             raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
+        _one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
         self._set_samples(cql_samples)
+        self.cql_proposal = cql_proposal
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -256,7 +265,8 @@ class ILQLLoss(ValueRowLoss):
         actor_trunk, head, _ = split_actor(self.actor_network)
         batch = self._find(tensordict)
         shared = self.value_trunk is None
-        actor_rows = actor_trunk(batch.rows.copy()) if shared or self.actor_weight else batch.rows
+        proposes = bool(self.cql_weight) and self.cql_samples is not None and self.cql_proposal == "policy"
+        actor_rows = actor_trunk(batch.rows.copy()) if shared or self.actor_weight or proposes else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         values = self._values(
             batch,
@@ -264,7 +274,7 @@ class ILQLLoss(ValueRowLoss):
             full=self._reads_table,
             taken=bool(self.qvalue_weight),
             target=bool(self.value_weight and self.target != "mc") or self._weighs_advantages,
-            short_cuts=self._short_cuts(batch.action),
+            short_cuts=self._short_cuts(batch, actor_rows),
         )
         out = {
             "loss_value": self._value_loss(batch, values),
@@ -327,25 +337,31 @@ class ILQLLoss(ValueRowLoss):
         exact_cql = self.cql_weight and self.cql_samples is None and not self._has_short_cut("cql_term")
         return bool(exact_cql or (self.margin_weight and not self._has_short_cut("margin_term")))
 
-    def _short_cuts(self, action: Tensor) -> dict[str, dict[str, Any]]:
+    def _short_cuts(self, batch: DecisionBatch, actor_rows: TensorDictBase) -> dict[str, dict[str, Any]]:
         """Methods of the Q network that compute a term without the table, with their options."""
         found: dict[str, dict[str, Any]] = {}
         chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
         pieces = {"chunk_size": chunk_size, "recompute": self.reduction == "none"}
         if self.cql_weight and self.cql_samples is not None:
-            found["sampled_cql_term"] = {"temperature": self.cql_temperature, "negatives": self._negatives(action)}
+            negatives = self._negatives(batch, actor_rows, self.cql_samples)
+            found["sampled_cql_term"] = {"temperature": self.cql_temperature} | negatives
         elif self.cql_weight and self._has_short_cut("cql_term"):
             found["cql_term"] = {"temperature": self.cql_temperature} | pieces
         if self.margin_weight and self._has_short_cut("margin_term"):
             found["margin_term"] = {"margin": self.margin} | pieces
         return found
 
-    def _negatives(self, action: Tensor) -> Tensor:
-        """Uniform tokens ``[cql_samples]``, others in every call; which ones is part of the state."""
-        assert self.cql_samples is not None
-        draws = torch.arange(self.cql_samples, device=action.device) + self.cql_draws * self.cql_samples
+    def _negatives(self, batch: DecisionBatch, actor_rows: TensorDictBase, m: int) -> dict[str, Tensor]:
+        """Tokens ``[m]``, others in every call, and how to weigh them; which ones is part of the state."""
+        vocabulary, device = self.qvalue_network.module.vocab_size, batch.action.device
+        draw = self.cql_draws.to(device, copy=True)
         self.cql_draws += 1
-        return random_index(0, draws, self.qvalue_network.module.vocab_size)
+        if self.cql_proposal == "uniform":
+            return {"negatives": random_index(0, torch.arange(m, device=device) + draw * m, vocabulary)}
+        proposal = policy_proposal(batch, actor_rows, split_actor(self.actor_network).head, vocabulary)
+        start = random_index(0, draw, 2**31).double() / 2**31
+        tokens, log_weight = systematic_sample(proposal, m, start)
+        return {"negatives": tokens, "log_weight": log_weight}
 
     def _value_target(self, batch: DecisionBatch, values: Values) -> Tensor:
         """What V regresses on, ``[N]``, without gradient."""

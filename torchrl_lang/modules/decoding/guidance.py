@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decoding.readers import apply_head
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
@@ -32,8 +33,8 @@ class ValueGuidance(nn.Module):
     softmax; then it is not computed and the term is ``beta * min_k Q_k``.
 
     Args:
-        qvalue: action values, normally those of the target parameters: a :class:`QValueHead` or any module of
-            tensordicts that writes ``action_value`` ``[N, n_q, V]``.
+        qvalue: action values, normally those of the target parameters: a :class:`QValueHead`, a
+            :class:`TiedQValueHead` or any module of tensordicts that writes ``action_value`` ``[N, n_q, V]``.
         value: state value, a :class:`ValueHead` or a module that writes ``state_value`` ``[N, 1]``. Needed for
             ``"sign"``, for ``clip`` and for ranking by advantage.
         beta: strength; with ``"sign"`` a weight in ``[0, 1]``.
@@ -76,9 +77,10 @@ class ValueGuidance(nn.Module):
         self.needs_value = weighting == "sign" or clip is not None
         if self.needs_value and value is None:
             raise ValueError("weighting='sign' and clip need the state value: pass value=.")
+        # The trunk before the heads: in a copy of this module, a head tied to it shall find the copied trunk.
+        self.value_trunk = trunk_module(value_trunk) if isinstance(value_trunk, Trunk) else value_trunk
         self.qvalue = qvalue
         self.value = value
-        self.value_trunk = trunk_module(value_trunk) if isinstance(value_trunk, Trunk) else value_trunk
         self.beta = beta
         self.weighting = weighting
         self.clip = clip
@@ -91,22 +93,25 @@ class ValueGuidance(nn.Module):
         states = {HIDDEN: hidden} if hidden_pre_norm is None else {HIDDEN: hidden, HIDDEN_PRE_NORM: hidden_pre_norm}
         return self._term(states)
 
-    def term(self, states: Mapping[str, Tensor]) -> Tensor:
-        """The term for every next token, from the states that a reader gives."""
-        return self._term(self._own(states))
+    def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
+        """The term for every next token, from the states that a reader gives; or for some, int64 ``[N, k] -> [N, k]``.
 
-    def advantage(self, states: Mapping[str, Tensor]) -> Tensor:
-        """``A = min_k Q_k - V`` of every next token, ``[N, V]``."""
+        Of some tokens a Q head of ours computes only their values, where that is cheaper than the whole table.
+        """
+        return self._term(self._own(states), tokens)
+
+    def advantage(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
+        """``A = min_k Q_k - V`` of every next token, ``[N, V]``, or of some as in :meth:`term`."""
         own = self._own(states)
-        return self._least_q(own) - self._v(own)
+        return self._least_q(own, tokens) - self._v(own)
 
     def _own(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if self.value_trunk is None:
             return states
         return {key[len(VALUE_PREFIX) :]: value for key, value in states.items() if key.startswith(VALUE_PREFIX)}
 
-    def _term(self, states: Mapping[str, Tensor]) -> Tensor:
-        score = self._least_q(states)
+    def _term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
+        score = self._least_q(states, tokens)
         if self.needs_value:
             score = score - self._v(states)
         if self.weighting == "exp":
@@ -115,11 +120,23 @@ class ValueGuidance(nn.Module):
             term = torch.where(score > 0, _log(self.beta), _log(1 - self.beta)).to(score.dtype)
         return term if self.clip is None else term.clamp_max(self.clip)
 
-    def _least_q(self, states: Mapping[str, Tensor]) -> Tensor:
-        least = apply_head(self.qvalue, states, ACTION_VALUE).amin(-2)
+    def _least_q(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
+        least = self._action_values(states, tokens).amin(-2)
         if self.value_min is None and self.value_max is None:
             return least
         return least.clamp(self.value_min, self.value_max)
+
+    def _action_values(self, states: Mapping[str, Tensor], tokens: Tensor | None) -> Tensor:
+        """``[N, n_q, V]``, or of some tokens ``[N, n_q, k]``."""
+        if tokens is None:
+            return apply_head(self.qvalue, states, ACTION_VALUE)
+        head: Any = self.qvalue
+        if type(head) is TensorDictModule and head.in_keys == [getattr(head.module, "in_key", None)]:
+            head = head.module
+        if isinstance(head, ActionValueHead) and head.in_key in states:
+            return head.among(states[head.in_key], tokens)
+        everything = apply_head(self.qvalue, states, ACTION_VALUE)
+        return everything.gather(-1, tokens.unsqueeze(-2).expand(-1, everything.shape[-2], -1))
 
     def _v(self, states: Mapping[str, Tensor]) -> Tensor:
         if self.value is None:

@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.functional.precision import widened
+from torchrl_lang.modules.action_values import few_of_many
 from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.readers import States
 
 __all__ = ["NextTokenRule"]
+
+# Room behind the k best for tokens that tie with the last of them, which happens in half precision.
+_TIES = 14
 
 
 class NextTokenRule(nn.Module):
@@ -22,6 +26,9 @@ class NextTokenRule(nn.Module):
     Forbidden tokens are masked before everything else, so they take no place in top-k or top-p. Temperature, top-k and
     top-p apply to the language model's logits only, before the value term; a token that they take out stays out. Where
     filter and a ``"sign"`` term together would leave no token at all, the value term is left out.
+
+    Under a ``top_k`` that is small beside the vocabulary only the tokens that it keeps are gone into: filters, values
+    and normalisation see ``[N, k]``. Top-p alone may keep any number, so there everything is computed.
 
     Args:
         forbidden: ids that may not be written.
@@ -63,14 +70,30 @@ class NextTokenRule(nn.Module):
 
     def forward(self, states: States) -> Tensor:
         """Log-probability of every next token, ``[N, V]``; ``states`` holds ``logits`` and what guidance reads."""
-        logits = filter_logits(
-            self.allowed(states[LOGITS]), temperature=self.temperature, top_k=self.top_k, top_p=self.top_p
-        )
+        logits = self.allowed(states[LOGITS])
+        tokens = self._candidates(logits)
+        if tokens is None:
+            return self._log_prob(logits, states)
+        among = self._log_prob(logits.gather(-1, tokens), states, tokens)
+        return among.new_full(logits.shape, -torch.inf).scatter_(-1, tokens, among)
+
+    def _candidates(self, logits: Tensor) -> Tensor | None:
+        """Some tokens among which are all that top-k keeps, int64 ``[N, k]``; None where the whole table is cheaper."""
+        if self.top_k is None or not few_of_many(self.top_k + _TIES, logits.shape[-1]):
+            return None
+        values, tokens = logits.topk(self.top_k + _TIES, -1)
+        # What ties with the last one is kept as well: if the ties reach the end, there may be more behind it.
+        beyond = (values[..., -1] >= values[..., self.top_k - 1]) & values[..., -1].isfinite()
+        return None if bool(beyond.any()) else tokens
+
+    def _log_prob(self, logits: Tensor, states: States, tokens: Tensor | None = None) -> Tensor:
+        """Log-probability among some tokens, with their logits; by default among all."""
+        logits = filter_logits(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         if self.guidance is None:
             return logits.log_softmax(-1)
         # A constant: nothing of the logits but which tokens are out.
         base = logits if self.guidance.include_logits else logits.masked_fill(logits.isfinite(), 0.0)
-        guided = base + self.guidance.term(states)
+        guided = base + self.guidance.term(states, tokens)
         if self.guidance.weighting == "sign":
             guided = torch.where(guided.isneginf().all(-1, keepdim=True), base, guided)
         return guided.log_softmax(-1)

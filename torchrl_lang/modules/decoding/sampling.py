@@ -129,7 +129,7 @@ def sample_utterances(
             _record(out.behavior_log_prob, row, slot, taken(rule.behavior(states), token), finished)
             _record(out.token_entropy, row, slot, entropy(log_prob), finished)
         if advantage and rule.guidance is not None:
-            gained = taken(rule.guidance.advantage(states), token).masked_fill(finished, 0.0)
+            gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
             out.advantage[row] += gained.to(out.advantage.dtype)
         finished = finished | (token == control.end_of_action)
         speaking = int((~finished).sum())  # the one wait for the device

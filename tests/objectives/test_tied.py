@@ -1,0 +1,110 @@
+"""ILQL with values tied to the language model's embedding: one embedding, read by actor, values and their targets."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torchrl.objectives import HardUpdate, SoftUpdate
+
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_heads, make_tied, total
+from torchrl_lang.modules import TiedQValueHead, ValueGuidance, qvalue_module
+from torchrl_lang.objectives import ILQLLoss
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+
+def make_detached(**options):
+    actor, (_, value) = make_actor(), make_heads()
+    torch.manual_seed(2)
+    return ILQLLoss(actor, qvalue_module(TiedQValueHead(WIDTH, actor[1].module)), value, **options)
+
+
+def embedding_of(loss):
+    return loss.actor_network[1].module
+
+
+@pytest.mark.parametrize("updater", [lambda loss: SoftUpdate(loss, tau=0.5), HardUpdate])
+def test_targets_hold_no_embedding_and_read_the_present_one(updater, rows):
+    loss = make_tied()
+    follow = updater(loss)
+    for params in (loss.qvalue_network_params, loss.target_qvalue_network_params):
+        assert all(VOCAB not in value.shape for value in params.values(True, True))
+    before = loss(rows)["target_qvalue"]
+    with torch.no_grad():
+        embedding_of(loss).weight.mul_(2)
+    assert not torch.isclose(loss(rows)["target_qvalue"], before)
+    follow.step()
+    assert total(loss(rows)).isfinite()
+
+
+def test_the_state_holds_the_embedding_once_and_comes_back(rows):
+    loss, other = make_tied(), make_tied()
+    total(loss(rows)).backward()
+    torch.optim.SGD([p for p in loss.parameters() if p.requires_grad], lr=0.5).step()
+    state = loss.state_dict()
+    assert all("actor_network" in name for name, value in state.items() if VOCAB in value.shape)
+    other.load_state_dict(state)
+    for name, value in losses_of(loss(rows)).items():
+        torch.testing.assert_close(other(rows)[name], value)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"margin_weight": 0.3, "cql_temperature": 0.7}, {"reduction": "none"}], ids=str
+)
+def test_pieces_equal_the_plain_form_and_gradients_reach_the_embedding(options, rows):
+    rows["token_reward"] = rows["token_reward"].double()
+    found = []
+    for chunk in (None, 4):
+        loss = make_tied(logits_chunk=chunk, **options).double()
+        sum(value.sum() for value in losses_of(loss(rows)).values()).backward()
+        found.append({name: p.grad for name, p in loss.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-8, atol=1e-10)
+
+
+def test_by_default_the_language_models_loss_alone_trains_the_embedding(rows):
+    """With the trunk's share through its input left out, nothing of the values arrives."""
+    loss = make_detached(actor_weight=0.0, detach_qvalue=True, detach_value=True)
+    total(loss(rows)).backward()
+    assert embedding_of(loss).weight.grad is None
+    assert all(p.grad is not None for p in loss.qvalue_network_params.parameters())
+
+
+def test_the_target_network_shares_the_actors_embedding(rows):
+    loss = make_tied()
+    network = loss.target_qvalue_network()
+    assert network.module.embedding is embedding_of(loss)
+    assert all(not p.requires_grad for p in network.parameters())
+    hidden = torch.randn(3, WIDTH)
+    before = ValueGuidance(network, beta=1.0)(hidden)
+    with torch.no_grad():
+        embedding_of(loss).weight.mul_(2)
+    assert not torch.allclose(ValueGuidance(network, beta=1.0)(hidden), before)
+
+
+def test_a_copied_loss_is_tied_to_its_own_actor(rows):
+    loss = make_tied()
+    copied = deepcopy(loss)
+    assert copied.qvalue_network.module.embedding is embedding_of(copied)
+    assert copied.qvalue_network.module.embedding is not embedding_of(loss)
+    total(copied(rows)).backward()
+    assert embedding_of(loss).weight.grad is None
+
+
+def test_training_lowers_the_losses(rows):
+    loss = make_detached(cql_weight=1.0)
+    follow = SoftUpdate(loss, tau=0.1)
+    optimizer = torch.optim.Adam([p for p in loss.parameters() if p.requires_grad], lr=0.02)
+    history = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        out = loss(rows)
+        total(out).backward()
+        optimizer.step()
+        follow.step()
+        history.append(losses_of(out))
+    for name in ("loss_qvalue", "loss_cql", "loss_actor"):
+        assert history[-1][name] < 0.7 * history[0][name], name

@@ -1,0 +1,72 @@
+"""Action values with a last layer of their own: what a state and each of its possible next tokens are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
+from torchrl_lang.modules.stacked_heads import HeadKind, fill_linears
+
+__all__ = ["QValueHead"]
+
+
+class QValueHead(ActionValueHead):
+    """Action values of every next token, by several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
+
+    The two kinds are those of the ILQL paper (arXiv 2206.11871). Parameters, for ``n_q`` heads: ``in_weight``
+    ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``; the
+    ``"residual"`` kind has ``4H`` for the inner ``2H``, ``H`` in the last layer, and further ``norm1_*``, ``mid_*``,
+    ``norm2_*``. Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much cheaper.
+
+    Args:
+        width: ``H``.
+        vocab_size: ``V``.
+        n_heads: ``n_q``; ILQL takes the least of two.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: of the ``"residual"`` kind.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import QValueHead
+        >>> head = QValueHead(8, vocab_size=5)
+        >>> hidden, action = torch.randn(3, 8), torch.tensor([4, 0, 2])
+        >>> head(hidden).shape, head.taken(hidden, action).shape
+        (torch.Size([3, 2, 5]), torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self, width: int, vocab_size: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, n_heads, vocab_size, kind, dropout)
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``."""
+        return self.out_weight.shape[1]
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build a head of the same shape."""
+        return super().config() | {"vocab_size": self.vocab_size, "n_heads": self.out_weight.shape[0]}
+
+    def last_layer(self, hidden: Tensor) -> LastLayer:
+        """The last layer and what it reads, of states ``[N, H]``."""
+        return LastLayer(self.features(hidden), self.out_weight, self.out_bias)
+
+    @classmethod
+    def from_linears(cls, linears: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> QValueHead:
+        """Build an ``"mlp"`` head from ``(weight, bias, weight, bias)`` of each head's two linear layers, copied.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.modules import QValueHead
+            >>> linears = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+            >>> head = QValueHead.from_linears([(*linears[0].parameters(), *linears[1].parameters())])
+            >>> hidden = torch.randn(2, 4)
+            >>> torch.testing.assert_close(head(hidden)[:, 0], linears[1](linears[0](hidden).relu()))
+        """
+        head = cls(linears[0][0].shape[1], linears[0][2].shape[0], n_heads=len(linears))
+        fill_linears(head, linears)
+        return head

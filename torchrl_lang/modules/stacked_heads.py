@@ -1,0 +1,89 @@
+"""The small networks behind all value heads, several of them in one: from a hidden state to what a last layer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+
+__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "fill_linears"]
+
+HeadKind = Literal["mlp", "residual"]
+
+OUT_STD = 0.01
+"""Standard deviation of a last layer's first weights."""
+
+
+class StackedHeads(nn.Module):
+    """``n`` small networks of the same shape with stacked weights, ``hidden [N, H] -> [n, N, out]``.
+
+    ``"mlp"``: ``Linear(H, 2H)``, ReLU, ``Linear(2H, out)``, read from ``hidden``.
+    ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
+    ``hidden_pre_norm``.
+
+    First layers start as :class:`torch.nn.Linear` does. The last layer starts small (normal, 0.01) with zero bias, so
+    that first values are near zero and the bootstrapped targets with them.
+    """
+
+    def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
+        super().__init__()
+        if kind not in ("mlp", "residual"):
+            raise ValueError(f"kind must be 'mlp' or 'residual', got {kind!r}.")
+        self.kind = kind
+        inner, features = (2 * width, 2 * width) if kind == "mlp" else (4 * width, width)
+        self.in_weight = _linear_init(n, inner, width)
+        self.in_bias = _linear_init(n, inner, fan_in=width)
+        if kind == "residual":
+            self.norm1_weight = nn.Parameter(torch.ones(n, 1, width))
+            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, width))
+            self.mid_weight = _linear_init(n, width, inner)
+            self.mid_bias = _linear_init(n, width, fan_in=inner)
+            self.norm2_weight = nn.Parameter(torch.ones(n, 1, width))
+            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, width))
+        self.dropout = nn.Dropout(dropout)
+        self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, OUT_STD))
+        self.out_bias = nn.Parameter(torch.zeros(n, out))
+
+    @property
+    def in_key(self) -> str:
+        """Which of the trunk's states these heads read."""
+        return HIDDEN if self.kind == "mlp" else HIDDEN_PRE_NORM
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build a head of the same shape."""
+        return {"width": self.in_weight.shape[-1], "kind": self.kind, "dropout": self.dropout.p}
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """Input of the last layer, ``[N, H] -> [n, N, F]``."""
+        n, inner, _ = self.in_weight.shape
+        if self.kind == "mlp":
+            first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
+            return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
+        x = F.layer_norm(hidden, hidden.shape[-1:]) * self.norm1_weight + self.norm1_bias  # [n, N, H]
+        x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
+        x = torch.baddbmm(self.mid_bias.unsqueeze(1), F.gelu(x), self.mid_weight.mT)
+        x = hidden + self.dropout(x)
+        return F.layer_norm(x, x.shape[-1:]) * self.norm2_weight + self.norm2_bias
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """Output of the last layer, ``[N, H] -> [n, N, out]``."""
+        return torch.baddbmm(self.out_bias.unsqueeze(1), self.features(hidden), self.out_weight.mT)
+
+
+def fill_linears(head: StackedHeads, linears: Sequence[tuple[Tensor, ...]]) -> None:
+    """Copy ``(weight, bias, weight, bias)`` of each network's two linear layers into an ``"mlp"`` head."""
+    with torch.no_grad():
+        for parameter, parts in zip(
+            (head.in_weight, head.in_bias, head.out_weight, head.out_bias), zip(*linears, strict=True), strict=True
+        ):
+            parameter.copy_(torch.stack(tuple(parts)))
+
+
+def _linear_init(*shape: int, fan_in: int | None = None) -> nn.Parameter:
+    bound = (fan_in or shape[-1]) ** -0.5
+    return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))

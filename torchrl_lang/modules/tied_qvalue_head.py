@@ -1,0 +1,118 @@
+"""Action values tied to a token embedding: no parameter of their own is as large as the vocabulary."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
+from torchrl_lang.modules.stacked_heads import HeadKind
+
+__all__ = ["TiedQValueHead"]
+
+
+class TiedQValueHead(ActionValueHead):
+    """Action values whose last layer is a language model's embedding of the tokens: ``[*N, H] -> [*N, n_q, V]``.
+
+    With ``E`` ``[V, D]`` the embedding and ``f_k`` the features of head ``k`` (see :class:`QValueHead`)::
+
+        Q_k(h, a) = <W_k f_k(h) + b_k, E_a> + w_k . f_k(h) + c_k
+
+    The last two terms are one number a state and head, so that a level that all tokens share need not be spelt in
+    ``E``; CQL and margin do not see it. ``out_weight`` ``[n_q, D + 1, 2H]`` and ``out_bias`` ``[n_q, D + 1]`` hold
+    ``W, b`` and, as last row, ``w, c``. First values are as near zero as those of a :class:`QValueHead`.
+
+    The embedding belongs to the language model. The head holds a reference, not a copy: ``E`` is not among its
+    parameters, nor in its ``state_dict``, nor in a loss's target parameters (a target head reads ``E`` as it is now),
+    and it moves to another device with the language model alone. A copy by :func:`copy.deepcopy` is tied to the copied
+    embedding where the language model is copied in the same call before it, as in a loss or an actor, and otherwise
+    shares ``E``. :func:`~torchrl_lang.modules.save_language_model` writes which embedding it is.
+
+    By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
+    That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
+
+    Args:
+        width: ``H``.
+        embedding: a module with ``weight`` ``[V, D]``: ``lm.get_output_embeddings()``, whose rows are made to be
+            compared with states, or ``lm.get_input_embeddings()``; often they share one weight.
+        n_heads: ``n_q``.
+        kind: ``"mlp"`` or ``"residual"``.
+        dropout: of the ``"residual"`` kind.
+        detach_embedding: False trains ``E`` by the values as well, whatever a loss's ``detach_qvalue`` says of states.
+
+    Raises:
+        TypeError: ``embedding`` is no module with a matrix ``weight``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import TiedQValueHead, causal_lm
+        >>> lm = causal_lm(vocab_size=900, layers=1, width=8, heads=2, max_length=16)
+        >>> head = TiedQValueHead(8, lm.get_output_embeddings())
+        >>> head(torch.randn(3, 8)).shape, sum(p.numel() for p in head.parameters())
+        (torch.Size([3, 2, 900]), 594)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        embedding: nn.Module,
+        *,
+        n_heads: int = 2,
+        kind: HeadKind = "mlp",
+        dropout: float = 0.0,
+        detach_embedding: bool = True,
+    ) -> None:
+        weight = getattr(embedding, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            raise TypeError(
+                "TiedQValueHead needs a module with a weight [V, D], such as lm.get_output_embeddings(), got "
+                f"{type(embedding).__name__}."
+            )
+        super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout)
+        self.detach_embedding = detach_embedding
+        self._owned_elsewhere = _Reference(embedding)
+        with torch.no_grad():  # so that a value is spread as it would be with rows W_a of its own
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
+            self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1).to(self.out_weight.device)
+            self.out_weight[:, -1] = 0.0
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The module that holds ``E``."""
+        return self._owned_elsewhere.module
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``, also after the language model's embedding was resized."""
+        return self._weight.shape[0]
+
+    @property
+    def _weight(self) -> Tensor:
+        return self._owned_elsewhere.module.weight
+
+    def config(self) -> dict[str, Any]:
+        """Arguments, beside the embedding, that build a head of the same shape."""
+        own = {"n_heads": self.out_weight.shape[0], "detach_embedding": self.detach_embedding}
+        return super().config() | own
+
+    def last_layer(self, hidden: Tensor) -> LastLayer:
+        """The last layer and what it reads, of states ``[N, H]``."""
+        out = self.outputs(hidden)  # [n_q, N, D + 1]
+        weight = self._weight.detach() if self.detach_embedding else self._weight
+        return LastLayer(out[..., :-1], weight.unsqueeze(0), shift=out[..., -1])
+
+
+class _Reference:
+    """Holds a module that belongs to another: not registered, and never copied by itself."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reference:
+        reference = copy(self)
+        reference.module = memo.get(id(self.module), self.module)
+        return reference
