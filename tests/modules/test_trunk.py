@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import pickle
 
 import pytest
 import torch
 
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
 from torchrl_lang.modules import Trunk, causal_lm, trunk_module
+
+groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,14 +116,18 @@ def test_which_models_can_be_read_piece_by_piece():
     assert not Trunk(causal_lm("bloom", **small)).supports_cache  # its positions come from the mask
 
 
-@pytest.mark.parametrize("groups", [2, 3, 7])
-def test_length_groups_change_no_state_and_no_gradient(groups):
+@pytest.mark.parametrize("groups", [2, 3, 7, "auto"])
+def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
+    monkeypatch.setitem(groups_module._CALL, "cpu", 4)  # or rows this small would all be run together
     lm = causal_lm(vocab_size=11, layers=2, width=16, heads=2, max_length=24)
     length = torch.tensor([[20, 3, 9], [14, 1, 20]])
     mask = torch.arange(20) < length[..., None]
     tokens = torch.randint(11, (2, 3, 20), generator=torch.Generator().manual_seed(0))
     outs, grads = [], []
-    for trunk in (Trunk(lm, expose_pre_norm=True), Trunk(lm, expose_pre_norm=True, length_groups=groups)):
+    for trunk in (
+        Trunk(lm, expose_pre_norm=True, length_groups=1),
+        Trunk(lm, expose_pre_norm=True, length_groups=groups),
+    ):
         lm.zero_grad()
         states = trunk(tokens, mask)
         sum(state[mask].square().sum() for state in states).backward()
@@ -129,3 +137,60 @@ def test_length_groups_change_no_state_and_no_gradient(groups):
         torch.testing.assert_close(grouped, plain, rtol=1e-4, atol=1e-5)
     for name, grad in grads[0].items():
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [0, "many", 1.5])
+def test_a_wrong_number_of_groups_is_refused(groups):
+    with pytest.raises(ValueError, match="length_groups must be 'auto' or a number of at least 1"):
+        Trunk(tiny_lm(), length_groups=groups)
+
+
+@pytest.mark.parametrize(("kind", "expose_pre_norm"), [("gpt2", False), ("gpt2", True), ("llama", False)])
+def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_norm):
+    lm, batch, found = tiny_lm(kind), rows(), []
+    for compiled in (False, True):
+        trunk = Trunk(lm, expose_pre_norm=expose_pre_norm)
+        if compiled:
+            trunk.compile(backend="aot_eager", fullgraph=True)
+        lm.zero_grad()
+        states = trunk(batch["tokens"], batch["attention_mask"])
+        states = states if expose_pre_norm else (states,)
+        sum(state[batch["attention_mask"]].square().sum() for state in states).backward()
+        grads = [p.grad.clone() for p in trunk.parameters()]
+        found.append([state.detach()[batch["attention_mask"]] for state in states] + grads)
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_compiling_adds_no_parameters_and_serves_every_shape():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    trunk = Trunk(tiny_lm(), length_groups=1)
+    names = list(trunk.state_dict())
+    trunk.compile(backend=backend)
+    for n, width in ((3, 8), (5, 11), (7, 16), (2, 5)):
+        batch = rows(n=n, width=width, longest=width)
+        torch.testing.assert_close(
+            trunk(batch["tokens"], batch["attention_mask"]), Trunk(trunk.model)(batch["tokens"]), rtol=1e-4, atol=1e-5
+        )
+    assert len(graphs) == 1
+    assert list(trunk.state_dict()) == names
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda trunk: pickle.loads(pickle.dumps(trunk))])  # noqa: S301
+def test_copies_of_a_compiled_trunk_compile_anew(copied):
+    trunk, batch = Trunk(tiny_lm()).compile(backend="eager"), rows()
+    before = trunk(batch["tokens"])
+    other = copied(trunk)
+    assert other.compiled
+    assert other._compiled is None
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+        other(batch["tokens"])
+    torch.testing.assert_close(trunk(batch["tokens"]), before)
+    assert not other(batch["tokens"]).isnan().any()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
-from torchrl_lang.modules import causal_lm
+from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.options import add_options, option, options_from
 from torchrl_lang.recipes.wordle_task import WordleTask
 
@@ -129,6 +129,18 @@ def test_a_pretrained_model_is_fitted_to_the_task(data, tmp_path, recipe):
     run = tmp_path / "run"
     assert train(recipe, data, run, "--steps", "2", "--eval-every", "2", "--pretrained", str(folder)) == 0
     assert main(["evaluate", "wordle", "--run", str(run), "--games", "4"]) == 0
+
+
+@pytest.mark.parametrize("recipe", ["wordle_bc", "wordle_ilql"])
+def test_only_the_top_of_a_pretrained_model_trains(data, tmp_path, recipe):
+    folder, run = tmp_path / "pretrained", tmp_path / "run"
+    causal_lm("llama", vocab_size=35, layers=2, width=16, heads=2, max_length=128).save_pretrained(folder)
+    options = ["--pretrained", str(folder), "--top-layers", "1", "--checkpointing", "--length-groups", "2"]
+    assert train(recipe, data, run, "--steps", "4", "--eval-every", "4", *options) == 0
+    before, after = (load_causal_lm(path).model.layers for path in (folder, run / "model"))
+    for layer, same in ((0, True), (1, False)):
+        pairs = zip(before[layer].parameters(), after[layer].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs if a.ndim == 2) == same
 
 
 @pytest.mark.parametrize(

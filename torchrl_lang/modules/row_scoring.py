@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -130,7 +130,7 @@ class RowScorer:
         return model if isinstance(model, Trunk) else None
 
     @property
-    def length_groups(self) -> int:
+    def length_groups(self) -> int | Literal["auto"]:
         """In how many groups of similar length the trunk reads a batch."""
         return 1 if self.trunk is None else self.trunk.length_groups
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict.nn import TensorDictModule
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "unwrapped"]
@@ -32,9 +34,11 @@ class Trunk(nn.Module):
         lm: a causal language model (its head is left aside) or the headless model itself, with or without PEFT
             adapters in it. It is used, not copied.
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
-        length_groups: sort the rows of a batch by length and run them in so many groups, each cut to its own longest
-            row. The same states with less computed on padding, where rows differ much in length; looks at the lengths,
-            so it waits for the device.
+        length_groups: run the rows of a batch in groups of similar length, each cut to its own longest row: the same
+            states with less computed on padding. ``"auto"`` finds the groups that cost least, see
+            :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes so many of equal size; 1 runs all
+            rows together. Groups are made where an attention mask is given; they look at the lengths and so wait for
+            the device. Under ``torch.compile`` of a caller ``"auto"`` is 1.
         final_norm: name of the final norm within the headless model, where it has an unusual one.
 
     Raises:
@@ -55,16 +59,18 @@ class Trunk(nn.Module):
         lm: PreTrainedModel,
         *,
         expose_pre_norm: bool = False,
-        length_groups: int = 1,
+        length_groups: int | Literal["auto"] = "auto",
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        if length_groups < 1:
-            raise ValueError(f"length_groups must be at least 1, got {length_groups}.")
+        if length_groups != "auto" and (not isinstance(length_groups, int) or length_groups < 1):
+            raise ValueError(f"length_groups must be 'auto' or a number of at least 1, got {length_groups!r}.")
         self.model = unwrapped(lm).base_model
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
+        self._compile_options: dict[str, Any] | None = None
+        self._compiled: Callable[..., tuple[Tensor, ...]] | None = None
         if expose_pre_norm:
             self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
 
@@ -90,12 +96,32 @@ class Trunk(nn.Module):
         takes_positions = "position_ids" in signature(type(self.model).forward).parameters
         return known and not local and takes_positions and config._attn_implementation in ("sdpa", "eager")
 
+    @property
+    def compiled(self) -> bool:
+        """Whether :meth:`compile` was called."""
+        return self._compile_options is not None
+
     def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
         """Recompute each layer in the backward pass instead of keeping its activations; effective in training mode."""
         if enabled:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             self.model.gradient_checkpointing_disable()
+        return self
+
+    def compile(self, **options: Any) -> Trunk:  # type: ignore[override]
+        """Compile the model with :func:`torch.compile`, in place of PyTorch's own ``compile`` of this module.
+
+        Whole rows, in training and evaluation, and decoding steps of one token a row run compiled from then on, for
+        all numbers and lengths of rows; prompts and replies that are read from a cache run as before. Each of the three
+        is compiled when it first comes, which takes from seconds to minutes. Weights stay where they are; copies of the
+        trunk, pickled or not, compile anew.
+
+        Args:
+            **options: of :func:`torch.compile`, ``dynamic=True`` unless given. ``backend="eager"`` needs no compiler.
+        """
+        self._compile_options = {"dynamic": True} | options
+        self._compiled = None
         return self
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -111,23 +137,25 @@ class Trunk(nn.Module):
         """
         self.check_length(tokens.shape[-1])
         flat = tokens.reshape(-1, tokens.shape[-1])
-        if self.length_groups > 1 and attention_mask is not None:
-            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1))
-        else:
+        groups = 1 if self.length_groups == "auto" and torch.compiler.is_compiling() else self.length_groups
+        if attention_mask is None or groups == 1 or flat.shape[0] < 2:
             states = self.states(flat, use_cache=False)
+        else:
+            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1))
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
 
     def _grouped(self, tokens: Tensor, length: Tensor) -> tuple[Tensor, ...]:
         """States of ``tokens`` ``[N, T]`` group by group, zero on padding that no group computed."""
-        order = length.argsort()
-        groups = []
-        for rows in order.chunk(self.length_groups):
-            width = max(int(length[rows[-1]]), 1)
-            states = self.states(tokens[rows, :width], use_cache=False)
-            groups.append([F.pad(state, (0, 0, 0, tokens.shape[-1] - width)) for state in states])
-        back = order.argsort()
-        return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*groups, strict=True))
+        groups = best_groups(length) if self.length_groups == "auto" else _equal_groups(length, self.length_groups)
+        read = []
+        for rows, width in groups:
+            states = self.states(tokens[:, :width] if len(groups) == 1 else tokens[rows, :width], use_cache=False)
+            read.append([F.pad(state, (0, 0, 0, tokens.shape[-1] - width)) for state in states])
+        if len(groups) == 1:
+            return tuple(read[0])
+        back = torch.cat([rows for rows, _ in groups]).argsort()
+        return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*read, strict=True))
 
     def check_length(self, length: int) -> None:
         """Raise unless the model has so many positions."""
@@ -143,11 +171,28 @@ class Trunk(nn.Module):
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
         """
+        options = self._compile_options
+        if options is None or ("past_key_values" in kwargs and not _is_step(tokens, kwargs)):
+            return self._run(tokens, **kwargs)
+        if self._compiled is None:
+
+            def run(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+                return self._run(tokens, **kwargs)
+
+            # Dynamo keeps what it compiled by code object and looks at no hooks: each trunk has one of its own.
+            run.__code__ = run.__code__.replace()
+            self._compiled = torch.compile(run, **options)
+        return self._compiled(tokens, **kwargs)
+
+    def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         # Embeddings are looked up here because some models, given ids with padding and no mask, warn and wait.
         embedded = self.model.get_input_embeddings()(tokens)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(super().__getstate__()) | {"_compiled": None}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
@@ -160,6 +205,16 @@ class Trunk(nn.Module):
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]
+
+
+def _equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
+    """``count`` groups of equal size, by length, each with its width."""
+    return [(rows, max(int(length[rows[-1]]), 1)) for rows in length.argsort().chunk(count)]
+
+
+def _is_step(tokens: Tensor, options: dict[str, Any]) -> bool:
+    """Whether one more token of each row is read; the first token of rows comes without positions."""
+    return tokens.shape[-1] == 1 and options.get("position_ids") is not None
 
 
 def unwrapped(lm: Any) -> Any:

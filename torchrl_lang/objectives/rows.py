@@ -30,7 +30,7 @@ class DecisionBatch(NamedTuple):
     """
 
     rows: TensorDictBase
-    """The rows, flattened to batch size ``[B]``."""
+    """The rows, flattened to batch size ``[B]``, for the trunk: their attention mask ends where no term reads on."""
     shape: torch.Size
     """``[*B, T]``, as the rows came."""
     attention_mask: Tensor
@@ -98,6 +98,9 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
+    # Weight of the environment's words, where a loss learns them as well.
+    transition_weight: float = 0.0
+
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
@@ -134,7 +137,7 @@ class RowLoss(LossModule):
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
         return DecisionBatch(
-            rows=self._trunk_input(tensordict, tokens),
+            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision_mask(action_mask), ended)),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             attention_mask=attention,
             decision=decision_mask(action_mask),
@@ -177,12 +180,19 @@ class RowLoss(LossModule):
                 raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
 
-    def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor) -> TensorDictBase:
+    def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
+        """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
+        position, length = torch.arange(attention.shape[-1], device=attention.device), attention.sum(-1)
+        last = length - 1 if self.transition_weight else torch.where(decision, position + 1, 0).amax(-1)
+        end = torch.where(terminated, last, length).clamp_min(1)  # where nothing ended, the last state bootstraps
+        return attention & (position < end[:, None])
+
+    def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor, read: Tensor) -> TensorDictBase:
         """A shallow copy of the rows with batch size ``[B]``, so that what modules write stays out of the input."""
         lazy = isinstance(tensordict, LazyStackedTensorDict)
         rows = tensordict.to_tensordict() if lazy else tensordict.copy()
         rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
-        rows = rows.reshape(-1)
+        rows = rows.reshape(-1).set(self.tensor_keys.attention_mask, read)
         if tokens.dtype != torch.int64:
             rows.set(self.tensor_keys.tokens, tokens.long())
         return rows

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 from transformers import PreTrainedModel
 
 from torchrl_lang.data import RowDataset, row_buffer, top_fraction
-from torchrl_lang.modules import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.wordle_task import WordleTask
 from torchrl_lang.training import (
@@ -27,7 +27,7 @@ from torchrl_lang.training import (
     warmup_cosine,
 )
 
-__all__ = ["OfflineOptions", "build_lm", "train_offline"]
+__all__ = ["OfflineOptions", "build_actor", "build_lm", "train_offline"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,14 @@ class OfflineOptions:
     layers: int = option(3, "transformer blocks of a model from scratch")
     width: int = option(64, "its width")
     heads: int = option(4, "its attention heads")
-    length_groups: int = option(4, "groups of similar length that a batch is run in, to compute less padding")
+    length_groups: int | None = option(
+        None, "groups of similar length that a batch is run in, to compute less padding; none takes what costs least"
+    )
     device: str = option("auto", "cpu, cuda, ...; auto takes a GPU where there is one")
     bf16: bool = option(False, "compute in bfloat16")
-    compile: bool = option(False, "compile the loss (needs a C++ compiler; slow to start)")
+    compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
+    checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
+    top_layers: int | None = option(None, "train only so many of the last transformer blocks; none trains all")
     eval_every: int = option(1000, "steps between evaluations, each with a checkpoint")
     eval_games: int = option(256, "games an evaluation")
     log_every: int = option(50, "steps between rows of the log")
@@ -70,11 +74,12 @@ class OfflineOptions:
             "width",
             "heads",
             "length_groups",
+            "top_layers",
             "eval_every",
             "eval_games",
             "log_every",
         ):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 learns from the best tenth.")
@@ -103,6 +108,16 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
         initializer_range=options.width**-0.5,
     )
     return lm.to(options.torch_device())
+
+
+def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTensorDictSequential:
+    """The language model as an actor, run and frozen as the options say."""
+    groups: Any = "auto" if options.length_groups is None else options.length_groups
+    actor = language_actor(lm, length_groups=groups, compile=options.compile)
+    actor[0].module.gradient_checkpointing(options.checkpointing)
+    if options.top_layers is not None:
+        train_top_layers(actor, options.top_layers)
+    return actor
 
 
 def train_offline(
@@ -153,9 +168,8 @@ def train_offline(
     start = checkpoints.restore() or 0
     log = make_log(options.out, trackers=options.logger)
     log.rewind(start or None)
-    compiled: Any = torch.compile(loss) if options.compile else loss
     training = train_steps(
-        compiled,
+        loss,
         lambda: buffer.sample().to(device),
         optimizer,
         steps=options.steps,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchrl_lang.modules import UtteranceActor, language_actor, save_language_model
+from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
 from torchrl_lang.training import seed_everything
@@ -26,7 +26,7 @@ def main(options: WordleBC) -> float:
     dataset, task = open_dataset(options.data)
     seed_everything(options.seed)
     lm = build_lm(options, dataset)
-    actor = language_actor(lm, length_groups=options.length_groups)
+    actor = build_actor(options, lm)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
     policy = UtteranceActor(actor, tokenizer.control, ACTION_LENGTH)

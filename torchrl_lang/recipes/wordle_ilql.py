@@ -13,13 +13,12 @@ from torchrl_lang.modules import (
     UtteranceActor,
     ValueGuidance,
     ValueHead,
-    language_actor,
     qvalue_module,
     save_language_model,
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
 from torchrl_lang.training import seed_everything
@@ -47,7 +46,7 @@ def build_loss(options: WordleILQL, lm: PreTrainedModel, vocab_size: int) -> tup
     width = lm.config.hidden_size
     qvalue, value = QValueHead(width, vocab_size).to(lm.device), ValueHead(width).to(lm.device)
     loss = ILQLLoss(
-        language_actor(lm, length_groups=options.length_groups),
+        build_actor(options, lm),
         qvalue_module(qvalue),
         value_module(value),
         gamma=options.gamma,

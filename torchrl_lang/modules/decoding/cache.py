@@ -14,6 +14,7 @@ __all__ = ["RowCache", "swap_rows"]
 
 # Attention is faster over a round number of slots (a fifth at 61 and 64, measured on a CPU); those too many are masked.
 _ROUND = 16
+_SPARE = 1  # a slot that is never looked at: a compiled step would be compiled anew for the case that it sees all
 
 
 class RowCache(Cache):
@@ -44,6 +45,7 @@ class RowCache(Cache):
         self._capacity = rows
         self._rows: Tensor | None = None
         self._positions: Tensor | None = None
+        self._slots: dict[int, Tensor] = {}
         self._visible = size
 
     def extend(
@@ -75,14 +77,10 @@ class RowCache(Cache):
         if max(visible, tokens.shape[-1]) > self.size:
             raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
         self._rows, self._positions, self._visible = rows, positions, _rounded(visible)
+        self._slots.clear()
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
-        slots = torch.arange(self._visible, device=tokens.device)
-        mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)  # [N, 1, q, S], taken as it is by Hugging Face models
-        if trunk.model.config._attn_implementation == "eager":  # which adds the mask to the scores
-            mask = torch.zeros_like(mask, dtype=trunk.model.dtype).masked_fill(
-                ~mask, torch.finfo(trunk.model.dtype).min
-            )
+        mask = _scores(positions, self._visible, trunk.model.dtype)  # taken as it is by Hugging Face models
         return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
 
     def update(
@@ -93,10 +91,15 @@ class RowCache(Cache):
             self.layers.append(_RowLayer())
         layer = self.layers[layer_idx]
         if not layer.is_initialized:
-            layer.allocate(key_states, value_states, self._capacity or key_states.shape[0], _rounded(self.size))
+            layer.allocate(
+                key_states, value_states, self._capacity or key_states.shape[0], _rounded(self.size) + _SPARE
+            )
         if self._positions is None:
             return layer.write_front(key_states, value_states, self._rows)
-        return layer.write(key_states, value_states, self._positions, self._visible, self._rows)
+        heads = key_states.shape[1]
+        if heads not in self._slots:  # the same for all layers, but for models of mixed layers
+            self._slots[heads] = _slots(self._positions, self._rows, heads, layer.keys.shape[2])
+        return layer.write(key_states, value_states, self._slots[heads], self._visible, self._rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, int64 ``[M]``, in that order; a row may be taken more than once."""
@@ -122,12 +125,29 @@ class RowCache(Cache):
     def grow(self, size: int) -> None:
         """Make room for ``size`` tokens a row; what is in the cache stays."""
         for layer in self.layers:
-            layer.grow(_rounded(size))
+            layer.grow(_rounded(size) + _SPARE)
         self.size = max(size, self.size)
 
 
 def _rounded(slots: int) -> int:
     return -(-slots // _ROUND) * _ROUND
+
+
+def _scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of the first slots: 0 up to the token's own position, else the least number.
+
+    ``int64 [N, q] -> [N, 1, q, visible]``. As numbers, because attention would make them of bools anew in each layer.
+    """
+    unseen = torch.arange(visible, device=positions.device) > positions[:, None, :, None]
+    zero = torch.zeros((), dtype=dtype, device=positions.device)
+    return torch.where(unseen, torch.finfo(dtype).min, zero)
+
+
+def _slots(positions: Tensor, rows: Tensor | None, heads: int, size: int) -> Tensor:
+    """Where the tokens at ``positions`` ``[N, q]`` lie in ``[rows * heads * size]``, int64 ``[N * heads * q]``."""
+    row = torch.arange(positions.shape[0], device=positions.device) if rows is None else rows
+    plane = row[:, None] * heads + torch.arange(heads, device=positions.device)  # [N, heads]
+    return (plane[:, :, None] * size + positions[:, None, :]).flatten()
 
 
 def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
@@ -178,12 +198,11 @@ class _RowLayer(CacheLayerMixin):
         return keys, values
 
     def write(
-        self, keys: Tensor, values: Tensor, positions: Tensor, visible: int, rows: Tensor | None
+        self, keys: Tensor, values: Tensor, slots: Tensor, visible: int, rows: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        n = positions.shape[0]
-        row = torch.arange(n, device=positions.device) if rows is None else rows
-        self.keys[row[:, None], :, positions] = keys.transpose(1, 2)
-        self.values[row[:, None], :, positions] = values.transpose(1, 2)
+        n, _, _, width = keys.shape
+        for kept, new in ((self.keys, keys), (self.values, values)):
+            kept.view(-1, width).index_copy_(0, slots, new.reshape(-1, width))
         seen = self.keys[:, :, :visible], self.values[:, :, :visible]
         return (seen[0][:n], seen[1][:n]) if rows is None else (seen[0][rows], seen[1][rows])
 
