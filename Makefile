@@ -17,8 +17,8 @@ check: $(STAMP)  ## Lint, import order and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Measure speed as ratios; a table, and JSON in benchmarks/results
-	$(BIN)/python -m benchmarks
+bench: $(STAMP)  ## Measure speed and memory: one table, with JSON and figures in benchmarks/results (ARGS="--quick scaling")
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # PyTorch comes first, at its pinned version, so that nothing pulls in another build.
 $(STAMP): pyproject.toml constraints.txt
@@ -29,4 +29,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-agilerl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,33 +1,99 @@
-"""Run all benchmarks: ``python -m benchmarks [--quick] [NAME ...]``."""
+"""Run all benchmarks and print one table: ``python -m benchmarks [--quick] [--device cpu|cuda] [NAME ...]``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from benchmarks.common import RESULTS, record, table
+import torch
 
-NAMES = ("wordle_env", "data_pipeline", "training_step", "large_vocabulary", "decoding", "kl_transforms")
+from benchmarks import figures, overview
+from benchmarks.common import RESULTS, compared, device, machine, record, using
+
+NAMES = (
+    "wordle_env",
+    "data_pipeline",
+    "training_step",
+    "rivals",
+    "large_vocabulary",
+    "decoding",
+    "kl_transforms",
+    "scaling",
+)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and record; 1 where a figure missed its target, else 0."""
+    options = _options(arguments)
+    chosen = torch.device(options.device) if options.device else device()
+    print(_place(chosen), flush=True)
+    records: overview.Records = {}
+    try:
+        for name in options.names or NAMES:
+            records[name] = _measure(name, chosen, options.quick)
+    finally:  # what was measured is shown, whatever came after it
+        print(f"\n{overview.text(records)}")
+    return int(any(entry["ok"] is False for found in records.values() for entry in found["rows"]))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions; nothing is recorded")
-    options = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a CUDA device where there is one")
+    options = parser.parse_args(arguments)
     unknown = set(options.names) - set(NAMES)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose among {', '.join(NAMES)}")
-    missed = False
-    for name in options.names or NAMES:
-        print(f"\n{name}: {importlib.import_module(f'benchmarks.{name}').__doc__}", flush=True)
-        rows = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
-        before = {} if options.quick else record(rows, RESULTS / f"{name}.json")
-        print(table(rows, before))
-        missed = missed or any(entry["ok"] is False for entry in rows)
-    sys.exit(1 if missed else 0)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no CUDA device was found; leave it out to measure on the CPU")
+    return options
+
+
+def _place(chosen: torch.device) -> str:
+    with using(chosen):
+        what = f"Measuring on {machine()['device']}"
+    if chosen.type == "cuda":
+        return f"{what}; benchmarks of the processor's work stay on the CPU."
+    return f"{what}." if torch.cuda.is_available() else f"{what}; no CUDA device found."
+
+
+def _measure(name: str, chosen: torch.device, quick: bool) -> dict[str, Any]:
+    """Run one benchmark; unless it is a quick look, record it and draw its figures."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    # A benchmark that says ON_CUDA makes its tensors on device(); the others measure the CPU wherever they run.
+    on = chosen if getattr(module, "ON_CUDA", False) else torch.device("cpu")
+    folder = RESULTS if on.type == "cpu" else RESULTS / on.type
+    about = (module.__doc__ or "").split("\n\n")[0]
+    print(f"\n{name} on {on}: {about}", flush=True)
+    began = time.perf_counter()
+    with using(on):
+        rows = module.run(quick=quick)
+        found = compared(rows, folder / f"{name}.json")
+        if not quick:
+            record(rows, folder / f"{name}.json")
+    missed = sum(entry["ok"] is False for entry in rows)
+    print(f"  {len(rows)} figures, {missed} missed, {time.perf_counter() - began:,.0f} s", flush=True)
+    if not quick:
+        _draw(rows, folder)
+        page = overview.markdown(overview.recorded(folder, NAMES))
+        (folder / "table.md").write_text(page, encoding="utf-8")
+    return found
+
+
+def _draw(rows: list[dict[str, Any]], folder: Path) -> None:
+    try:
+        for entry in rows:
+            if "figure" in entry:
+                figures.draw(entry["figure"], folder)
+    except ImportError as error:
+        print(f"  no pictures: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,7 +20,7 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from benchmarks import kl_torchrl
 from benchmarks.common import interleaved, one_core, ratio, row
 from benchmarks.memory import peak_bytes
-from benchmarks.training_step import _batches
+from benchmarks.wordle_batches import wordle_batches
 from torchrl_lang.functional import categorical_kl, projected_kl
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.transforms import (
@@ -41,7 +41,7 @@ BYTES_PER_POSITION = 32 * CHUNK
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    batches = _batches()
+    batches = wordle_batches()
     return [
         *_scoring(batches, quick),
         *_step("continuous", *_continuous(), quick),

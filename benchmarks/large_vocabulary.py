@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,14 +9,26 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.objectives import SoftUpdate
+from transformers import PreTrainedModel
 
-from benchmarks.common import interleaved, one_core, ratio, row
+from benchmarks.common import device, interleaved, median, one_core, ratio, row
 from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
-from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.modules import (
+    NextTokenRule,
+    QValueHead,
+    TiedQValueHead,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.training import total_loss
 
+ON_CUDA = True
 WIDTH, LAYERS = 128, 2
 
 
@@ -64,29 +75,51 @@ def make_batch(case: Case, rows: int) -> TensorDictBase:
         token_reward=torch.where(agent, torch.randn(shape, generator=g), 0.0),
         terminated=torch.rand(rows, 1, generator=g) < 0.5,
         batch_size=[rows],
-    )
+    ).to(device())
+
+
+class Model(NamedTuple):
+    """A language model and the heads that losses over it share."""
+
+    lm: PreTrainedModel
+    qvalue: QValueHead
+    value: ValueHead
+
+
+def make_model(case: Case, layers: int = LAYERS, width: int = WIDTH, heads: int = 4) -> Model:
+    lm = causal_lm(vocab_size=case.vocabulary, layers=layers, width=width, heads=heads, max_length=case.length)
+    return Model(lm.to(device()), QValueHead(width, case.vocabulary).to(device()), ValueHead(width).to(device()))
+
+
+def make_loss(model: Model, *, tied: bool = False, **options: Any) -> ILQLLoss:
+    head: QValueHead | TiedQValueHead = model.qvalue
+    if tied:
+        head = TiedQValueHead(model.lm.config.hidden_size, model.lm.get_output_embeddings()).to(device())
+    heads = qvalue_module(head), value_module(model.value)
+    loss = ILQLLoss(language_actor(model.lm), *heads, **options)
+    SoftUpdate(loss, tau=0.01)
+    return loss
 
 
 def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    lm = causal_lm(vocab_size=case.vocabulary, layers=LAYERS, width=WIDTH, heads=4, max_length=case.length)
-    qvalue, value = QValueHead(WIDTH, case.vocabulary), ValueHead(WIDTH)
+    model = make_model(case)
     forms: dict[str, nn.Module] = {}
     for name, weight in (("CQL off", 0.0), ("CQL on", 0.01)):
         for suffix, chunk in (("", "auto"), (", whole table", None)):
-            heads = qvalue_module(qvalue), value_module(value)
-            forms[name + suffix] = ILQLLoss(language_actor(lm), *heads, cql_weight=weight, logits_chunk=chunk)
-            SoftUpdate(forms[name + suffix], tau=0.01)
-        forms[f"{name}, naive"] = NaiveILQL(lm, qvalue, value, cql_weight=weight)
-
-    heads = qvalue_module(qvalue), value_module(value)
-    forms["CQL sampled"] = ILQLLoss(language_actor(lm), *heads, cql_samples=SAMPLES)
-    SoftUpdate(forms["CQL sampled"], tau=0.01)
+            forms[name + suffix] = make_loss(model, cql_weight=weight, logits_chunk=chunk)
+        forms[f"{name}, naive"] = NaiveILQL(*model, cql_weight=weight).to(device())
+    forms["CQL sampled"] = make_loss(model, cql_samples=SAMPLES)
+    forms["CQL on, tied heads"] = make_loss(model, tied=True)
+    forms["CQL sampled by the policy, tied heads"] = make_loss(
+        model, tied=True, cql_samples=SAMPLES, cql_proposal="policy"
+    )
 
     def steps(batch: TensorDictBase) -> dict[str, Callable[[], None]]:
-        each = {"plain": _plain(lm, batch)} | {name: _step(form, batch) for name, form in forms.items()}
+        each = {"plain": plain_step(model.lm, batch)}
+        each |= {name: ilql_step(form, batch) for name, form in forms.items()}
         # What a step leaves behind, its gradients, counts in its peak and is gone before the next one.
-        return {name: _cleared(step, [lm, *forms.values()]) for name, step in each.items()}
+        return {name: cleared(step, [model.lm, *forms.values()]) for name, step in each.items()}
 
     batch = make_batch(case, case.rows)
     for name in case.lighter:
@@ -97,31 +130,40 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
     times = interleaved(jobs | {"arithmetic": _arithmetic(case.vocabulary, decisions)}, repeats)
     naive_times = interleaved({"plain": jobs["plain"]} | slow, max(1, repeats // 3))
     jobs = steps(make_batch(case, case.rows_for_memory))
-    peaks = {name: peak_bytes(job) / 2**20 for name, job in jobs.items()}
+    peaks = {name: peak_bytes(job, device()) / 2**20 for name, job in jobs.items()}
     label = f"V={case.vocabulary:,}"
-    return [*_time_rows(label, times, naive_times), *_memory_rows(label, case, peaks)]
+    return [*_time_rows(label, times, naive_times), *_memory_rows(label, case, peaks), _guided(label, model, repeats)]
+
+
+def _guided(label: str, model: Model, repeats: int) -> dict[str, Any]:
+    """The next token of 64 rows under top-k 50: values of all tokens beside those of the tokens that are kept."""
+    table = nn.Sequential(model.qvalue)  # a module that is not known to compute less
+    states = {"logits": torch.randn(64, model.qvalue.vocab_size), "hidden": torch.randn(64, WIDTH)}
+    states = {name: value.to(device()) for name, value in states.items()}
+
+    def job(qvalue: nn.Module) -> Callable[[], None]:
+        rule = NextTokenRule(top_k=50, guidance=ValueGuidance(qvalue, beta=1.0)).to(device())
+        return torch.no_grad()(lambda: rule(states))
+
+    times = interleaved({"all": job(table), "kept": job(model.qvalue)}, max(3, repeats))
+    return row(
+        f"{label}: guided word of 64 rows under top-k, values of all / of those kept", ratio(times, "all", "kept"), "x"
+    )
 
 
 def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
     """A trunk of the size of GPT-2 small, where the vocabulary is the lesser part."""
     torch.manual_seed(0)
     case = Case(50_257, 4, 64, 4, {})
-    lm = causal_lm(vocab_size=case.vocabulary, layers=12, width=768, heads=12, max_length=case.length)
-    batch = make_batch(case, case.rows)
+    model = make_model(case, layers=12, width=768, heads=12)
     forms = {
-        name: ILQLLoss(
-            language_actor(lm),
-            qvalue_module(QValueHead(768, case.vocabulary)),
-            value_module(ValueHead(768)),
-            **options,
-        )
-        for name, options in (("CQL on", {}), ("CQL sampled", {"cql_samples": SAMPLES}))
+        "CQL on": make_loss(model),
+        "CQL on, tied heads": make_loss(model, tied=True),
+        "CQL sampled": make_loss(model, cql_samples=SAMPLES),
     }
-    steps = {"plain": _plain(lm, batch)}
-    for name, form in forms.items():
-        SoftUpdate(form, tau=0.01)
-        steps[name] = _step(form, batch)
-    jobs = {name: _cleared(step, [lm, *forms.values()]) for name, step in steps.items()}
+    batch = make_batch(case, case.rows)
+    steps = {"plain": plain_step(model.lm, batch)} | {name: ilql_step(form, batch) for name, form in forms.items()}
+    jobs = {name: cleared(step, [model.lm, *forms.values()]) for name, step in steps.items()}
     times = interleaved(jobs, repeats)
     best = min(forms, key=lambda name: ratio(times, name, "plain"))
     return [
@@ -136,7 +178,7 @@ def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(lm: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
+def plain_step(lm: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     """Hugging Face's loss on the padded rows, forward and backward."""
 
     def step() -> None:
@@ -147,7 +189,7 @@ def _plain(lm: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     return step
 
 
-def _step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
+def ilql_step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     def step() -> None:
         losses = form(batch)
         total = sum(losses.values()) if isinstance(losses, dict) else total_loss(losses)
@@ -156,7 +198,7 @@ def _step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     return step
 
 
-def _cleared(step: Callable[[], None], forms: list[nn.Module]) -> Callable[[], None]:
+def cleared(step: Callable[[], None], forms: list[nn.Module]) -> Callable[[], None]:
     def job() -> None:
         step()
         for form in forms:
@@ -167,7 +209,7 @@ def _cleared(step: Callable[[], None], forms: list[nn.Module]) -> Callable[[], N
 
 def _arithmetic(vocabulary: int, decisions: int) -> Callable[[], None]:
     """Each Q head's three products with its last layer, at decisions: what exact CQL has to compute."""
-    features, weight = torch.randn(decisions, 2 * WIDTH), torch.randn(vocabulary, 2 * WIDTH)
+    features, weight = (torch.randn(n, 2 * WIDTH, device=device()) for n in (decisions, vocabulary))
 
     def job() -> None:
         for _ in range(2):
@@ -188,11 +230,12 @@ def _check(ours: nn.Module, naive: nn.Module, batch: TensorDictBase) -> None:
 
 def _time_rows(label: str, times: dict[str, list[float]], naive_times: dict[str, list[float]]) -> list[dict[str, Any]]:
     extra = [on - off for on, off in zip(times["CQL on"], times["CQL off"], strict=True)]
-    share = statistics.median(a / b for a, b in zip(extra, times["arithmetic"], strict=True))
+    share = median(a / b for a, b in zip(extra, times["arithmetic"], strict=True))
     rows = [row(f"{label}: ILQL, CQL off / plain step", ratio(times, "CQL off", "plain"), "x", MAX_RATIO, at_most=True)]
     rows += [
         row(f"{label}: ILQL, {name} / plain step", ratio(times, name, "plain"), "x")
-        for name in ("CQL on", "CQL sampled", "CQL off, whole table", "CQL on, whole table")
+        for name in times
+        if name not in ("plain", "arithmetic", "CQL off")
     ]
     rows += [
         row(f"{label}: ILQL, {name} / plain step", ratio(naive_times, name, "plain"), "x")
@@ -200,7 +243,7 @@ def _time_rows(label: str, times: dict[str, list[float]], naive_times: dict[str,
         if name != "plain"
     ]
     rows.append(row(f"{label}: what CQL adds / its three products", share, "x", MAX_ARITHMETIC, at_most=True))
-    rows.append(row(f"{label}: plain language-model step", statistics.median(times["plain"]) * 1000, "ms"))
+    rows.append(row(f"{label}: plain language-model step", median(1000 * took for took in times["plain"]), "ms"))
     return rows
 
 

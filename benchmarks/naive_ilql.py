@@ -71,7 +71,7 @@ def _cross_entropy(table: Tensor, action: Tensor) -> Tensor:
 def _successors(decision: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Position of each position's next decision, or of the row's last token; and where it is the latter."""
     end = real.sum(-1, keepdim=True) - 1
-    position = torch.arange(decision.shape[1]).expand_as(decision)
+    position = torch.arange(decision.shape[1], device=decision.device).expand_as(decision)
     following = torch.where(decision, position, decision.shape[1] + 1)
     following = F.pad(following[:, 1:], (0, 1), value=decision.shape[1] + 1)
     following = following.flip(-1).cummin(-1).values.flip(-1)

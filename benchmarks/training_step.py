@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 
 from benchmarks.common import interleaved, one_core, ratio, row
-from torchrl_lang.data import generate_dataset, row_buffer
+from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.recipes.wordle_ilql import WordleILQL, build_loss
-from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
 from torchrl_lang.training import total_loss
 
 MAX_RATIO = 1.15
@@ -28,39 +26,29 @@ SIZES = {"demo model": (3, 64), "4 layers, 128 wide": (4, 128)}
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    batches = _batches()
+    batches = wordle_batches()
     rows = []
     for name, (layers, width) in SIZES.items():
         rows += _compare(name, layers, width, batches, repeats=5 if quick else 25)
     return rows
 
 
-def _batches() -> list[TensorDictBase]:
-    """Batches of 64 games of the demo's data, trimmed to their longest row."""
-    task = WordleTask.of("100", "official")
-    with tempfile.TemporaryDirectory() as folder:
-        player = mediocre_player(task, seed=0)
-        dataset = generate_dataset(task.env(1024), player, f"{folder}/data", episodes=2000, seed=0, progress=False)
-        buffer = row_buffer(dataset[:], 64, seed=0, drop_last=True)
-        return [buffer.sample() for _ in range(8)]
-
-
 def _compare(name: str, layers: int, width: int, batches: list[TensorDictBase], repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    shape = {"layers": layers, "width": width, "heads": 4, "max_length": 74}
-    lm = causal_lm(vocab_size=35, pad=29, **shape)
-    other = causal_lm(vocab_size=35, pad=29, **shape)
+    shape = {"layers": layers, "width": width, "heads": 4, "max_length": MAX_LENGTH}
+    lm = causal_lm(vocab_size=VOCABULARY, pad=PAD, **shape)
+    other = causal_lm(vocab_size=VOCABULARY, pad=PAD, **shape)
 
     def recipe() -> ILQLLoss:
         """The very loss of the demo: lambda-returns, and the environment's words learned as well."""
-        loss, _, _ = build_loss(WordleILQL(data=Path(), out=Path()), lm, 35)
+        loss, _, _ = build_loss(WordleILQL(data=Path(), out=Path()), lm, VOCABULARY)
         SoftUpdate(loss, tau=0.01)
         return loss
 
     def ilql(groups: int, own_trunk: bool = False) -> ILQLLoss:
         actor = language_actor(lm, length_groups=groups)
         trunk = language_actor(other, length_groups=groups)[0] if own_trunk else None
-        heads = qvalue_module(QValueHead(width, 35)), value_module(ValueHead(width))
+        heads = qvalue_module(QValueHead(width, VOCABULARY)), value_module(ValueHead(width))
         loss = ILQLLoss(actor, *heads, value_trunk=trunk)
         SoftUpdate(loss, tau=0.01)
         return loss

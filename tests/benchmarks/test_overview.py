@@ -1,0 +1,120 @@
+"""One table of all benchmarks, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import overview
+from benchmarks.common import RESULTS, Median, compared, row
+from benchmarks.figures import described
+
+NAMES = ("toy", "other")
+
+
+def toy(rows, doc="A toy."):
+    module = types.ModuleType("toy", doc)
+    module.run = lambda quick: rows() if callable(rows) else rows
+    return module
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Two small benchmarks that are measured like any other, and a folder of their own."""
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "NAMES", NAMES)
+    monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", Median(0.5, 0.4, 0.7), "x", 1.0, at_most=True)]))
+    monkeypatch.setitem(sys.modules, "benchmarks.other", toy([row("b|c", 3.0, "ms", note="noted")]))
+    return tmp_path
+
+
+def test_one_table_with_a_group_for_each_benchmark(tmp_path):
+    records = {name: compared([row(f"figure of {name}", 1.0, "x")], tmp_path / "none.json") for name in NAMES}
+    lines = overview.text(records).splitlines()
+    assert sum(line.startswith("what") for line in lines) == 1
+    found = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("toy (cpu", "figure of toy", "other (cpu", "figure of other")
+    ]
+    assert found == sorted(found)
+
+
+def test_a_heading_says_what_was_other_the_last_time():
+    record = {
+        "machine": {"device": "cpu: X", "processor": "X"},
+        "changed": {"torch": "1.0"},
+        "rows": [row("a", 1.0, "x")],
+    }
+    assert "toy (cpu: X); last time: torch 1.0" in overview.text({"toy": record})
+
+
+def test_a_run_prints_the_table_and_writes_records_and_page(folder, capsys):
+    assert command.main(["--device", "cpu"]) == 0
+    assert "0.5 [0.4, 0.7]" in capsys.readouterr().out
+    assert json.loads((folder / "toy.json").read_text())["rows"][0]["high"] == 0.7
+    page = (folder / "table.md").read_text()
+    assert "| a | 0.5 [0.4, 0.7] | x | 1 | ok |  |  |" in page
+    assert "b\\|c" in page
+    assert "* b|c: noted" in page
+
+
+def test_a_second_run_of_one_benchmark_compares_and_keeps_the_others_on_the_page(folder, capsys, monkeypatch):
+    command.main(["--device", "cpu"])
+    monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", 2.0, "x", 1.0, at_most=True)]))
+    capsys.readouterr()
+    assert command.main(["--device", "cpu", "toy"]) == 1  # it missed its target
+    printed, page = capsys.readouterr().out, (folder / "table.md").read_text()
+    assert "| a | 2 | x | 1 | MISSED | 0.5 | 4.00x |" in page
+    assert "b\\|c" in page
+    assert "b|c" not in printed
+
+
+def test_a_quick_look_compares_and_records_nothing(folder, capsys):
+    command.main(["--device", "cpu"])
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    capsys.readouterr()
+    command.main(["--device", "cpu", "--quick"])
+    assert "1.00x" in capsys.readouterr().out
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+
+
+def test_what_was_measured_is_shown_when_a_later_benchmark_fails(folder, capsys, monkeypatch):
+    def fail():
+        raise RuntimeError("broken")
+
+    monkeypatch.setitem(sys.modules, "benchmarks.other", toy(fail))
+    with pytest.raises(RuntimeError, match="broken"):
+        command.main(["--device", "cpu"])
+    assert "0.5 [0.4, 0.7]" in capsys.readouterr().out
+
+
+def test_without_matplotlib_it_says_so_and_goes_on(folder, capsys, monkeypatch):
+    figure = described("curves", "Title", "x", {"y": {"line": {1: 1.0, 2: 2.0}}})
+    monkeypatch.setitem(sys.modules, "benchmarks.toy", toy([row("a", 1.0, "x", figure=figure)]))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert command.main(["--device", "cpu", "toy"]) == 0
+    assert "no pictures: Pictures need matplotlib" in capsys.readouterr().out
+    assert (folder / "toy.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [(["nothing"], "there is no benchmark nothing"), (["--device", "nowhere"], "nowhere")]
+)
+def test_what_there_is_not_is_refused(folder, capsys, arguments, error):
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert error in capsys.readouterr().err
+
+
+def test_every_record_of_the_repository_can_be_shown():
+    """Those of earlier versions, too, which knew no spread."""
+    records = overview.recorded(RESULTS, command.NAMES)
+    assert records
+    for found in records.values():
+        for entry in found["rows"]:
+            assert entry["name"] in overview.text(records)
+    assert overview.markdown(records).count("| what |") == 1

@@ -1,0 +1,112 @@
+"""Scaling curves: their steepness by hand, what they hold, and steps that run on whatever device they are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from benchmarks import scaling, scaling_envs
+from benchmarks.common import using
+from benchmarks.figures import described
+
+MAKERS = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand, torch.randint,
+          torch.randn, torch.randperm, torch.zeros)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with using(torch.device("cpu")):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("points", "power"),
+    [
+        ({1: 7.0, 10: 3.0, 20: 12.0, 40: 48.0}, 2),  # only the last three count
+        ({40: 8.0, 10: 2.0, 20: 4.0}, 1),  # in any order
+        ({64: 5.0, 256: 5.0}, 0),
+        ({1: 1.0, 4: 2.0}, 0.5),
+    ],
+)
+def test_growth_by_hand(points, power):
+    assert scaling.growth(points) == pytest.approx(power, abs=1e-9)
+
+
+def test_an_axis_gives_ratios_at_its_ends_and_a_figure_with_all_of_its_points(monkeypatch):
+    monkeypatch.setattr(scaling, "BASE", scaling.BASE._replace(rows=8, length=32))
+    rows = {entry["name"]: entry for entry in scaling._axis("vocabulary", (32, 4096), budget=0.0)}
+    assert {name.split(":")[0] for name in rows} == {"vocabulary 32", "vocabulary 4,096", "vocabulary to 4,096"}
+    assert all(entry["value"] > 0 or "power" in name for name, entry in rows.items())
+    (figure,) = [entry["figure"] for entry in rows.values() if "figure" in entry]
+    assert figure["name"] == "scaling_vocabulary"
+    for panel in figure["panels"]:
+        assert {tuple(points["x"]) for points in panel["curves"].values()} == {(32, 4096)}
+        assert len(panel["curves"]) == 5
+    # At 4,096 words tables of all values weigh most, and only the naive form builds them.
+    assert rows["vocabulary 4,096: naive ILQL, CQL on / ILQL, CQL on, peak memory"]["value"] > 1.5
+
+
+def test_the_naive_form_is_left_out_where_it_does_not_fit(monkeypatch):
+    small, large = (scaling.BASE._replace(vocabulary=v, rows=2, length=8) for v in (32, 1024))
+    monkeypatch.setattr(scaling, "_free_memory", lambda: scaling.TABLES * 4 * 2 * 8 * 1000)
+    assert scaling.NAIVE in scaling._steps(small, sampled=False)
+    assert scaling.NAIVE not in scaling._steps(large, sampled=False)
+    times = {x: {"a": [1.0], scaling.PLAIN: [2.0]} | ({scaling.NAIVE: [3.0]} if x < 9 else {}) for x in (8, 9)}
+    assert scaling._curve(scaling.NAIVE, times, lambda taken: taken[0]) == {8: 3.0}
+
+
+def test_the_bound_of_the_naive_forms_memory_holds():
+    case = scaling.BASE._replace(vocabulary=8192, rows=8, length=32)
+    step = scaling._steps(case, sampled=False)[scaling.NAIVE]
+    table = 4 * case.rows * case.length * case.vocabulary
+    assert 2 * table < scaling.peak_bytes(step) < scaling.TABLES * table
+
+
+class _Placed(TorchFunctionMode):
+    """Refuses to make a tensor by a function that was not told where."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        assert func not in MAKERS or kwargs.get("device") is not None or kwargs.get("out") is not None, func
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("form", [scaling.PLAIN, scaling.NAIVE])
+def test_steps_of_the_rivals_say_where_each_tensor_is_made(form):
+    step = scaling._steps(scaling.BASE._replace(vocabulary=64, rows=4, length=16), sampled=False)[form]
+    with _Placed():
+        step()
+        with pytest.raises(AssertionError):
+            torch.zeros(2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_steps_and_games_run_on_a_cuda_device(monkeypatch):
+    monkeypatch.setattr(scaling, "BASE", scaling.BASE._replace(vocabulary=64, rows=4, length=16))
+    with using(torch.device("cuda")):
+        rows = scaling._axis("vocabulary", (32, 64), budget=0.0)
+        assert all(entry["value"] > 0 for entry in rows if "peak memory" in entry["name"])
+        actions = scaling_envs._guesses(["crane", "slate"], 4)
+        scaling_envs._play(scaling_envs._env(["crane", "slate"], 4), actions)
+
+
+def test_more_envs_take_more_memory_and_packed_sets_more_still():
+    words = [f"{a}{b}cde" for a in "abcdefghij" for b in "klmnopqrst"]
+    size = {}
+    for n in (64, 128):
+        actions = scaling_envs._guesses(words, n)
+        for form in scaling_envs.FORMS:
+            size[form, n] = scaling_envs._peak(words, actions, form)
+    assert size["env.step", 64] < size["env.step", 128]
+    assert size["env.step", 128] < size["env.step, packed sets", 128]
+
+
+def test_the_compiled_rollout_plays_the_same_guesses():
+    words = ["crane", "slate", "point", "bumpy"]
+    actions = scaling_envs._guesses(words, 8)
+    kept = scaling_envs.CompiledRollout(
+        scaling_envs._env(words, 8), scaling_envs._Drawn(actions), scaling_envs.TURNS, backend="eager"
+    )()
+    assert kept["action"].equal(torch.stack(actions, 1))
+    assert described("a", "b", "c", {"turns": {"line": {8: 1.0}}})["panels"][0]["curves"]["line"]["x"] == [8]
