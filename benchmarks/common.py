@@ -103,6 +103,12 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def synchronized() -> None:
+    """Wait until the device has done its work; nothing on a CPU."""
+    if device().type == "cuda":
+        torch.cuda.synchronize(device())
+
+
 def seconds(job: Callable[[], Any]) -> float:
     """How long a job takes; on a CUDA device by its events, from an idle device until all of its work is done."""
     on = device()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +11,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.common import interleaved, one_core, ratio, row
+from benchmarks.common import device, interleaved, median, one_core, ratio, row, synchronized
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
 
+ON_CUDA = True
 CONTROL = wordle_tokenizer().control
 VOCABULARY, ACTION_LENGTH, TURNS, WIDTH = 35, 6, 6, 128
 ROW_LENGTH = 2 + 12 * TURNS
@@ -35,8 +35,9 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _run(repeats: int) -> list[dict[str, Any]]:
-    lm = causal_lm(vocab_size=VOCABULARY, layers=4, width=WIDTH, heads=4, max_length=96, pad=CONTROL.pad).eval()
-    guided = ValueGuidance(QValueHead(WIDTH, VOCABULARY), beta=4.0)
+    lm = causal_lm(vocab_size=VOCABULARY, layers=4, width=WIDTH, heads=4, max_length=96, pad=CONTROL.pad)
+    lm = lm.to(device()).eval()
+    guided = ValueGuidance(QValueHead(WIDTH, VOCABULARY).to(device()), beta=4.0)
     rows = _guidance(lm, guided, repeats)
     for n in BATCHES:
         rows += _acting(lm, guided, n, repeats)
@@ -45,7 +46,8 @@ def _run(repeats: int) -> list[dict[str, Any]]:
 
 def _guidance(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> list[dict[str, Any]]:
     """What values cost, and what reading each token once saves."""
-    clipped = ValueGuidance(QValueHead(WIDTH, VOCABULARY), ValueHead(WIDTH), beta=4.0, clip=0.0)
+    heads = QValueHead(WIDTH, VOCABULARY).to(device()), ValueHead(WIDTH).to(device())
+    clipped = ValueGuidance(*heads, beta=4.0, clip=0.0)
     jobs = {
         "plain": Game(MAIN, _policy(lm)).play,
         "guided": Game(MAIN, _policy(lm, guided)).play,
@@ -78,20 +80,27 @@ def _acting(lm: PreTrainedModel, guided: ValueGuidance, n: int, repeats: int) ->
 
     jobs: dict[str, Callable[[], Any]] = {"forward": forward, "acting": game.play}
     if n <= MAIN:
-        jobs |= {"plain": Game(n, _policy(lm)).play, "generate": Game(n, _generate(lm)).play}
+        jobs |= {
+            "compiled": Game(n, _policy(lm, guided, compile=True)).play,
+            "plain": Game(n, _policy(lm)).play,
+            "generate": Game(n, _generate(lm)).play,
+        }
     times = interleaved(jobs, repeats if n <= MAIN else max(repeats // 2, 2))
-    turn = [statistics.median(seconds) for seconds in zip(*game.turn_times, strict=True)]
+    turn = [float(median(seconds)) for seconds in zip(*game.turn_times, strict=True)]
     read = int(attention.sum())
     what = f"acting, batch {n}:"
     # Each real token of these rows counts once on both sides, so the ratio of the rates is that of the times.
     speed = ratio(times, "forward", "acting")
-    note = f"{_profile(lm, game)}; the forward pass: {read / statistics.median(times['forward']):,.0f} tokens/s."
+    note = f"{_profile(lm, game)}; the forward pass: {read / median(times['forward']):,.0f} tokens/s. {_bytes(game)}"
     rows = [
         row(f"{what} tokens/s over a plain forward's", speed, "x", MIN_ACTING_RATIO, note=note),
         row(f"{what} turn 6 / turn 2, time", turn[5] / turn[1], "x", MAX_TURN_RATIO, at_most=True),
         row(f"{what} turn 6 / turn 1 (1 new token, not 8), time", turn[5] / turn[0], "x"),
-        row(f"{what} tokens of transcripts", read / statistics.median(times["acting"]), "tokens/s"),
+        row(f"{what} tokens of transcripts", median(read / seconds for seconds in times["acting"]), "tokens/s"),
     ]
+    if "compiled" in jobs:
+        compiled = ratio(times, "forward", "compiled")
+        rows.insert(1, row(f"{what} the same with the trunk compiled", compiled, "x", MIN_ACTING_RATIO))
     if "generate" in jobs:
         rows.append(row(f"{what} over generate, plain", ratio(times, "generate", "plain"), "x", MIN_OVER_GENERATE))
         rows.append(row(f"{what} over generate, values on our side only", ratio(times, "generate", "acting"), "x"))
@@ -103,9 +112,11 @@ def _profile(lm: PreTrainedModel, game: Game) -> str:
     calls: list[tuple[int, int, float]] = []  # rows, tokens of each, seconds
 
     def begin(module: Any, args: Any, kwargs: dict[str, Tensor]) -> None:
+        synchronized()
         calls.append((*kwargs["inputs_embeds"].shape[:2], time.perf_counter()))
 
     def end(module: Any, args: Any, kwargs: dict[str, Tensor], out: Any) -> None:
+        synchronized()
         n, width, began = calls.pop()
         calls.append((n, width, time.perf_counter() - began))
 
@@ -131,13 +142,20 @@ def _profile(lm: PreTrainedModel, game: Game) -> str:
     return ", ".join([*parts, f"{rest:.0%} outside of the model"])
 
 
+def _bytes(game: Game) -> str:
+    """What the calls of one token must read beside the weights: the keys and values of all tokens before."""
+    visible = [2 + 12 * turn + place for turn in range(TURNS) for place in range(1, ACTION_LENGTH - 1)]
+    megabytes = 2 * 4 * 4 * WIDTH * game.valid.shape[1] * sum(visible) / 1e6  # keys and values, layers, bytes
+    return f"Calls of one token read {megabytes:,.0f} MB of keys and values a game, which a forward pass never stores."
+
+
 def _wordle(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> dict[str, Any]:
     """Games of Wordle, environment and record keeping included; an untrained policy uses all of its six tries."""
     actor = UtteranceActor(language_actor(lm), CONTROL, ACTION_LENGTH, guidance=guided, forbidden=FORBIDDEN, seed=0)
     words = [f"{a}{b}xyz" for a in "abcdefghijklmnopqrst" for b in "abcdefghij"][:WORDS]
-    env, games = WordleEnv(words, batch_size=[WORDLE_BATCH]), 2 * WORDLE_BATCH
+    env, games = WordleEnv(words, batch_size=[WORDLE_BATCH], device=device()), 2 * WORDLE_BATCH
     times = interleaved({"play": lambda: play_games(env, actor, games=games)}, repeats)
-    speed = games / statistics.median(times["play"])
+    speed = median(games / seconds for seconds in times["play"])
     return row(f"Wordle, {WORDS} words, batch {WORDLE_BATCH}, value-guided", speed, "games/s", PAPER_GAMES)
 
 
@@ -147,23 +165,24 @@ class Game:
     def __init__(self, n: int, policy: Policy) -> None:
         generator = torch.Generator().manual_seed(n)
         self.policy = policy
-        self.valid = torch.rand(TURNS, n, generator=generator) >= 0.1
+        self.valid = (torch.rand(TURNS, n, generator=generator) >= 0.1).to(device())
         colours = torch.randint(26, 29, (TURNS, n, ACTION_LENGTH - 1), generator=generator)
         ends = torch.full((TURNS, n, 1), CONTROL.end_of_state)
-        self.replies = torch.cat([colours, ends], -1)
+        self.replies = torch.cat([colours, ends], -1).to(device())
         self.turn_times: list[list[float]] = []
 
     def play(self) -> tuple[Tensor, Tensor]:
         """Rows and masks as they stand after the last word, before it is answered."""
-        n, place = self.valid.shape[1], torch.arange(ROW_LENGTH)
-        tokens = torch.full((n, ROW_LENGTH), CONTROL.pad)
+        n, place = self.valid.shape[1], torch.arange(ROW_LENGTH, device=device())
+        tokens = torch.full((n, ROW_LENGTH), CONTROL.pad, device=device())
         tokens[:, 0] = CONTROL.begin_action
-        length, seconds = torch.ones(n, dtype=torch.int64), []
+        length, seconds = torch.ones(n, dtype=torch.int64, device=device()), []
         for valid, reply in zip(self.valid, self.replies, strict=True):
             began = time.perf_counter()
             action = self.policy(tokens, place < length[:, None])
+            synchronized()
             seconds.append(time.perf_counter() - began)
-            spot = length[:, None] + torch.arange(2 * ACTION_LENGTH)
+            spot = length[:, None] + torch.arange(2 * ACTION_LENGTH, device=device())
             tokens = tokens.scatter(-1, spot, torch.cat([action, reply], -1))
             said = length + ACTION_LENGTH
             length = torch.where(valid, said + ACTION_LENGTH, said)
@@ -172,9 +191,11 @@ class Game:
         return tokens, place < said[:, None]
 
 
-def _policy(lm: PreTrainedModel, guidance: ValueGuidance | None = None, **options: Any) -> Policy:
+def _policy(
+    lm: PreTrainedModel, guidance: ValueGuidance | None = None, *, compile: bool = False, **options: Any
+) -> Policy:
     options = {"guidance": guidance, "forbidden": FORBIDDEN, "seed": 0} | options
-    actor = UtteranceActor(language_actor(lm), CONTROL, ACTION_LENGTH, **options)
+    actor = UtteranceActor(language_actor(lm, compile=compile), CONTROL, ACTION_LENGTH, **options)
 
     def act(tokens: Tensor, attention_mask: Tensor) -> Tensor:
         entries = {"tokens": tokens, "attention_mask": attention_mask}
@@ -190,7 +211,9 @@ def _generate(lm: PreTrainedModel) -> Policy:
     def act(tokens: Tensor, attention_mask: Tensor) -> Tensor:
         length = attention_mask.sum(-1)
         width = int(length.max())
-        source = torch.arange(width) - (width - length)[:, None]  # where each token of the padded row comes from
+        source = (
+            torch.arange(width, device=device()) - (width - length)[:, None]
+        )  # where each token of the padded row comes from
         prompt = tokens.gather(-1, source.clamp_min(0)).masked_fill(source < 0, CONTROL.pad)
         return lm.generate(
             prompt,

@@ -114,7 +114,8 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
     """The language model as an actor, run and frozen as the options say."""
     groups: Any = "auto" if options.length_groups is None else options.length_groups
     actor = language_actor(lm, length_groups=groups, compile=options.compile)
-    actor[0].module.gradient_checkpointing(options.checkpointing)
+    if options.checkpointing:
+        actor[0].module.gradient_checkpointing()
     if options.top_layers is not None:
         train_top_layers(actor, options.top_layers)
     return actor
