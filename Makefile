@@ -17,7 +17,7 @@ check: $(STAMP)  ## Lint, import order and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Measure speed and memory: one table, with JSON and figures in benchmarks/results (ARGS="--quick scaling")
+bench: $(STAMP)  ## Measure speed and memory into benchmarks/results; the rivals need an environment of 1.3 GB (ARGS="--quick scaling")
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # PyTorch comes first, at its pinned version, so that nothing pulls in another build.

@@ -24,7 +24,7 @@ from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedModel
 
 from benchmarks.common import interleaved, median, one_core, ratio, row
-from benchmarks.rival_agilerl import FOLDER, AgileRL, Unavailable, install
+from benchmarks.rival_agilerl import FOLDER, AgileRL, Unavailable, install, installed
 from benchmarks.rival_discrete_iql import OneTrunkPass, TrunkInEach
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
@@ -51,17 +51,19 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     batches = wordle_batches()
     repeats = 3 if quick else 15
     return [
-        *agilerl_rows(batches, repeats),
+        *agilerl_rows(batches, repeats, make=not quick),
         *discrete_iql_rows(batches, repeats),
         *three_trunk_rows(batches, repeats),
     ]
 
 
-def agilerl_rows(batches: Batches, repeats: int, folder: Path = FOLDER) -> list[dict[str, Any]]:
+def agilerl_rows(batches: Batches, repeats: int, folder: Path = FOLDER, *, make: bool = True) -> list[dict[str, Any]]:
     """AgileRL's step, ours and the plain one; where AgileRL cannot be had, a note that says why, and the other two."""
     plain, ours = Plain(make_lm(), batches), Learner(make_ilql(make_lm()), batches)
     jobs = {"plain": plain.step, "our losses": ours.losses, "our step": ours.step}
     try:
+        if not make and not installed(folder):
+            raise Unavailable("A quick look makes no environment for it.")
         with AgileRL(batches, SIZES, install(folder)) as rival:
             for_losses, for_step = (itertools.cycle(range(len(batches))) for _ in range(2))
             theirs = {

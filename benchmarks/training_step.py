@@ -15,6 +15,7 @@ from benchmarks.common import device, interleaved, median, one_core, ratio, row
 from benchmarks.packing import pack, packed_states
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.recipes.wordle_ilql import WordleILQL, build_loss
 from torchrl_lang.training import total_loss
@@ -112,5 +113,6 @@ def _packing(batch: TensorDictBase, repeats: int) -> list[dict[str, Any]]:
     lines = pack(batch["tokens"], length, LINE)
     times = interleaved({"packed": packed, "grouped": grouped}, repeats)
     share = float(length.sum()) / lines.tokens.numel()
-    note = f"lines of {LINE} tokens, {share:.0%} of them real; the mask that keeps rows apart costs more than it saves."
+    groups = len(length_groups(length))
+    note = f"lines of {LINE} tokens, {share:.0%} of them real, kept apart by a mask; beside {groups} groups of rows."
     return [row("trunk: rows packed into lines / groups by length", ratio(times, "packed", "grouped"), "x", note=note)]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, read_utterance, where_rows
 from torchrl_lang.envs.turns import Reply, planned_turn
 from torchrl_lang.schema import ControlTokens
@@ -163,3 +164,14 @@ def test_read_utterance_table():
     assert read.length.tolist() == list(lengths)
     assert read.closed.tolist() == list(closed)
     assert read.tokens.tolist() == [list(action) for action in actions]
+
+
+def test_an_environment_outlives_inference_mode():
+    env = WordleEnv(["crane", "slate"], batch_size=[3], seed=0)
+    with torch.inference_mode():
+        env.reset()
+        env.rollout(2)
+    rows = env.rollout(2)
+    assert not rows["tokens"].is_inference()
+    with torch.inference_mode():
+        assert env.reset()["tokens"].shape == (3, env.row_length)

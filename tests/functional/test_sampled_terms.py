@@ -131,3 +131,18 @@ def test_on_a_peaked_distribution_a_near_proposal_needs_far_fewer_samples_than_u
     bias = {m: too_small_by(m, q) for m in (8, 32, 128)}
     assert 0.15 > bias[8] > 4 * bias[32] > 16 * bias[128] > 0
     assert too_small_by(8, None) > too_small_by(128, None) > too_small_by(512, None) > 2 * bias[8]
+
+
+@pytest.mark.parametrize("start", [0.0, 0.4, 0.9])
+def test_a_small_rest_is_not_lost(start):
+    tokens, log_weight = systematic_sample(torch.tensor([1, 1e-17, 1e-17, 1e-17], dtype=torch.float64), 2, start)
+    assert tokens[0] == 0
+    assert tokens[1] > 0
+    torch.testing.assert_close(log_weight.exp(), torch.tensor([1.0, 3.0], dtype=torch.float64))
+
+
+def test_tokens_of_a_peaked_distribution_are_distinct():
+    q = (11 * torch.randn(272, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).softmax(-1)
+    for m in (2, 30, 271):
+        tokens, _ = systematic_sample(q, m, 0.37)
+        assert tokens.unique().shape == (m,)

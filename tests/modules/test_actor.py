@@ -92,3 +92,9 @@ def test_what_is_no_actor_is_refused():
     prob = ProbabilisticTensorDictModule(in_keys={"logits": "y"}, out_keys=["a"], distribution_class=Categorical)
     with pytest.raises(ValueError, match="writes 'logits'"):
         split_actor(ProbabilisticTensorDictSequential(silent, prob))
+
+
+@pytest.mark.parametrize("options", [{"length_groups": 4}, {"expose_pre_norm": True}, {"compile": True}])
+def test_options_of_a_trunk_that_is_there_are_refused(options):
+    with pytest.raises(ValueError, match="options of the trunk"):
+        language_actor(Trunk(tiny_lm()), head=torch.nn.Linear(WIDTH, 12), **options)

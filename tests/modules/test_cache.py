@@ -75,3 +75,41 @@ def test_a_later_turn_feeds_only_its_new_tokens():
 def test_more_than_the_cache_holds_is_refused():
     with pytest.raises(ValueError, match=r"9 tokens do not fit a RowCache\(8\)"):
         RowCache(8).extend(Trunk(tiny_lm()), torch.zeros(1, 9, dtype=torch.int64))
+
+
+def test_values_may_be_narrower_than_keys():
+    """As in multi-head latent attention."""
+    lm = causal_lm(
+        "deepseek_v3",
+        vocab_size=11,
+        layers=1,
+        width=16,
+        heads=2,
+        max_length=24,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        first_k_dense_replace=1,
+    )
+    trunk, row, cache = Trunk(lm.eval()), torch.randint(11, (2, 9)), RowCache(9)
+    with torch.no_grad():
+        cache.extend(trunk, row[:, :5])
+        for place in range(5, 9):
+            (hidden,) = cache.extend(trunk, row[:, place : place + 1], torch.full((2, 1), place))
+            torch.testing.assert_close(hidden[:, 0], trunk(row)[:, place], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_weights_of_mixed_dtypes(kind):
+    lm = causal_lm(kind, vocab_size=11, layers=1, width=16, heads=2, max_length=24).eval()
+    lm.get_input_embeddings().bfloat16()
+    embeddings = lm.get_input_embeddings()
+    embeddings.register_forward_hook(lambda module, args, out: out.float())
+    trunk, row, cache = Trunk(lm), torch.randint(11, (2, 6)), RowCache(6)
+    assert trunk.model.dtype == torch.bfloat16
+    with torch.no_grad():
+        cache.extend(trunk, row[:, :4])
+        (hidden,) = cache.extend(trunk, row[:, 4:], torch.tensor([[4, 5]]).expand(2, 2))
+        torch.testing.assert_close(hidden, trunk(row)[:, 4:], rtol=1e-4, atol=1e-5)

@@ -10,13 +10,19 @@ from transformers import AutoModelForCausalLM
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, heads, rows, tiny_lm
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import (
+    QValueHead,
     UtteranceActor,
     ValueGuidance,
+    ValueHead,
+    causal_lm,
     language_actor,
     language_model_of,
     load_language_model,
+    qvalue_module,
     save_language_model,
+    value_module,
 )
+from torchrl_lang.objectives import ILQLLoss
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,3 +73,12 @@ def test_an_actor_that_is_no_hugging_face_model_is_refused(tmp_path):
     prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
     with pytest.raises(ValueError, match="Only an actor of a Trunk"):
         save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
+
+
+def test_heads_without_weights_are_refused(tmp_path):
+    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+    heads = qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8))
+    loss = ILQLLoss(language_actor(lm), *heads)
+    with pytest.raises(ValueError, match="'target'] hold no weights"):
+        save_language_model(tmp_path / "model", lm, {"target": loss.target_qvalue_network().module})
+    assert not (tmp_path / "model").exists()

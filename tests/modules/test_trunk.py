@@ -139,7 +139,7 @@ def test_length_groups_change_no_state_and_no_gradient(groups, monkeypatch):
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("groups", [0, "many", 1.5])
+@pytest.mark.parametrize("groups", [0, "many", 1.5, True])
 def test_a_wrong_number_of_groups_is_refused(groups):
     with pytest.raises(ValueError, match="length_groups must be 'auto' or a number of at least 1"):
         Trunk(tiny_lm(), length_groups=groups)
@@ -187,10 +187,29 @@ def test_copies_of_a_compiled_trunk_compile_anew(copied):
     before = trunk(batch["tokens"])
     other = copied(trunk)
     assert other.compiled
-    assert other._compiled is None
+    assert not other._compiled
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
         other(batch["tokens"])
     torch.testing.assert_close(trunk(batch["tokens"]), before)
     assert not other(batch["tokens"]).isnan().any()
+
+
+def test_many_modes_do_not_crowd_each_other_out():
+    """Dynamo compiles a function a few times only, then never again."""
+    frames = []
+
+    def backend(graph, inputs):
+        frames.append(1)
+        return graph
+
+    trunk, batch = Trunk(tiny_lm(), length_groups=1).compile(backend=backend), rows()
+    for n in (1, 4):
+        for training in (True, False):
+            for grad in (True, False):
+                for autocast in (True, False):
+                    trunk.train(training)
+                    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                        trunk(batch["tokens"][:n])
+    assert len(frames) == 16

@@ -8,8 +8,27 @@ import pytest
 import torch
 from torchrl.objectives import HardUpdate, SoftUpdate
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_heads, make_tied, total
-from torchrl_lang.modules import TiedQValueHead, ValueGuidance, qvalue_module
+from tests.objectives.conftest import (
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_heads,
+    make_ilql,
+    make_rows,
+    make_tied,
+    total,
+)
+from torchrl_lang.modules import (
+    QValueHead,
+    TiedQValueHead,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.objectives import ILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -108,3 +127,31 @@ def test_training_lowers_the_losses(rows):
         history.append(losses_of(out))
     for name in ("loss_qvalue", "loss_cql", "loss_actor"):
         assert history[-1][name] < 0.7 * history[0][name], name
+
+
+def test_an_embedding_that_nothing_trains_is_refused():
+    lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
+    trunk = language_actor(value_lm)[0]
+    for embedding, detached in ((value_lm.lm_head, True), (value_lm.get_input_embeddings(), False)):
+        head = TiedQValueHead(16, embedding, detach_embedding=detached)
+        ILQLLoss(language_actor(lm), qvalue_module(head), value_module(ValueHead(16)), value_trunk=trunk)
+    lost = TiedQValueHead(16, value_lm.lm_head, detach_embedding=False)
+    with pytest.raises(ValueError, match="no optimiser would find it"):
+        ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
+
+
+def test_a_proposal_needs_a_number_of_samples():
+    with pytest.raises(ValueError, match="give their number"):
+        make_ilql(cql_proposal="policy")
+
+
+def test_no_gradient_is_kept_of_a_policy_that_only_proposes():
+    lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
+    options = {"cql_samples": 4, "cql_proposal": "policy", "value_trunk": language_actor(value_lm)[0]}
+    seen = []
+    for actor_weight in (0.0, 1.0):
+        actor = language_actor(lm)
+        actor[0].module.register_forward_hook(lambda _, args, out: seen.append(out.requires_grad))
+        head = qvalue_module(QValueHead(16, 12))
+        ILQLLoss(actor, head, value_module(ValueHead(16)), actor_weight=actor_weight, **options)(make_rows())
+    assert seen == [False, True]

@@ -278,7 +278,7 @@ class LanguageEnv(EnvBase):
             self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
             self._turns = torch.where(fresh, turns, self._turns)
         else:
-            if self._rows is None:
+            if self._rows is None or not self._rows.writable:
                 self._rows = GrowingRows(rows, self.row_length, self.tokenizer.control.pad)
             else:
                 self._rows.restart_(rows)

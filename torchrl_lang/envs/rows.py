@@ -96,6 +96,13 @@ class GrowingRows:
         return self._wide[0].shape[-1] - 1
 
     @property
+    def writable(self) -> bool:
+        """Whether this memory can be written to here: not what was made in inference mode, outside of it."""
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return True
+        return not any(entry.is_inference() for entry in self._wide)
+
+    @property
     def rows(self) -> Rows:
         """The rows as they stand, in this very memory: copy what is to last."""
         tokens, action_mask, token_reward = (entry[:, :-1] for entry in self._wide)

@@ -46,8 +46,10 @@ def systematic_sample(probability: Tensor, m: int, start: Tensor | float) -> tup
 def _inclusion(probability: Tensor, m: int) -> Tensor:
     """``min(1, c q)`` that sums to ``m < V``."""
     q = probability / probability.sum()
-    top = q.topk(m).values
-    left = (1 - top.cumsum(0) + top).clamp_min(torch.finfo(q.dtype).tiny)  # beside the i likeliest
+    top, likeliest = q.topk(m)
+    others = q.index_fill(0, likeliest, 0).sum()
+    # Beside the i likeliest, summed from the least on: a difference from 1 would lose all of a small rest.
+    left = (top.flip(0).cumsum(0).flip(0) + others).clamp_min(torch.finfo(q.dtype).tiny)
     scale = torch.arange(m, 0, -1, device=q.device) / left  # of the others, if those i are certain
     enough = scale * top <= 1
     enough[-1] = True

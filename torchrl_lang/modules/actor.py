@@ -66,7 +66,8 @@ def language_actor(
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
     Raises:
-        ValueError: there is no head, or the model changes its logits behind the head in a way that a head alone cannot.
+        ValueError: options of the trunk came with a trunk; there is no head, or the model changes its logits behind the
+            head in a way that a head alone cannot.
 
     Examples:
         >>> import torch
@@ -78,6 +79,11 @@ def language_actor(
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 5, 11])
     """
+    if isinstance(lm, Trunk) and (expose_pre_norm or length_groups != "auto" or compile):
+        raise ValueError(
+            "expose_pre_norm, length_groups and compile are options of the trunk, which was made before: give them to "
+            "Trunk(...), or call trunk.compile()."
+        )
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if compile:
         trunk.compile()

@@ -80,6 +80,13 @@ def save_language_model(
     fields = {
         name: {"class": type(head).__name__, **head.config(), **_tie(name, head, model)} for name, head in heads.items()
     }
+    empty = [name for name, head in heads.items() if not head.state_dict()]
+    if empty:
+        raise ValueError(
+            f"The heads {empty} hold no weights: a loss keeps those of its networks in tensordicts. Build a head of "
+            "the same class from head.config() and load, for instance, "
+            "loss.target_qvalue_network_params.get('module').to_dict() into it."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with _without_progress_bars():
         model.save_pretrained(folder)

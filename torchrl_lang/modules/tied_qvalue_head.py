@@ -31,6 +31,8 @@ class TiedQValueHead(ActionValueHead):
     embedding where the language model is copied in the same call before it, as in a loss or an actor, and otherwise
     shares ``E``. :func:`~torchrl_lang.modules.save_language_model` writes which embedding it is.
 
+    Where Hugging Face's ``resize_token_embeddings`` puts a new module in the embedding's place, build a new head.
+
     By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
     That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
 
@@ -87,7 +89,7 @@ class TiedQValueHead(ActionValueHead):
 
     @property
     def vocab_size(self) -> int:
-        """``V``, also after the language model's embedding was resized."""
+        """``V``, as many rows as the embedding has now."""
         return self._weight.shape[0]
 
     @property

@@ -63,14 +63,14 @@ class Trunk(nn.Module):
         final_norm: str | None = None,
     ) -> None:
         super().__init__()
-        if length_groups != "auto" and (not isinstance(length_groups, int) or length_groups < 1):
+        if length_groups != "auto" and (type(length_groups) is not int or length_groups < 1):
             raise ValueError(f"length_groups must be 'auto' or a number of at least 1, got {length_groups!r}.")
         self.model = unwrapped(lm).base_model
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
-        self._compiled: Callable[..., tuple[Tensor, ...]] | None = None
+        self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}
         if expose_pre_norm:
             self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
 
@@ -112,16 +112,17 @@ class Trunk(nn.Module):
     def compile(self, **options: Any) -> Trunk:  # type: ignore[override]
         """Compile the model with :func:`torch.compile`, in place of PyTorch's own ``compile`` of this module.
 
-        Whole rows, in training and evaluation, and decoding steps of one token a row run compiled from then on, for
-        all numbers and lengths of rows; prompts and replies that are read from a cache run as before. Each of the three
-        is compiled when it first comes, which takes from seconds to minutes. Weights stay where they are; copies of the
-        trunk, pickled or not, compile anew.
+        Whole rows and decoding steps of one token a row run compiled from then on, for all numbers and lengths of rows;
+        prompts and replies that are read from a cache run as before. Either is compiled when it first comes, which
+        takes from seconds to minutes, and once more for each mode that it comes in: with gradients or without, in
+        training or evaluation, under autocast, in inference mode, and for a single row or token. Weights stay where
+        they are; copies of the trunk, pickled or not, compile anew.
 
         Args:
             **options: of :func:`torch.compile`, ``dynamic=True`` unless given. ``backend="eager"`` needs no compiler.
         """
         self._compile_options = {"dynamic": True} | options
-        self._compiled = None
+        self._compiled = {}
         return self
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -171,18 +172,28 @@ class Trunk(nn.Module):
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
         """
-        options = self._compile_options
-        if options is None or ("past_key_values" in kwargs and not _is_step(tokens, kwargs)):
+        if not self.compiled or ("past_key_values" in kwargs and not _is_step(tokens, kwargs)):
             return self._run(tokens, **kwargs)
-        if self._compiled is None:
+        return self._compiled_run("past_key_values" in kwargs, tokens.device.type)(tokens, **kwargs)
+
+    def _compiled_run(self, step: bool, device: str) -> Callable[..., tuple[Tensor, ...]]:
+        mode = (
+            step,
+            self.model.training,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled(device),
+        )
+        if mode not in self._compiled:
 
             def run(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
                 return self._run(tokens, **kwargs)
 
-            # Dynamo keeps what it compiled by code object and looks at no hooks: each trunk has one of its own.
+            # Dynamo keeps what it compiled by code object, a few of each, and looks at no hooks: each trunk and mode
+            # has one of its own.
             run.__code__ = run.__code__.replace()
-            self._compiled = torch.compile(run, **options)
-        return self._compiled(tokens, **kwargs)
+            self._compiled[mode] = torch.compile(run, **(self._compile_options or {}))
+        return self._compiled[mode]
 
     def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         # Embeddings are looked up here because some models, given ids with padding and no mask, warn and wait.
@@ -192,7 +203,7 @@ class Trunk(nn.Module):
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(super().__getstate__()) | {"_compiled": None}
+        return dict(super().__getstate__()) | {"_compiled": {}}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]

@@ -208,6 +208,10 @@ class ILQLLoss(ValueRowLoss):
         if cql_temperature <= 0:
             raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
         _one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
+        if cql_proposal != "uniform" and cql_samples is None:
+            raise ValueError(
+                f"cql_proposal={cql_proposal!r} says how cql_samples are drawn: give their number as well."
+            )
         self._set_samples(cql_samples)
         self.cql_proposal = cql_proposal
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
@@ -266,7 +270,9 @@ class ILQLLoss(ValueRowLoss):
         batch = self._find(tensordict)
         shared = self.value_trunk is None
         proposes = bool(self.cql_weight) and self.cql_samples is not None and self.cql_proposal == "policy"
-        actor_rows = actor_trunk(batch.rows.copy()) if shared or self.actor_weight or proposes else batch.rows
+        trains = shared or bool(self.actor_weight)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and trains):
+            actor_rows = actor_trunk(batch.rows.copy()) if trains or proposes else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         values = self._values(
             batch,

@@ -81,7 +81,9 @@ class RowLoss(LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
 
     It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
-    needs them.
+    needs them. The trunk reads each row up to the last decision or the state that bootstraps, and with a
+    ``transition_weight`` all but a last token that nothing follows: a loss whose terms read states behind that says so
+    in :meth:`_read`.
     """
 
     @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.rows import (
     DecisionBatch,
     LogitsChunk,
@@ -108,8 +109,21 @@ class ValueRowLoss(RowLoss):
             frozen = self.value_trunk_params.apply(lambda parameter: parameter.data.clone(), filter_empty=False)
             self.target_value_trunk_params = TensorDictParams(frozen, no_convert=True)
             self._has_update_associated["value_trunk"] = False
+        self._check_tie()
         self.value_min, self.value_max = value_min, value_max
         self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
+
+    def _check_tie(self) -> None:
+        """Raise where Q would train an embedding that no optimiser finds in this loss."""
+        head = getattr(self.qvalue_network, "module", None)
+        if not isinstance(head, TiedQValueHead) or head.detach_embedding:
+            return
+        if all(parameter is not head.embedding.weight for parameter in self.parameters()):
+            raise ValueError(
+                "The Q head trains the embedding that it is tied to (detach_embedding=False), which is not part of "
+                f"this {type(self).__name__}, so that no optimiser would find it: tie it to the actor's head or to an "
+                "embedding within the trunk that Q reads, such as lm.get_input_embeddings()."
+            )
 
     @property
     def value_trunk_params(self) -> TensorDict:

@@ -205,6 +205,12 @@ def _record(options: OfflineOptions, dataset: RowDataset, *, continued: bool) ->
     contents = {key: entry["sha256"] for key, entry in manifest["entries"].items()}
     path = options.out / "config.json"
     if continued:
-        check_record(path, options, free=("data", "out", "logger", "device"), notes=notes, dataset=contents)
+        check_record(
+            path,
+            options,
+            free=("data", "out", "logger", "device", "length_groups", "compile", "checkpointing"),
+            notes=notes,
+            dataset=contents,
+        )
     else:
         write_options(path, options, notes=notes, dataset=contents)

@@ -104,7 +104,9 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
     """
     before = read_options(path)
     now = json.loads(json.dumps(_plain(options) | more, default=str))
-    changed = [key for key, value in now.items() if before.get(key) != value and key not in free]
+    # An option that is younger than the run had the effect of its default.
+    defaults = json.loads(json.dumps({field.name: field.default for field in dataclasses.fields(options)}, default=str))
+    changed = [key for key, value in now.items() if before.get(key, defaults.get(key)) != value and key not in free]
     if changed:
         # What is short is shown, a data set's checksums are not.
         told = [f"{key} was {before.get(key)!r} and is {now[key]!r}" if key not in more else key for key in changed]

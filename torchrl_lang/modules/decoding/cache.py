@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from torchrl_lang.modules.trunk import Trunk
@@ -46,6 +46,7 @@ class RowCache(Cache):
         self._rows: Tensor | None = None
         self._positions: Tensor | None = None
         self._slots: dict[int, Tensor] = {}
+        self._dtype: torch.dtype | None = None
         self._visible = size
 
     def extend(
@@ -80,7 +81,9 @@ class RowCache(Cache):
         self._slots.clear()
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
-        mask = _scores(positions, self._visible, trunk.model.dtype)  # taken as it is by Hugging Face models
+        if self._dtype is None:
+            self._dtype = _common_dtype(trunk.model)
+        mask = _scores(positions, self._visible, self._dtype)  # taken as it is by Hugging Face models
         return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
 
     def update(
@@ -131,6 +134,12 @@ class RowCache(Cache):
 
 def _rounded(slots: int) -> int:
     return -(-slots // _ROUND) * _ROUND
+
+
+def _common_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of a model's weights; of a model of mixed ones float32, which attention takes beside any other."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def _scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
@@ -200,9 +209,9 @@ class _RowLayer(CacheLayerMixin):
     def write(
         self, keys: Tensor, values: Tensor, slots: Tensor, visible: int, rows: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        n, _, _, width = keys.shape
+        n = keys.shape[0]
         for kept, new in ((self.keys, keys), (self.values, values)):
-            kept.view(-1, width).index_copy_(0, slots, new.reshape(-1, width))
+            kept.view(-1, kept.shape[-1]).index_copy_(0, slots, new.reshape(-1, new.shape[-1]))
         seen = self.keys[:, :, :visible], self.values[:, :, :visible]
         return (seen[0][:n], seen[1][:n]) if rows is None else (seen[0][rows], seen[1][rows])
 
