@@ -53,16 +53,16 @@ def _costs(
     rows: TensorDictBase, policy: PreTrainedModel, reference: PreTrainedModel, repeats: int
 ) -> list[dict[str, Any]]:
     """Milliseconds of each job and the forward passes it makes; ratios to TorchRL's job of the same kind."""
-    passes: list[str] = []
+    read: list[int] = []  # rows of each call: a pass over a batch may be made in groups of rows
     for model in (policy, reference):  # copies have the hook too
-        model.base_model.register_forward_hook(lambda *_: passes.append(""))
+        model.base_model.register_forward_hook(lambda module, args, out: read.append(out[0].shape[0]))
     jobs = _jobs(rows, policy, reference)
     copies = {name: [data.copy() for _ in range(repeats + 2)] for name, (_, data) in jobs.items()}
     counts = {}
     for name, (job, _) in jobs.items():
-        passes.clear()
+        read.clear()
         job(copies[name].pop())
-        counts[name] = len(passes)
+        counts[name] = round(sum(read) / rows.shape[0])
     ready = {name: _on_next(job, copies[name]) for name, (job, _) in jobs.items()}
     times = interleaved(ready, repeats)
     out, first = [], {}
