@@ -1,5 +1,12 @@
-"""Pure tensor math, torch only: decisions of a row, returns, value terms, filters of logits, divergences."""
+"""Pure tensor math, torch only: decisions of a row, returns, advantages, value terms, logit filters, divergences."""
 
+from torchrl_lang.functional.advantages import (
+    Advantages,
+    Bootstrap,
+    standardized,
+    turn_end_mask,
+    two_clock_advantages,
+)
 from torchrl_lang.functional.decisions import (
     Decisions,
     bootstrap_mask,
@@ -18,6 +25,8 @@ from torchrl_lang.functional.sampled_terms import sampled_cross_entropy, systema
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
+    "Advantages",
+    "Bootstrap",
     "Decisions",
     "KLDirection",
     "KLEstimator",
@@ -43,8 +52,11 @@ __all__ = [
     "row_length",
     "sampled_cross_entropy",
     "shift_left",
+    "standardized",
     "systematic_sample",
     "td_target",
     "top_k_filter",
     "top_p_filter",
+    "turn_end_mask",
+    "two_clock_advantages",
 ]

@@ -2,5 +2,6 @@
 
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
+from torchrl_lang.objectives.ppo import PPOLoss
 
-__all__ = ["BCLoss", "ILQLLoss"]
+__all__ = ["BCLoss", "ILQLLoss", "PPOLoss"]

@@ -1,0 +1,204 @@
+"""Two-clock advantages: by hand, against the plain recursion, and against TorchRL's where the clocks are one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrl.objectives.value.functional import generalized_advantage_estimate, vec_generalized_advantage_estimate
+
+from torchrl_lang.functional import (
+    decision_mask,
+    find_decisions,
+    returns_to_go,
+    row_length,
+    standardized,
+    turn_end_mask,
+    two_clock_advantages,
+)
+
+#          <s> x  </s> a  b  </a> y  </s> c  </a> z  </s> pad
+AGENT = torch.tensor([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]).bool()
+REAL = torch.arange(13) < 12
+REWARD = torch.tensor([9.0, 9, 0, 0, 1, 9, 9, 0, 2, 9, 9, 9, 9])  # at the decisions 2, 3, 4 and 7, 8
+VALUE = torch.tensor([9.0, 9, 1, 2, 3, 9, 9, 4, 6, 9, 9, 8, 9])  # and at the last real position, 11
+CLOCKS = {"gamma": 0.5, "lmbda": 0.5, "turn_gamma": 0.25, "turn_lmbda": 0.75}
+
+
+def ragged(n=40, width=24, seed=0, dtype=torch.float64):
+    """Rows of several utterances of any length, some without an action, some that end with the agent's token."""
+    g = torch.Generator().manual_seed(seed)
+    length = torch.randint(2, width + 1, (n,), generator=g)
+    real = torch.arange(width) < length[:, None]
+    agent = (torch.rand(n, width, generator=g) < 0.6) & real
+    agent[:, 0] = False
+    agent[0] = False
+    reward, value = (torch.randn(n, width, generator=g, dtype=dtype) for _ in range(2))
+    ended = torch.rand(n, generator=g) < 0.5
+    last = value.gather(-1, (row_length(real) - 1)[:, None]).squeeze(-1)
+    return real, agent, reward, value, torch.where(ended, 0, last), ended
+
+
+def estimate(real, agent, reward, value, last_value, **options):
+    return two_clock_advantages(reward, value, last_value, decision_mask(agent), turn_end_mask(real, agent), **options)
+
+
+def plain(real, agent, reward, value, last_value, *, gamma, lmbda, turn_gamma, turn_lmbda, bootstrap):
+    """The recursion of one row, in plain Python."""
+    places = [p for p in range(len(agent) - 1) if agent[p + 1]]
+    turns = [0]
+    for before, after in pairwise(places):
+        turns.append(turns[-1] + (after != before + 1))
+    advantage = torch.zeros(len(agent), dtype=value.dtype)
+    to_go = last_value
+    for j in reversed(range(len(places))):
+        p = places[j]
+        final = j == len(places) - 1
+        ends = bool(real[p + 2 :].any()) if final else turns[j + 1] != turns[j]
+        g, trust = (turn_gamma, turn_lmbda) if ends else (gamma, lmbda)
+        if final:
+            following = last_value
+        elif ends and bootstrap == "mean":
+            own = [value[q] for q, turn in zip(places, turns, strict=True) if turn == turns[j + 1]]
+            following = sum(own) / len(own)
+        else:
+            following = value[places[j + 1]]
+        to_go = reward[p] + g * ((1 - trust) * following + trust * to_go)
+        advantage[p] = to_go - value[p]
+    return advantage
+
+
+def test_two_clocks_by_hand():
+    """``G`` from the right: 8 stands behind 8, which ends its turn: ``2 + 0.25 * 8 = 4``, and so on to the left.
+
+    At 7: ``0 + 0.5 * (0.5 * 6 + 0.5 * 4) = 2.5``. At 4, across the turn: ``1 + 0.25 * (0.25 * 4 + 0.75 * 2.5)``.
+    """
+    got = estimate(REAL, AGENT, REWARD, VALUE, torch.tensor(8.0), **CLOCKS)
+    at_4 = 1 + 0.25 * (0.25 * 4 + 0.75 * 2.5)  # 1.71875
+    at_3 = 0.5 * (0.5 * 3 + 0.5 * at_4)  # 1.1796875
+    at_2 = 0.5 * (0.5 * 2 + 0.5 * at_3)  # 0.794921875
+    target = torch.zeros(13)
+    target[[2, 3, 4, 7, 8]] = torch.tensor([at_2, at_3, at_4, 2.5, 4.0])
+    assert at_2 == 0.794921875
+    assert torch.equal(got.value_target, target)
+    value = torch.where(decision_mask(AGENT), VALUE, 0)
+    assert torch.equal(got.advantage, target - value)
+
+
+def test_the_mean_of_an_utterance_by_hand():
+    """Across turns 5, the mean of 4 and 6, stands where 4 stood; behind the last decision there is one value only."""
+    got = estimate(REAL, AGENT, REWARD, VALUE, torch.tensor(8.0), bootstrap="mean", **CLOCKS)
+    assert got.value_target[4] == 1 + 0.25 * (0.25 * 5 + 0.75 * 2.5)
+    assert got.value_target[[7, 8]].tolist() == [2.5, 4.0]
+
+
+def test_turn_ends_by_hand():
+    assert turn_end_mask(REAL, AGENT).nonzero().flatten().tolist() == [4, 8]
+    cut = torch.arange(13) < 10  # nothing follows the agent's last token: the utterance may go on
+    assert turn_end_mask(cut, AGENT).nonzero().flatten().tolist() == [4]
+    silent = torch.tensor([0, 1, 1, 1, 1]).bool()  # a silent environment: a </a> b </a>
+    tokens = torch.tensor([5, 7, 1, 7, 1])
+    real = torch.ones(5, dtype=torch.bool)
+    assert not turn_end_mask(real, silent).any()
+    assert turn_end_mask(real, silent, tokens, end_of_action=1).nonzero().flatten().tolist() == [1, 3]
+    with pytest.raises(ValueError, match="give tokens as well"):
+        turn_end_mask(real, silent, end_of_action=1)
+
+
+@pytest.mark.parametrize("gae", [generalized_advantage_estimate, vec_generalized_advantage_estimate])
+def test_equal_clocks_are_torchrls_gae_on_the_flattened_decisions(gae):
+    real, agent, reward, value, last_value, ended = ragged()
+    got = estimate(real, agent, reward, value, last_value, gamma=0.9, lmbda=0.8, turn_gamma=0.9, turn_lmbda=0.8)
+    found = find_decisions(real, agent)
+    of_row = found.row[found.state]
+    v = value[found.row, found.position]
+    reward = reward[of_row, found.position[found.state]]
+    # The rows one after the other as one long rollout, as a collector would give it.
+    entries = (v[found.state], v[found.state + 1], reward, found.last, found.last & ended[of_row])
+    advantage, target = gae(0.9, 0.8, *(entry.unsqueeze(-1) for entry in entries))
+    decision = decision_mask(agent)
+    assert decision.sum() > 200
+    assert 0 < (found.last & ended[of_row]).sum() < found.last.sum()
+    # TorchRL rounds its discounts to float32, whatever the values are.
+    torch.testing.assert_close(got.advantage[decision], advantage.squeeze(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.value_target[decision], target.squeeze(-1), rtol=1e-5, atol=1e-5)
+
+
+unit = st.floats(0, 1, width=32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), unit, unit, unit, unit, st.sampled_from(["first", "mean"]))
+def test_it_is_the_recursion(seed, gamma, lmbda, turn_gamma, turn_lmbda, bootstrap):
+    rows = ragged(3, 12, seed)[:-1]
+    clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+    options = clocks | {"bootstrap": bootstrap}
+    got = estimate(*rows, **options)
+    expected = torch.stack([plain(*row, **options) for row in zip(*rows, strict=True)])
+    torch.testing.assert_close(got.advantage, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bootstrap", ["first", "mean"])
+def test_full_trust_is_the_reward_to_go_less_the_value(bootstrap):
+    real, agent, reward, value, _, _ = ragged()
+    nothing = torch.zeros_like(value[:, 0])
+    clocks = {"gamma": 0.9, "turn_gamma": 0.9, "lmbda": 1.0, "turn_lmbda": 1.0}
+    got = estimate(real, agent, reward, value, nothing, bootstrap=bootstrap, **clocks)
+    decision = decision_mask(agent)
+    expected = returns_to_go(reward, decision, 0.9) - value
+    torch.testing.assert_close(got.advantage[decision], expected[decision])
+
+
+def test_no_trust_across_turns_keeps_the_future_out():
+    """What is earned in a later turn reaches an earlier one through its value alone."""
+    other = REWARD.clone()
+    other[8] = 100.0
+    options = CLOCKS | {"turn_lmbda": 0.0}
+    before, after = (estimate(REAL, AGENT, r, VALUE, torch.tensor(0.0), **options).advantage for r in (REWARD, other))
+    assert torch.equal(before[:7], after[:7])
+    assert not torch.equal(before[7:], after[7:])
+
+
+def test_padding_order_and_what_stands_elsewhere_change_nothing():
+    real, agent, reward, value, last_value, _ = ragged()
+    expected = estimate(real, agent, reward, value, last_value, bootstrap="mean", **CLOCKS)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    shuffled = estimate(*(x[order] for x in (real, agent, reward, value, last_value)), bootstrap="mean", **CLOCKS)
+    torch.testing.assert_close(shuffled.advantage, expected.advantage[order])
+    decision = decision_mask(agent)
+    wide = [torch.nn.functional.pad(x, (0, 7)) for x in (real, agent)]
+    noise = [
+        torch.nn.functional.pad(torch.where(decision, x, torch.nan), (0, 7), value=torch.nan) for x in (reward, value)
+    ]
+    padded = estimate(*wide, *noise, last_value, bootstrap="mean", **CLOCKS)
+    torch.testing.assert_close(padded.advantage[:, :24], expected.advantage)
+    assert not padded.advantage[:, 24:].any()
+    assert not expected.advantage[~decision].any()
+    assert not expected.value_target[~decision].any()
+    deep = estimate(*(x.reshape(5, 8, *x.shape[1:]) for x in (real, agent, reward, value, last_value)), **CLOCKS)
+    assert deep.advantage.shape == (5, 8, 24)
+
+
+def test_options_are_checked_and_dtypes_kept():
+    args = torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool(), torch.zeros(2, 3).bool()
+    with pytest.raises(ValueError, match="'first' or 'mean', got 'last'"):
+        two_clock_advantages(*args, bootstrap="last")
+    assert two_clock_advantages(*args).advantage.dtype == torch.float32
+    double = [x.double() for x in args[:3]]
+    assert two_clock_advantages(*double, *args[3:], bootstrap="mean").value_target.dtype == torch.float64
+
+
+def test_standardized_values():
+    values, counted = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.arange(50) < 30
+    got = standardized(values, counted)
+    expected = (values[:30] - values[:30].mean()) / values[:30].std()
+    torch.testing.assert_close(got[:30], expected)
+    assert not got[30:].any()
+    spoilt = torch.where(counted, values, torch.nan)
+    torch.testing.assert_close(standardized(spoilt, counted), got)
+    for none in (torch.tensor([3.0]), torch.full((4,), 2.0), torch.zeros(0)):
+        assert not standardized(none).any()
+    assert not standardized(values, torch.zeros(50, dtype=torch.bool)).any()
