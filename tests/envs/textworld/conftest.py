@@ -1,0 +1,80 @@
+"""Small games, built once and kept in pytest's cache."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+
+import pytest
+
+from torchrl_lang.envs.textworld import TEMPLATES, TextWorldEnv, TextWorldSpec, build_games, game_texts, word_tokenizer
+
+SPECS = {
+    "simple": TextWorldSpec("simple", seed=1),
+    "coin": TextWorldSpec("coin_collector", seed=1, level=3),
+    "treasure": TextWorldSpec("treasure_hunter", seed=1, level=3),
+    "custom": TextWorldSpec("custom", seed=1),
+    "cooking": TextWorldSpec("cooking", seed=2, recipe=3, take=3, go=6, open=True, cook=True, cut=True, drop=True),
+}
+COIN = ("go south", "go east", "take coin")
+
+
+@pytest.fixture(scope="session")
+def games(pytestconfig):
+    """Files of games by name."""
+    folder = pytestconfig.cache.mkdir("textworld")
+    return dict(zip(SPECS, build_games(list(SPECS.values()), folder), strict=True))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(games):
+    return word_tokenizer(game_texts(list(games.values()), TEMPLATES["state"]))
+
+
+@pytest.fixture
+def make_env(games, tokenizer):
+    """Environments of some of the games, by name; they are closed when the test is over."""
+    made = []
+
+    def make(*names, **options):
+        options = {"row_length": 700, "action_length": 10, "batch_size": [1], "seed": 0, "workers": 1, **options}
+        made.append(TextWorldEnv([games[name] for name in names or ("coin",)], tokenizer, **options))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def engines():
+    """Process ids of this process's engines that have not ended."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{name}/cmdline") as file:
+                command = file.read()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == os.getpid() and "engine_process.py" in command:  # one that has ended has no command line
+            found.append(int(name))
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone(pids, within=10.0):
+    """Whether processes end in time."""
+    until = time.monotonic() + within
+    while any(map(alive, pids)) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.05)
+    return not any(map(alive, pids))

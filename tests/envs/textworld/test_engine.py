@@ -1,0 +1,225 @@
+"""Processes of the engine: killed, hung, forked, forgotten. None of it goes unnoticed, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
+from torchrl_lang.envs.textworld.engine import Failed
+
+from .conftest import COIN, alive, engines, gone
+from .helpers import last_words, say
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+
+@pytest.fixture
+def pool(games):
+    pool = EnginePool(2, ["admissible_commands"], time_limit=20.0)
+    yield pool
+    pool.close()
+
+
+def test_processes_start_late_and_end_on_close(make_env):
+    env = make_env(batch_size=[3], workers=2)
+    assert env.pool.pids == engines() == []
+    env.reset()
+    pids = env.pool.pids
+    assert sorted(pids) == sorted(engines())
+    assert len(pids) == 2
+    env.close()
+    assert gone(pids, within=0.0)
+    env.close()
+
+
+def test_processes_end_with_the_environment(games, tokenizer):
+    env = TextWorldEnv([games["coin"]], tokenizer, row_length=300, action_length=8)
+    env.reset()
+    pids = env.pool.pids
+    del env
+    assert gone(pids)
+
+
+def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
+    answers = []
+    for workers in (1, 3):
+        pool = EnginePool(workers, ["admissible_commands"])
+        said = [pool.begin({row: str(games["coin" if row % 2 else "simple"]) for row in range(5)})]
+        said += [pool.tell(dict.fromkeys(range(5), command)) for command in COIN[:2]]
+        pool.close()
+        answers.append(said)
+    assert answers[0] == answers[1]
+    assert [answers[0][2][row]["feedback"] for row in (1, 3)] == [answers[0][2][1]["feedback"]] * 2
+
+
+def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
+    """Killed between turns and before the last one, a game ends as the one that was left alone."""
+    calm, env = (make_env(batch_size=[3], workers=2) for _ in range(2))
+    calm.reset(), env.reset()
+    for turn, command in enumerate(COIN):
+        expected = say(calm, *[command] * 3)
+        if turn:
+            os.kill(env.pool.pids[0], signal.SIGKILL)
+            with pytest.warns(UserWarning, match="has died: a new one takes its place"):
+                got = say(env, *[command] * 3)
+        else:
+            got = say(env, *[command] * 3)
+        for key in ("tokens", "reward", "done", "terminated", "truncated", "won", "engine_failed"):
+            assert torch.equal(got[key], expected[key]), key
+    assert got["won"].all()
+
+
+def test_killed_in_the_middle_of_commands(make_env):
+    env = make_env("simple", batch_size=[8], workers=2, template="state", row_length=4000)
+    env.reset()
+    killer = threading.Timer(0.02, lambda: os.kill(env.pool.pids[1], signal.SIGKILL))
+    killer.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(12):
+            td = say(env, *["look"] * 8)
+    killer.join()
+    assert not td["engine_failed"].any()
+    assert (td["tokens"] == td["tokens"][0]).all()
+
+
+def test_a_process_that_stops_is_replaced(make_env):
+    env = make_env(batch_size=[2], workers=2, time_limit=0.5)
+    env.reset()
+    stopped = env.pool.pids[0]
+    os.kill(stopped, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=r"was silent for 0\.5 s"):
+        td = say(env, "go south", "go south")
+    assert time.monotonic() - start < 10
+    assert gone([stopped])
+    assert not td["done"].any()
+    assert torch.equal(td["tokens"][0], td["tokens"][1])
+
+
+def test_a_command_that_hangs_fails_alone(pool, games):
+    """A NUL character hangs the engine's native code for good: nothing but the clock can tell."""
+    pool.begin({row: str(games["coin"]) for row in range(4)})
+    pool.time_limit = 0.5
+    with pytest.warns(UserWarning, match="was silent"):
+        answers = pool.tell({0: "go south", 2: "\x00", 1: "go south"})
+    assert isinstance(answers[2], Failed)
+    assert answers[0] == answers[1]
+    answers = pool.tell({0: "go east", 1: "go east"})
+    assert answers[0] == answers[1]
+    assert "Studio" in answers[0]["feedback"]
+
+
+def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
+    env = make_env(batch_size=[2], workers=1, time_limit=0.5)
+    env.reset()
+    env._seats[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
+    with pytest.warns(UserWarning, match="was silent"):
+        td = say(env, "look", "go south")
+    del env._seats[0].command
+    assert td["engine_failed"].flatten().tolist() == [True, False]
+    assert td["truncated"].flatten().tolist() == [True, False]
+    assert not td["terminated"].any()
+    assert "The game has stopped answering." in last_words(env, td)
+    later = say(env, "go south", "go east")
+    assert torch.equal(later["tokens"][0], td["tokens"][0])
+    assert "Studio" in last_words(env, later, 1)
+    fresh = env.reset(td.select("tokens").set("_reset", torch.tensor([[True], [False]])))
+    assert not fresh["engine_failed"].any()
+    assert "Spare Room" in last_words(env, say(env, "go south", "look"))
+
+
+def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
+    broken = tmp_path / "broken.z8"
+    broken.write_bytes(b"no game")
+    env = make_env(batch_size=[2], workers=2)
+    env.games = env._seats[0].games = (str(broken),)
+    with (
+        pytest.warns(UserWarning, match="has died"),
+        pytest.raises(RuntimeError, match=r"The engine did not begin .*broken\.z8: its process has died"),
+    ):
+        env.reset()
+    env._seats[0].games = (str(games["coin"]),)
+    assert not env.reset()["done"].any()
+
+
+def test_what_the_engine_raises_is_raised_with_the_name_of_the_game(pool, games, tmp_path):
+    with pytest.raises(RuntimeError, match=r"(?s)The engine failed in .*absent\.z8.*Unable to find"):
+        pool.begin({0: str(tmp_path / "absent.z8"), 1: str(games["coin"])})
+    assert pool.pids == []
+    assert pool.begin({0: str(games["coin"])})[0]["done"] is False
+
+
+def test_copies_have_processes_of_their_own_and_stand_where_the_game_stands(make_env):
+    env = make_env()
+    env.reset()
+    say(env, "go south")
+    copy = pickle.loads(pickle.dumps(env))  # noqa: S301
+    assert copy.pool.pids == []
+    one, other = say(env, "go east"), say(copy, "go east")
+    assert torch.equal(one["tokens"], other["tokens"])
+    assert not set(env.pool.pids) & set(copy.pool.pids)
+    copy.close()
+    assert all(map(alive, env.pool.pids))
+
+
+def test_a_fork_leaves_the_engines_of_its_parent_alone(make_env):
+    env = make_env()
+    env.reset()
+    before = env.pool.pids
+    child = os.fork()
+    if child == 0:  # only os._exit from here: the child must not run pytest's or torch's endings
+        try:
+            moved = "Spare Room" in last_words(env, say(env, "go south"))
+            own = not set(env.pool.pids) & set(before)
+            env.close()
+            os._exit(0 if moved and own else 3)
+        except BaseException:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert env.pool.pids == before
+    assert "Spare Room" in last_words(env, say(env, "go south"))
+
+
+PLAYS = f"""
+import sys, time
+sys.path.insert(0, {os.path.dirname(engine.__file__)!r})  # the file alone: without torch it starts at once
+from engine import EnginePool
+pool = EnginePool(2)
+pool.begin(dict.fromkeys([0, 1], sys.argv[1]))
+print(*pool.pids, pool._processes[0].folder, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_when_their_parent_does(games, how):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PLAYS, str(games["coin"])], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    *pids, folder = parent.stdout.readline().split()
+    pids = [int(pid) for pid in pids]
+    assert all(map(alive, pids))
+    parent.send_signal(how)
+    parent.wait(timeout=30)
+    assert gone(pids)
+    until = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers=0"), ({"time_limit": 0.0}, "time_limit")])
+def test_pools_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        EnginePool(**{"workers": 1, **options})

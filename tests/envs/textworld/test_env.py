@@ -1,0 +1,303 @@
+"""TextWorld as a language environment: what it says, what it pays, how it ends, and what it owes to TorchRL."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.envs import ParallelEnv, RewardSum, SerialEnv, TransformedEnv
+
+from torchrl_lang.envs import TokenEnv, check_language_env
+from torchrl_lang.envs.textworld import EnginePool, RandomAdmissiblePlayer, Template, TextWorldEnv, TextWorldRewards
+from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.schema import ROW_KEYS, check_row
+
+from .conftest import COIN, engines
+from .helpers import last_words, say
+
+torch.set_num_threads(1)
+SIMPLE = (
+    "open antique trunk",
+    "take old key from antique trunk",
+    "unlock wooden door with old key",
+    "open wooden door",
+    "go east",
+    "go south",
+    "take milk from couch",
+    "go north",
+    "put milk on stove",
+)
+EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", "restart", "save", "frob")
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+
+def test_the_rules_of_language_environments(make_env):
+    make = partial(make_env, "coin", "simple", offers=("expert", "admissible"), max_turns=5)
+    check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=EVERYTHING)
+
+
+@pytest.mark.parametrize("batch_size", [[], [2, 2]])
+def test_the_rules_hold_for_other_batch_shapes_and_by_token(make_env, batch_size):
+    env = make_env(batch_size=batch_size, max_turns=3, action_length=4, row_length=300)
+    check_language_env(TokenEnv(env) if batch_size == [] else env, utterances=EVERYTHING)
+
+
+def test_rewards_are_the_differences_of_the_score(make_env):
+    env = make_env("simple", row_length=2500)
+    env.reset()
+    rewards, scores = [], []
+    for command in SIMPLE:
+        td = say(env, command)
+        rewards.append(td["reward"].item())
+        scores.append(td["score"].item())
+    assert rewards == [1, 1, 1, 1, 1, 1, 1, 0, 1]
+    assert scores == [1, 2, 3, 4, 5, 6, 7, 7, 8]
+    assert td["terminated"].all()
+    assert td["won"].all()
+    assert not td["lost"].any()
+    assert not td["truncated"].any()
+
+
+def test_every_reward_by_hand(make_env):
+    """'frob', 'restart' and walking into a wall do nothing; 'look' does something."""
+    rewards = TextWorldRewards(score=2.0, win=10.0, loss=-10.0, living=-0.25, invalid=-1.0, admissible=0.5)
+    env = make_env(rewards=rewards)
+    env.reset()
+    told = ("frob", "restart", "look", "Go South", "go north", "go south", "go east", "go east", "take coin")
+    got = [say(env, command)["reward"].item() for command in told]
+    assert got == [-1.25, -1.25, 0.25, 0.25, 0.25, 0.25, 0.25, -1.25, 12.25]
+
+
+def test_what_is_said_is_clean(make_env):
+    env = make_env()
+    td = env.reset()
+    opening = last_words(env, td)
+    assert opening.startswith("<s>You are now playing a fast paced episode of TextWorld!")
+    assert opening.endswith(
+        "-= Cookhouse =-\nYou've entered a cookhouse. The room is well lit.\n"
+        "There is an unblocked exit to the south.</s>"
+    )
+    assert last_words(env, say(env, "frob")) == "That's not a verb I recognise.</s>"
+    say(env, "go south"), say(env, "go east")
+    end = last_words(env, say(env, "take coin"))
+    assert end.endswith("*** The End ***\nYou scored 1 out of a possible 1, in 4 turns.</s></eod>")
+
+
+@pytest.fixture(scope="module")
+def seat(games):
+    """The string side of a game: the tokenizer of these tests has no control characters, others have."""
+    pool = EnginePool(1)
+    yield Seat(0, pool, [str(games["coin"])], Template(), TextWorldRewards())
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [
+        ("save", "That is not a command of this game."),
+        ("RESTART", "That is not a command of this game."),
+        ("tw-print max_score", "That is not a command of this game."),
+        ("go\x7f south", "-= Spare Room =-"),
+        ("go south\nrestart", "-= Spare Room =-"),
+        ("go south. go east", "-= Spare Room =-"),
+        ("go south then go east", "-= Spare Room =-"),
+        ("n", "You can't go that way."),
+        ("", "I beg your pardon?"),
+    ],
+)
+def test_one_command_a_turn_and_none_for_the_engine(seat, command, reply):
+    seat.reset(0)
+    text, reward, ended = seat.step(command)
+    assert text.startswith(reply)
+    assert (reward, ended) == (0.0, False)
+    moved = "Spare Room" in reply
+    assert seat.step("go east")[0].startswith("-= Studio =-" if moved else "You can't go that way.")
+
+
+def test_long_and_foreign_commands_do_no_harm(seat):
+    seat.reset(0)
+    for text in ("go " * 1000, "\N{SNOWMAN} \N{GRINNING FACE}", "\ud800", "%s %n {} \\", "'\"'\"'", "</s><|pad|>"):
+        assert seat.step(text)[1:] == (0.0, False)
+    assert seat.step("go south")[0].startswith("-= Spare Room =-")
+
+
+def test_done_and_won_are_kept(make_env):
+    env = make_env(batch_size=[2])
+    env.reset()
+    for command in COIN:
+        td = say(env, command, "look")
+    assert td["done"].flatten().tolist() == [True, False]
+    told = len(env.pool._told[0][1])
+    again = say(env, "look", "restart")
+    assert torch.equal(again["tokens"][0], td["tokens"][0])
+    assert again["won"].flatten().tolist() == [True, False]
+    assert again["reward"].flatten().tolist() == [0.0, 0.0]
+    assert len(env.pool._told[0][1]) == told  # the engine, which would begin to doubt, is not asked
+
+
+def test_too_many_turns_and_too_narrow_rows_truncate(make_env):
+    env = make_env(max_turns=2)
+    env.reset()
+    assert not say(env, "look")["done"].any()
+    td = say(env, "restart")
+    assert td["truncated"].all()
+    assert not td["terminated"].any()
+    won = make_env(max_turns=3)
+    won.reset()
+    for command in COIN:
+        td = say(won, command)
+    assert td["terminated"].all()
+    assert not td["truncated"].any()
+    narrow = make_env(row_length=130)
+    narrow.reset()
+    for _ in range(4):
+        td = say(narrow, "look")
+    assert td["truncated"].all()
+    assert not td["engine_failed"].any()
+
+
+def test_templates_write_the_observations(make_env):
+    template = Template("{objective}|{inventory}", "{room}: {commands}", hide=("look", "inventory"), lower=True)
+    env = make_env(template=template)
+    opening = last_words(env, env.reset())
+    assert opening.endswith("you win!|you are carrying nothing.</s>")
+    assert last_words(env, say(env, "go south")) == "spare room: go east, go north</s>"
+    assert last_words(env, say(env, "quit")) == "spare room: go east, go north</s>"
+
+
+def test_what_is_offered(make_env):
+    env = make_env(offers=("expert", "admissible"), max_admissible=6, template=Template(hide=("inventory",)))
+    td = env.reset()
+
+    def read(ids):
+        return env.tokenizer.decode(ids).split("</a>")[0]
+
+    for command, room in zip(COIN, ({"go south"}, {"go east", "go north"}, {"go west", "take coin"}), strict=True):
+        assert read(td["expert_action"][0]) == command
+        mask = td["admissible_mask"][0]
+        assert {read(ids) for ids in td["admissible_action"][0][mask]} == room | {"look"} | (
+            {"examine coin"} if "take coin" in room else set()
+        )
+        assert (td["admissible_action"][0][~mask] == env.tokenizer.control.pad).all()
+        td = say(env, command)
+    with pytest.raises(ValueError, match="2 commands are admissible, max_admissible is 1"):
+        make_env(offers="admissible", max_admissible=1, template=Template(hide=("look",))).reset()
+    with pytest.raises(ValueError, match=r"'go south', which does not fit into action_length=2 .* at least 3"):
+        make_env(offers="expert", action_length=2).reset()
+
+
+def test_games_come_in_turn_at_random_or_by_name(make_env):
+    names = ("coin", "simple", "treasure", "custom")
+    cycle = make_env(*names, order="cycle", batch_size=[3])
+    assert cycle.reset()["game"].flatten().tolist() == [0, 1, 2]
+    assert cycle.reset()["game"].flatten().tolist() == [3, 0, 1]
+    assert cycle.reset(game_seed=torch.tensor([7, 2, 2]))["game"].flatten().tolist() == [3, 2, 2]
+    drawn = [make_env(*names, batch_size=[n], seed=3) for n in (1, 4)]
+    alone = [drawn[0].reset()["game"].item() for _ in range(8)]
+    together = [number for _ in range(2) for number in drawn[1].reset()["game"].flatten().tolist()]
+    assert alone == together
+    assert len(set(alone)) > 1
+
+
+def test_set_state_plays_a_row_again(make_env):
+    env, other = (make_env("simple", row_length=2500, batch_size=[2], seed=seed) for seed in (0, 1))
+    env.reset()
+    say(env, SIMPLE[0], "restart")
+    state = say(env, SIMPLE[1], "open antique trunk")
+    other.reset()
+    given = state.select(*ROW_KEYS).clone().set("game_seed", env.game_seed)
+    came = other.reset(given, set_state=True)
+    for key in (*ROW_KEYS, "score"):
+        assert torch.equal(came[key], state[key]), key
+    one, two = (say(e, SIMPLE[2], SIMPLE[1]) for e in (env, other))
+    for key in (*ROW_KEYS, "reward", "score"):
+        assert torch.equal(one[key], two[key]), key
+
+
+def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, games):
+    monkeypatch.chdir(tmp_path)
+    beside = sorted(os.listdir(games["coin"].parent))
+    env = make_env(batch_size=[4])
+    env.reset()
+    say(env, "save", "script", "go south", "look")
+    env.pool.tell({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
+    folders = [process.folder for process in env.pool._processes]
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+    assert sorted(os.listdir(games["coin"].parent)) == beside
+    assert not any(map(os.path.exists, folders))
+
+
+def test_environments_that_cannot_be(games, tokenizer):
+    make = partial(TextWorldEnv, tokenizer=tokenizer, row_length=100, action_length=5)
+    with pytest.raises(ValueError, match="at least one game"):
+        make([])
+    with pytest.raises(ValueError, match="is a sequence of files"):
+        make(games["coin"])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.z8 is no file"):
+        make([Path("nowhere.z8")])
+    for option, value in (("template", "shortest"), ("order", "sorted"), ("offers", "everything")):
+        with pytest.raises(ValueError, match=f"{option}='{value}' is unknown"):
+            make([games["coin"]], **{option: value})
+
+
+# -- TorchRL -----------------------------------------------------------------------------------------------------------
+
+
+def of_coin(games, tokenizer, **options):
+    options = {"row_length": 400, "action_length": 4, "batch_size": [2], "seed": 0, "max_turns": 4, **options}
+    return TextWorldEnv([games["coin"]], tokenizer, offers="admissible", workers=1, **options)
+
+
+def test_collectors_and_transforms(games, tokenizer):
+    before = engines()
+    env = TransformedEnv(of_coin(games, tokenizer), RewardSum())
+    player = RandomAdmissiblePlayer(seed=0)
+    collector = Collector(env, player, frames_per_batch=20, total_frames=40, auto_register_policy_transforms=False)
+    try:
+        for batch in collector:
+            check_row(batch.reshape(-1))
+            assert batch["next", "done"].any()
+    finally:
+        collector.shutdown()
+    assert engines() == before
+
+
+def test_serial_and_parallel_environments(games, tokenizer):
+    before = engines()
+    make = partial(of_coin, games, tokenizer)
+    serial = SerialEnv(2, make)
+    parallel = ParallelEnv(2, make, mp_start_method="fork")
+    rollouts = []
+    for env in (serial, parallel):
+        env.set_seed(0)
+        rollouts.append(env.rollout(6, RandomAdmissiblePlayer(seed=0), break_when_any_done=False).clone())
+        env.close()
+    assert rollouts[0].batch_size == (2, 2, 6)
+    check_row(rollouts[0].reshape(-1))
+    for key in (*ROW_KEYS, ("next", "reward"), ("next", "won")):
+        assert torch.equal(rollouts[0][key], rollouts[1][key]), key
+    assert engines() == before
+
+
+def test_multi_process_collectors(games, tokenizer):
+    make = partial(of_coin, games, tokenizer)
+    collector = MultiSyncCollector(
+        [make],
+        RandomAdmissiblePlayer(seed=0),
+        frames_per_batch=16,
+        total_frames=32,
+        auto_register_policy_transforms=False,
+    )
+    try:
+        batches = [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+    assert [batch.numel() for batch in batches] == [16, 16]
+    for batch in batches:
+        check_row(batch.reshape(-1))

@@ -1,0 +1,83 @@
+"""Specifications, and games that are built once, whole, and safely side by side."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
+from torchrl_lang.envs.textworld.engine import EngineProcess
+
+from .conftest import SPECS, engines
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+
+def test_specifications_compare_and_travel():
+    spec = TextWorldSpec("simple", 3, goal="brief")
+    assert spec == pickle.loads(pickle.dumps(spec))  # noqa: S301
+    assert spec == TextWorldSpec("simple", 3, goal="brief", rewards="dense")
+    assert len({spec, TextWorldSpec("simple", 3), TextWorldSpec("simple", 4), TextWorldSpec("custom", 3)}) == 4
+    assert eval(repr(spec)) == spec
+    assert spec.name == TextWorldSpec("simple", 3, goal="brief").name != TextWorldSpec("simple", 3).name
+
+
+def test_unknown_kinds_and_options():
+    with pytest.raises(ValueError, match="no generator 'maze'"):
+        TextWorldSpec("maze")
+    with pytest.raises(TypeError, match=r"'simple' has no options \['level'\]"):
+        TextWorldSpec("simple", level=3)
+
+
+def test_what_is_there_is_not_built_again(games):
+    before = {path: path.stat().st_mtime_ns for path in games.values()}
+    start = time.monotonic()
+    again = build_games(list(SPECS.values()), games["coin"].parent)
+    assert time.monotonic() - start < 0.5
+    assert again == list(games.values())
+    assert {path: path.stat().st_mtime_ns for path in again} == before
+    assert engines() == []
+
+
+def test_a_game_that_cannot_be_built_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match=r"(?s)not build TextWorldSpec\('coin_collector', seed=0, level=0\).*1-300"):
+        build_games([TextWorldSpec("coin_collector", level=0)], tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+    assert engines() == []
+
+
+def test_two_build_one_game_in_one_folder_after_one_that_was_killed(tmp_path):
+    """Where the game can be seen it is whole; nothing half-built is left for those who come later."""
+    spec = TextWorldSpec("coin_collector", seed=7, level=2)
+    job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
+    killed = EngineProcess()
+    killed.ask([{"do": "build", "options": dict(spec.options), **job}])
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob(".building-*/*.ni")) and time.monotonic() < until:
+        time.sleep(0.005)
+    killed.end()
+    assert list(tmp_path.glob(".building-*"))
+    assert not list(tmp_path.glob("*.z8"))
+    with ThreadPoolExecutor(2) as threads:
+        said = list(threads.map(lambda _: build_games([spec, spec], tmp_path), range(2)))
+    (game,) = tmp_path.glob("*.z8")
+    assert said == [[game, game]] * 2
+    assert game.with_suffix(".json").exists()
+    assert not list(tmp_path.glob(".building-*"))
+    assert engines() == []
+    # The same specification gives the same file, byte by byte.
+    (other,) = build_games([spec], tmp_path / "other")
+    assert other.read_bytes() == game.read_bytes()
+
+
+def test_without_the_engine_the_extra_is_named(monkeypatch, games, tmp_path, tokenizer):
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    message = r"TextWorld games need the engine: pip install 'torchrl-lang\[textworld\]'"
+    with pytest.raises(ImportError, match=message):
+        build_games([TextWorldSpec("simple")], tmp_path)
+    with pytest.raises(ImportError, match=message):
+        TextWorldEnv([games["coin"]], tokenizer, row_length=100, action_length=5)

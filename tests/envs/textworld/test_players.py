@@ -1,0 +1,115 @@
+"""Players that take what the environment offers, and data sets of their games."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_lang.data import generate_dataset, row_buffer
+from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.training import adamw, train_steps
+
+from .conftest import SPECS
+
+torch.set_num_threads(1)
+BEST = {"simple": 8.0, "coin": 1.0, "treasure": 1.0, "custom": 1.0, "cooking": 11.0}
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+
+def test_the_expert_wins_every_kind_of_game(make_env):
+    env = make_env(
+        *SPECS, offers="expert", order="cycle", batch_size=[5], row_length=5000, action_length=16, max_turns=60
+    )
+    td, won, earned = env.reset(), torch.zeros(5, 1, dtype=torch.bool), torch.zeros(5, 1)
+    player = ExpertPlayer()
+    while not td["done"].all():
+        td = env.step(player(td))["next"]
+        won, earned = won | td["won"], earned + td["reward"]
+    assert won.all()
+    assert not td["truncated"].any()
+    assert earned.flatten().tolist() == [BEST[name] for name in SPECS]
+
+
+def test_the_walkthrough_waits_for_harmless_detours(make_env):
+    """The cooking game has no plan; looking around in between does not put the expert off."""
+    env = make_env("cooking", offers=("expert", "admissible"), row_length=9000, action_length=16, max_turns=80)
+    td, turn = env.reset(), 0
+    look = [*env.tokenizer.encode("look"), env.tokenizer.control.end_of_action]
+    while not td["done"].all():
+        action = ExpertPlayer()(td)["action"]
+        if turn % 3 == 1:
+            action = torch.full_like(action, env.tokenizer.control.pad)
+            action[0, : len(look)] = torch.tensor(look)
+        td, turn = env.step(td.set("action", action))["next"], turn + 1
+    assert td["won"].all()
+
+
+def test_an_expert_that_errs_still_finds_its_way(make_env):
+    env = make_env("coin", "simple", offers=("expert", "admissible"), order="cycle", batch_size=[8], row_length=6000)
+    td = env.reset()
+    player = ExpertPlayer(epsilon=0.3, seed=0)
+    steps = torch.zeros(8, 1)
+    while not td["done"].all():
+        steps += ~td["done"]
+        td = env.step(player(td))["next"]
+    assert td["won"].all()
+    assert (steps[::2] > 3).any()
+    assert (steps[1::2] > 9).any()
+
+
+def test_random_commands_are_admissible_and_uniform():
+    n, commands = 4000, torch.arange(1, 7).reshape(3, 2)
+    mask = torch.tensor([True, True, False])
+    td = TensorDict({"admissible_action": commands.expand(n, 3, 2), "admissible_mask": mask.expand(n, 3)}, [n])
+    action = RandomAdmissiblePlayer(seed=0)(td)["action"]
+    first = (action == commands[0]).all(-1)
+    assert (first | (action == commands[1]).all(-1)).all()
+    assert first.float().mean().item() == pytest.approx(0.5, abs=0.04)  # five standard deviations
+
+
+def test_players_have_their_own_stream_and_take_it_along():
+    td = TensorDict({"admissible_action": torch.arange(60).reshape(1, 30, 2), "admissible_mask": torch.ones(1, 30) > 0})
+    state = torch.get_rng_state()
+    player = RandomAdmissiblePlayer(seed=1)
+    player(td.clone())
+    copy = pickle.loads(pickle.dumps(player))  # noqa: S301
+    one, other = ([p(td.clone())["action"].tolist() for _ in range(5)] for p in (player, copy))
+    assert one == other
+    assert torch.equal(state, torch.get_rng_state())
+    free = RandomAdmissiblePlayer()
+    assert isinstance(pickle.loads(pickle.dumps(free)), RandomAdmissiblePlayer)  # noqa: S301
+
+
+def test_a_data_set_of_the_expert_trains(make_env, tmp_path):
+    digests = []
+    for batch in (2, 3):
+        env = make_env(
+            "coin", "treasure", offers=("expert", "admissible"), batch_size=[batch], row_length=200, action_length=4
+        )
+        folder = tmp_path / f"{batch}"
+        dataset = generate_dataset(env, ExpertPlayer(), folder, episodes=8, seed=0, progress=False)
+        assert len(dataset) == 8
+        files = sorted(path for path in folder.rglob("*.memmap"))
+        digests.append([hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
+    assert digests[0] == digests[1]  # the episodes do not depend on the batch
+    rows = dataset[:]
+    assert rows["token_reward"].sum(-1).tolist() == [1.0] * 8
+    vocabulary = env.tokenizer.vocab_size
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=vocabulary, layers=1, width=32, heads=2, max_length=200)
+    actor = language_actor(lm)
+    q, v = qvalue_module(QValueHead(32, vocabulary)), value_module(ValueHead(32))
+    batches = row_buffer(rows, 8)
+    for loss in (BCLoss(actor, actor_normalizer="action"), ILQLLoss(actor, q, v)):
+        losses = [
+            float(figures["loss"])
+            for _, figures in train_steps(loss, batches.sample, adamw(loss, 3e-3), steps=12, max_grad_norm=1.0)
+        ]
+        assert losses[-1] < 0.9 * losses[0]

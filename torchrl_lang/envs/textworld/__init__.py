@@ -1,0 +1,32 @@
+"""TextWorld: games built and played by the engine of the extra ``textworld``, as a batched language environment."""
+
+from torchrl_lang.envs.textworld.engine import EnginePool
+from torchrl_lang.envs.textworld.env import TextWorldEnv
+from torchrl_lang.envs.textworld.games import TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
+from torchrl_lang.envs.textworld.rewards import TextWorldRewards
+from torchrl_lang.envs.textworld.text import (
+    TEMPLATES,
+    Template,
+    clean_command,
+    clean_feedback,
+    is_meta,
+    word_tokenizer,
+)
+
+__all__ = [
+    "TEMPLATES",
+    "EnginePool",
+    "ExpertPlayer",
+    "RandomAdmissiblePlayer",
+    "Template",
+    "TextWorldEnv",
+    "TextWorldRewards",
+    "TextWorldSpec",
+    "build_games",
+    "clean_command",
+    "clean_feedback",
+    "game_texts",
+    "is_meta",
+    "word_tokenizer",
+]

@@ -1,0 +1,295 @@
+"""TextWorld games as a batched language environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Binary, Categorical, Unbounded
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.language_env import Reply, TaskState
+from torchrl_lang.envs.rows import Rows, Utterance, Writes
+from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
+from torchrl_lang.envs.textworld.rewards import TextWorldRewards
+from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.envs.textworld.text import TEMPLATES, Template
+from torchrl_lang.functional import random_index
+
+__all__ = ["TextWorldEnv"]
+
+_REMEMBERED = 4096
+"""Texts whose ids are kept."""
+
+
+class TextWorldEnv(TextGameEnv):
+    """A batch of TextWorld games; the engine plays them in processes of its own, side by side.
+
+    The games of an episode come with its ``game_seed``: the seed modulo the number of games chooses one. So
+    ``reset(game_seed=torch.arange(n))`` begins ``n`` chosen games, and ``order="cycle"`` plays each as often as the
+    others, in order. An action is one command in words. Of a text with several commands the first is played. Commands
+    for the engine itself (save, restart, undo, those that print hidden state) never reach it: they cost a turn and are
+    answered :data:`~torchrl_lang.envs.textworld.text.REFUSED`.
+
+    Beside the rows a tensordict holds:
+
+    =====================  ======================  =====================================================================
+    key                    dtype, shape            meaning
+    =====================  ======================  =====================================================================
+    ``game``               int64 ``[*B, 1]``       number of the game in play
+    ``score``              float32 ``[*B, 1]``     the game's score so far
+    ``won``, ``lost``      bool ``[*B, 1]``        how the game has ended
+    ``engine_failed``      bool ``[*B, 1]``        the engine gave no answer: the row is truncated and says so
+    ``expert_action``      int64 ``[*B, K]``       what an expert would say now (``offers="expert"``)
+    ``admissible_action``  int64 ``[*B, M, K]``    all that one can say now (``offers="admissible"``), the template's
+                                                   hidden verbs and what does not fit into ``K`` tokens left out
+    ``admissible_mask``    bool ``[*B, M]``        which of the ``M`` there are
+    =====================  ======================  =====================================================================
+
+    Processes start with the first reset and end with :meth:`close`, with the environment, or with the program. A
+    process that is killed, or that is silent for ``time_limit`` seconds, is replaced and its games are brought where
+    they stood, with a warning. Where the same command fails again, its row is truncated; other rows go on. After
+    :meth:`close` a reset or a step starts new processes. The environment can be pickled and copied at any time.
+
+    Args:
+        games: files of games, as :func:`build_games` returns them.
+        tokenizer: reads all that the games say, as :func:`word_tokenizer` does.
+        template: how observations are written, a :class:`Template` or the name of one of :data:`TEMPLATES`.
+        rewards: what a turn earns; by default the points that the score goes up by.
+        offers: further entries for players, see above; the expert's plan costs the engine time.
+        max_admissible: ``M``.
+        order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
+        workers: processes of the engine; default as many as cores, at most one for each row.
+        time_limit: seconds that the engine may take for one command.
+        row_length, action_length, max_turns, batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
+
+    Raises:
+        ImportError: the engine is not installed; the message names the extra.
+        ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the tokenizer cannot encode what
+            a game says, the expert's command does not fit into ``action_length`` tokens, or more than
+            ``max_admissible`` commands are admissible.
+        FileNotFoundError: a game's file is not there.
+        RuntimeError: the engine cannot begin a game.
+    """
+
+    def __init__(
+        self,
+        games: Sequence[str | os.PathLike[str]],
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        action_length: int,
+        template: Template | str = "plain",
+        rewards: TextWorldRewards | None = None,
+        offers: Iterable[Literal["expert", "admissible"]] | str = (),
+        max_admissible: int = 64,
+        order: Literal["random", "cycle"] = "random",
+        workers: int | None = None,
+        time_limit: float = 10.0,
+        max_turns: int | None = None,
+        batch_size: int | Sequence[int] = (1,),
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        require_textworld()
+        self.games = _files(games)
+        self.template = _template(template)
+        self.rewards = TextWorldRewards() if rewards is None else rewards
+        self.offers = _offers(offers)
+        self.max_admissible = max_admissible
+        self.order = _one_of("order", order, ("random", "cycle"))
+        rows = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size).numel()
+        infos = self.template.infos | self.rewards.infos
+        infos |= {"admissible_commands"} if "admissible" in self.offers else set()
+        workers = min(os.cpu_count() or 1, rows) if workers is None else workers
+        self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
+        self._said: dict[str, list[int] | None] = {}
+        self._ids: dict[str, list[int]] = {}
+        number = count()
+        super().__init__(
+            lambda: Seat(next(number), self.pool, self.games, self.template, self.rewards),
+            tokenizer,
+            row_length=row_length,
+            action_length=action_length,
+            max_turns=max_turns,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """End the engine's processes."""
+        self.pool.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+    # -- the games, all at once ----------------------------------------------------------------------------------------
+
+    @property
+    def _seats(self) -> list[Seat]:
+        return self._games  # type: ignore[return-value]
+
+    def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
+        seed = self._game_seeds(episode, options)
+        texts: list[list[int]] = [[] for _ in self._seats]
+        with self._all_or_none():
+            seeds = dict(zip(_true(fresh), seed[fresh].tolist(), strict=True))
+            answers = self.pool.begin({row: self._seats[row].choose(number) for row, number in seeds.items()})
+            for row, answer in answers.items():
+                texts[row] = self._encode(self._seats[row].opened(answer), row, seeds[row])
+            standing = self._standing()
+        return *self._pad(texts), {"game_seed": seed, **standing}
+
+    def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
+        seeds, lengths, said = (values.tolist() for values in (task["game_seed"], utterance.length, utterance.tokens))
+        texts: list[list[int]] = [[] for _ in self._seats]
+        rewards, ended = [0.0] * self._n, [False] * self._n
+        with self._all_or_none():
+            commands = {row: self._seats[row].command(self._decode(said[row][: lengths[row]])) for row in _true(live)}
+            answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
+            for row, command in commands.items():
+                text, rewards[row], ended[row] = self._seats[row].replied(command, answers.get(row))
+                texts[row] = self._encode(text, row, seeds[row])
+            standing = self._standing()
+        tokens, length = self._pad(texts)
+        reward = torch.tensor(rewards, dtype=torch.float32, device=self.device)
+        reply = Reply(tokens, length, reward, torch.tensor(ended, device=self.device))
+        return reply, {"game_seed": task["game_seed"], **standing}
+
+    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
+        planned = super()._plan_turn(action, live)
+        self._truncated = self._truncated | (self._task["engine_failed"].squeeze(-1) & live)
+        return planned
+
+    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
+        task = super()._restore(rows, task, fresh, options)
+        return {**task, **self._standing()}
+
+    def _game_seeds(self, episode: Tensor, options: TensorDictBase | None) -> Tensor:
+        named = self._named(options, "game_seed")
+        if named is not None:
+            return named
+        return episode.clone() if self.order == "cycle" else random_index(self._key, episode, 2**31)
+
+    def _encode(self, text: str, row: int, seed: int) -> list[int]:
+        if text not in self._ids:  # games say the same again and again
+            if len(self._ids) >= _REMEMBERED:
+                self._ids.clear()
+            self._ids[text] = super()._encode(text, row, seed)
+        return self._ids[text]
+
+    # -- what stands beside the rows -----------------------------------------------------------------------------------
+
+    def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
+        return {key: value for key, value in task.items() if key != "game_seed"}
+
+    def _task_observation_spec(self) -> dict[str, Any]:
+        batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
+
+        def flags(n: int) -> Binary:
+            return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
+
+        def words(*shape: int) -> Categorical:
+            return Categorical(vocabulary, shape=(*batch, *shape), dtype=torch.int64, device=device)
+
+        specs: dict[str, Any] = {
+            "game": Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
+            "score": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
+            **{key: flags(1) for key in ("won", "lost", "engine_failed")},
+        }
+        if "expert" in self.offers:
+            specs["expert_action"] = words(self.action_length)
+        if "admissible" in self.offers:
+            specs["admissible_action"] = words(self.max_admissible, self.action_length)
+            specs["admissible_mask"] = flags(self.max_admissible)
+        return specs
+
+    def _standing(self) -> TaskState:
+        """How the games stand, in tensors: ``[N, ...]``, the task's state but for the seeds."""
+        states = [seat.state for seat in self._seats]
+
+        def column(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
+
+        out = {
+            "game": column([seat.game for seat in self._seats], torch.int64),
+            "score": column([state.get("score", 0) for state in states], torch.float32),
+            "won": column([state.get("won", False) for state in states], torch.bool),
+            "lost": column([state.get("lost", False) for state in states], torch.bool),
+            "engine_failed": column([seat.failed for seat in self._seats], torch.bool),
+        }
+        if "expert" in self.offers:
+            plans = [self._expert(state.get("expert", "")) for state in states]
+            out["expert_action"] = torch.tensor(plans, dtype=torch.int64, device=self.device)
+        if "admissible" in self.offers:
+            out |= self._admissible([state.get("admissible_commands") or () for state in states])
+        return out
+
+    def _expert(self, command: str) -> list[int]:
+        ids = self._utterance(command)
+        if ids is None:
+            raise ValueError(
+                f"The expert would say {command!r}, which does not fit into action_length={self.action_length} tokens "
+                f"with its end: give at least {len(self.tokenizer.encode(command)) + 1}."
+            )
+        return ids
+
+    def _admissible(self, commands: Sequence[Sequence[str]]) -> TaskState:
+        shape = (self._n, self.max_admissible, self.action_length)
+        actions = torch.full(shape, self.tokenizer.control.pad, dtype=torch.int64)
+        number = torch.zeros(self._n, 1, dtype=torch.int64)
+        for row, texts in enumerate(commands):
+            said = [ids for ids in map(self._utterance, self.template.visible(texts)) if ids is not None]
+            if len(said) > self.max_admissible:
+                raise ValueError(f"{len(said)} commands are admissible, max_admissible is {self.max_admissible}.")
+            if said:
+                actions[row, : len(said)] = torch.tensor(said)
+                number[row] = len(said)
+        mask = torch.arange(self.max_admissible) < number
+        return {"admissible_action": actions.to(self.device), "admissible_mask": mask.to(self.device)}
+
+    def _utterance(self, command: str) -> list[int] | None:
+        """A command as an action, ``K`` ids, or None where it does not fit."""
+        if command not in self._said:
+            ids = [*self.tokenizer.encode(command), self.tokenizer.control.end_of_action]
+            spare = self.action_length - len(ids)
+            self._said[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
+        return self._said[command]
+
+
+def _files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    if isinstance(games, str | os.PathLike):
+        raise ValueError(f"games is a sequence of files, got one: give [{os.fspath(games)!r}].")
+    files = tuple(os.path.abspath(path) for path in games)
+    if not files:
+        raise ValueError("A TextWorldEnv plays at least one game: build some with build_games(specs).")
+    missing = [path for path in files if not os.path.exists(path)]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} is no file: build games with build_games(specs).")
+    return files
+
+
+def _template(template: Template | str) -> Template:
+    if isinstance(template, Template):
+        return template
+    return TEMPLATES[_one_of("template", template, tuple(TEMPLATES))]
+
+
+def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
+    names = (offers,) if isinstance(offers, str) else tuple(offers)
+    return tuple(_one_of("offers", name, ("expert", "admissible")) for name in names)
+
+
+def _one_of(what: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{what}={value!r} is unknown: choose among {list(known)}.")
+    return value
+
+
+def _true(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()

@@ -1,0 +1,80 @@
+"""One row's game: what it was told and what that earned, whether it is played alone or in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchrl_lang.envs.textworld.engine import EnginePool, Failed
+from torchrl_lang.envs.textworld.rewards import TextWorldRewards
+from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_meta, refused
+
+__all__ = ["Seat"]
+
+
+class Seat:
+    """A :class:`~torchrl_lang.envs.TextGame` in one row of a pool.
+
+    A batch asks the pool for many seats at once: it hands :meth:`opened` and :meth:`replied` the engine's answers.
+
+    Args:
+        row: the row of the pool.
+        pool: where the engine is asked.
+        games: files of games; the seed of an episode, modulo their number, chooses one.
+        template: how observations are written.
+        rewards: what a turn earns.
+    """
+
+    def __init__(
+        self, row: int, pool: EnginePool, games: Sequence[str], template: Template, rewards: TextWorldRewards
+    ) -> None:
+        self.row, self.pool, self.games, self.template, self.rewards = row, pool, games, template, rewards
+        self.game = 0
+        """Number of the game in play."""
+        self.state: dict[str, Any] = {}
+        """The last state that the engine told; empty before the first."""
+        self.failed = False
+        """Whether the engine has given up on this game."""
+
+    def choose(self, seed: int) -> str:
+        """The file of the game that a seed plays."""
+        self.game = seed % len(self.games)
+        return self.games[self.game]
+
+    def opened(self, answer: dict[str, Any] | Failed) -> str:
+        """The opening words of a game that has begun."""
+        if isinstance(answer, Failed):
+            raise RuntimeError(f"The engine did not begin {self.games[self.game]}: {answer}.")
+        self.state, self.failed = answer, False
+        return self.template.write("opening", answer)
+
+    def command(self, text: str) -> str | None:
+        """What the engine is to be told; None where it is to be told nothing."""
+        command = clean_command(text)
+        return None if is_meta(command) else command
+
+    def replied(self, command: str | None, answer: dict[str, Any] | Failed | None) -> tuple[str, float, bool]:
+        """The reply, the reward, whether the game has ended. Without a command the game stands as it stood."""
+        if isinstance(answer, Failed):
+            self.failed = True
+            return SILENT.lower() if self.template.lower else SILENT, 0.0, False
+        before = self.state
+        if command is None or answer is None:
+            answer = {**before, "feedback": refused(before["feedback"])}
+        self.state = answer
+        reward = self.rewards.of_turn(before, answer, command or "")
+        return self.template.write("reply", answer), reward, answer["done"]
+
+    # -- alone ---------------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int) -> str:
+        """Begin the game of a seed."""
+        return self.opened(self.pool.begin({self.row: self.choose(seed)})[self.row])
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Play a command."""
+        command = self.command(text)
+        answer = None if command is None else self.pool.tell({self.row: command})[self.row]
+        if isinstance(answer, Failed):
+            raise RuntimeError(f"The engine gave no answer to {command!r}: {answer}.")
+        return self.replied(command, answer)

@@ -1,0 +1,216 @@
+"""What passes between a player and the engine: commands made safe, feedback cleaned, observations written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from torchrl_lang.data.tokenizers import CharTokenizer
+
+__all__ = ["TEMPLATES", "Template", "clean_command", "clean_feedback", "is_meta", "word_tokenizer"]
+
+REFUSED = "That is not a command of this game."
+"""Said, without asking the engine, where a command is meant for the engine and not for the game."""
+SILENT = "The game has stopped answering."
+"""Said where the engine gives no answer; the row is truncated."""
+
+_META = frozenset(
+    {"again", "brief", "disable", "enable", "g", "long", "no", "normal", "noscript", "notify", "nouns", "oops", "print"}
+    | {"print_state", "pronouns", "q", "quit", "restart", "restore", "restrict", "save", "script", "short"}
+    | {"superbrief", "transcript", "transcription", "undo", "unscript", "verbose", "verify", "version", "y", "yes"}
+)
+"""First words of commands that leave the game, write files, undo, or show what is hidden. ``n`` stays: go north."""
+
+_STATUS = re.compile(r"\n?>[ ]{20,}.*\Z", re.DOTALL)
+_PROMPT = re.compile(r"\n>[ ]*\Z")
+_OVER = re.compile(r"Would you like to RESTART,.*\Z", re.DOTALL)
+_BANNER = re.compile(r"(?m)^[\s_$|\\/<>-]*(?:\$\$|____)[\s_$|\\/<>-]*$")
+
+
+def clean_command(text: str) -> str:
+    r"""The one command that a text begins with: no control characters, nothing after a full stop or ``then``.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld import clean_command
+        >>> clean_command("  open\x00  Box. take key")
+        'open box'
+        >>> clean_command("go east then take coin")
+        'go east'
+    """
+    first = re.split(r"[\n\r.,;:!?\"]|\bthen\b", text.strip().lower(), maxsplit=1)[0]
+    return " ".join("".join(c if c.isprintable() else " " for c in first).split())
+
+
+def refused(feedback: str) -> str:
+    """The engine's last feedback with :data:`REFUSED` in the place of its words; the status line stays."""
+    status = _STATUS.search(feedback)
+    return REFUSED + (status[0] if status else "")
+
+
+def is_meta(command: str) -> bool:
+    """Whether a cleaned command is meant for the engine: saving, restarting, undoing, printing its state and such.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld import is_meta
+        >>> is_meta("restart"), is_meta("tw-print max_score"), is_meta("take scripture")
+        (True, True, False)
+    """
+    words = re.findall(r"[\w-]+", command)
+    return bool(words) and (words[0] in _META or words[0].startswith("tw-"))
+
+
+def clean_feedback(text: str) -> str:
+    r"""What the game says, without the title picture, the status line, the prompt and the spare white space.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld import clean_feedback
+        >>> clean_feedback("\nYou open the box.\n\n\n>" + 60 * " " + "-= Attic =-0/11")
+        'You open the box.'
+    """
+    if "$$" in text:
+        text = _BANNER.sub("", text)
+    text = _OVER.sub("", _PROMPT.sub("", _STATUS.sub("", text)))
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+# -- observations ------------------------------------------------------------------------------------------------------
+
+_INFOS = {
+    "feedback": (),
+    "room": (),
+    "description": ("description",),
+    "inventory": ("inventory",),
+    "objective": ("objective",),
+    "commands": ("admissible_commands",),
+}
+"""What a template may name, and which of the engine's infos it takes."""
+
+
+@dataclass(frozen=True)
+class Template:
+    r"""How an observation is written. The transcript is the memory, so a reply need not repeat what was said.
+
+    Both texts may name ``{feedback}``, what the game says (at first: the objective and the room); ``{objective}``,
+    ``{description}`` of the room, ``{room}``, its name, ``{inventory}``, and ``{commands}``, those that are admissible
+    now, separated by commas. What is not named costs no time: descriptions and inventories slow the engine down most,
+    the admissible commands less, and the rest is free.
+
+    Args:
+        opening: the first observation.
+        reply: those after a command.
+        hide: verbs of commands that ``{commands}`` leaves out.
+        lower: write everything in small letters, which makes for fewer words.
+
+    Raises:
+        ValueError: a text names something else.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld import Template
+        >>> template = Template(reply="{feedback} {commands}", hide=("look", "inventory"), lower=True)
+        >>> template.write("reply", {"feedback": "\nOpened.\n", "admissible_commands": ["go east", "look"]})
+        'opened. go east'
+    """
+
+    opening: str = "{feedback}"
+    reply: str = "{feedback}"
+    hide: tuple[str, ...] = ()
+    lower: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.fields - set(_INFOS))
+        if unknown:
+            raise ValueError(f"A template names {unknown}, the fields are {list(_INFOS)}.")
+
+    @property
+    def fields(self) -> set[str]:
+        """The fields that the two texts name."""
+        return self._named("opening") | self._named("reply")
+
+    @property
+    def infos(self) -> set[str]:
+        """The engine's infos that the fields are made of."""
+        return {info for field in self.fields for info in _INFOS.get(field, ())}
+
+    def visible(self, commands: Iterable[str]) -> list[str]:
+        """Commands without the hidden verbs."""
+        return [command for command in commands if command.split(" ", 1)[0] not in self.hide]
+
+    def write(self, which: str, state: Mapping[str, Any]) -> str:
+        """The ``"opening"`` or the ``"reply"`` that tells a state of the engine."""
+        fields = {field: getattr(self, f"_{field}")(state) for field in self._named(which)}
+        text = getattr(self, which).format(**fields)
+        return text.lower() if self.lower else text
+
+    def _feedback(self, state: Mapping[str, Any]) -> str:
+        return clean_feedback(state.get("feedback") or "")
+
+    def _description(self, state: Mapping[str, Any]) -> str:
+        return clean_feedback(state.get("description") or "")
+
+    def _room(self, state: Mapping[str, Any]) -> str:
+        status = _STATUS.search(state.get("feedback") or "")
+        name = status and re.search(r"-= (.*) =-", status[0])
+        return name[1] if name else ""
+
+    def _inventory(self, state: Mapping[str, Any]) -> str:
+        return clean_feedback(state.get("inventory") or "")
+
+    def _objective(self, state: Mapping[str, Any]) -> str:
+        return clean_feedback(state.get("objective") or "")
+
+    def _commands(self, state: Mapping[str, Any]) -> str:
+        return ", ".join(self.visible(state.get("admissible_commands") or ()))
+
+    def _named(self, which: str) -> set[str]:
+        return {name for _, name, _, _ in Formatter().parse(getattr(self, which)) if name}
+
+
+_DULL = ("close", "drop", "examine", "inventory", "look")
+
+TEMPLATES: Mapping[str, Template] = {
+    "short": Template("{objective}\n{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
+    "plain": Template(),
+    "commands": Template("{feedback}\nYou can {commands}.", "{feedback}\nYou can {commands}."),
+    "state": Template(
+        "{objective}\n{description}\n{inventory}\nYou can {commands}.",
+        "{feedback}\n{description}\n{inventory}\nYou can {commands}.",
+    ),
+}
+"""Templates by name. ``short`` makes the shortest rows: rooms are names, and replies say what can be done, not what
+was; it hides the commands that the engine's quests rarely take. The others say ever more."""
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+_CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+_PIECE = re.compile(r"[A-Za-z]+[ ]?|[^A-Za-z][ ]")
+
+
+def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer:
+    """A tokenizer whose symbols are the words of some texts, and every printable ASCII character for other words.
+
+    A word takes the space behind it along, so that a command has the same ids alone and in a list of commands. Any
+    ASCII text is read, and ``decode`` of ``encode`` is that text again. The order of the texts does not matter.
+
+    Args:
+        texts: what the words are taken from, as from :func:`~torchrl_lang.envs.textworld.game_texts`.
+        min_count: words that come less often are spelt.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld import word_tokenizer
+        >>> tokenizer = word_tokenizer(["You can go east, take coin.", "The coin is here."])
+        >>> [tokenizer.symbols[index] for index in tokenizer.encode("take coin")]
+        ['take ', 'coin']
+        >>> tokenizer.decode(tokenizer.encode("take the red coin!"))
+        'take the red coin!'
+    """
+    count: dict[str, int] = {}
+    for text in texts:
+        for piece in _PIECE.findall(text):
+            count[piece] = count.get(piece, 0) + 1
+    words = sorted(piece for piece, times in count.items() if times >= min_count and len(piece) > 1 and piece.isascii())
+    return CharTokenizer.from_alphabet([*_CHARACTERS, *words])
