@@ -30,8 +30,9 @@ policy = UtteranceActor(actor, env.tokenizer.control, action_length=6, seed=0)
 near = KLConstrainedTransform(
     RowReference(frozen_copy(policy)), AdaptiveKLController(0.1, target=4.0, horizon=500), estimator="k1"
 )
-loss = PPOLoss(policy, value, entropy_weight=0.003)
-optimizer = adamw(loss, 7e-4)
+# Values that are wrong by whole points would, through the trunk, undo what was copied: they only read its states.
+loss = PPOLoss(policy, value, detach_value=True)
+optimizer = adamw(loss, 1e-3)
 frames = 128 * 4  # one game in each environment
 collector = Collector(env, policy, frames_per_batch=frames, total_frames=frames * 60, reset_at_each_iter=True)
 for iteration, steps in enumerate(collector):
