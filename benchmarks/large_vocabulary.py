@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from benchmarks.common import device, interleaved, median, one_core, ratio, row
 from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
+from benchmarks.plain import plain_step
 from torchrl_lang.modules import (
     NextTokenRule,
     QValueHead,
@@ -117,16 +119,10 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
         model, tied=True, cql_samples=SAMPLES, cql_proposal="policy"
     )
 
-    def steps(batch: TensorDictBase) -> dict[str, Callable[[], None]]:
-        each = {"plain": plain_step(model.lm, batch)}
-        each |= {name: ilql_step(form, batch) for name, form in forms.items()}
-        # What a step leaves behind, its gradients, counts in its peak and is gone before the next one.
-        return {name: cleared(step, [model.lm, *forms.values()]) for name, step in each.items()}
-
     batch = make_batch(case, case.rows)
     for name in case.lighter:
         _check(forms[name], forms[f"{name}, naive"], batch)
-    jobs = steps(batch)
+    jobs = cleared_steps(model.lm, forms, batch)
     decisions = int(batch["action_mask"][:, 1:].sum())
     slow = {name: jobs.pop(name) for name in list(jobs) if "naive" in name}
     times = interleaved(jobs | {"arithmetic": _arithmetic(case.vocabulary, decisions)}, repeats)
@@ -138,7 +134,7 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
     forms |= policies
     batch = make_batch(case, case.rows_for_memory)
     batch["token_log_prob"] = torch.where(batch["action_mask"], -math.log(case.vocabulary), 0.0)
-    jobs = steps(policies["PPO"].estimate(batch))
+    jobs = cleared_steps(model.lm, forms, policies["PPO"].estimate(batch))
     peaks = {name: peak_bytes(job, device()) / 2**20 for name, job in jobs.items()}
     label = f"V={case.vocabulary:,}"
     return [*_time_rows(label, times, naive_times), *_memory_rows(label, case, peaks), _guided(label, model, repeats)]
@@ -171,9 +167,7 @@ def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
         "CQL sampled": make_loss(model, cql_samples=SAMPLES),
     }
     batch = make_batch(case, case.rows)
-    steps = {"plain": plain_step(model.lm, batch)} | {name: ilql_step(form, batch) for name, form in forms.items()}
-    jobs = {name: cleared(step, [model.lm, *forms.values()]) for name, step in steps.items()}
-    times = interleaved(jobs, repeats)
+    times = interleaved(cleared_steps(model.lm, forms, batch), repeats)
     return [
         row(
             f"GPT-2 small, V={case.vocabulary:,}: ILQL, {name} / plain step",
@@ -186,17 +180,6 @@ def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def plain_step(lm: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
-    """Hugging Face's loss on the padded rows, forward and backward."""
-
-    def step() -> None:
-        labels = torch.where(batch["attention_mask"], batch["tokens"], -100)
-        mask = batch["attention_mask"].long()
-        lm(input_ids=batch["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
-
-    return step
-
-
 def ilql_step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     def step() -> None:
         losses = form(batch)
@@ -206,13 +189,21 @@ def ilql_step(form: nn.Module, batch: TensorDictBase) -> Callable[[], None]:
     return step
 
 
-def cleared(step: Callable[[], None], forms: list[nn.Module]) -> Callable[[], None]:
-    def job() -> None:
-        step()
-        for form in forms:
-            form.zero_grad()
+def cleared_steps(
+    lm: nn.Module, forms: Mapping[str, nn.Module], batch: TensorDictBase, plain: str = "plain"
+) -> dict[str, Callable[[], None]]:
+    """The plain step and those of all forms; their gradients count in their peaks and are gone before the next one."""
+    steps = {plain: partial(plain_step, lm, batch)} | {name: ilql_step(form, batch) for name, form in forms.items()}
 
-    return job
+    def cleared(step: Callable[[], None]) -> Callable[[], None]:
+        def job() -> None:
+            step()
+            for module in (lm, *forms.values()):
+                module.zero_grad()
+
+        return job
+
+    return {name: cleared(step) for name, step in steps.items()}
 
 
 def _arithmetic(vocabulary: int, decisions: int) -> Callable[[], None]:

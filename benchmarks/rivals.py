@@ -24,6 +24,7 @@ from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedModel
 
 from benchmarks.common import interleaved, median, one_core, ratio, row
+from benchmarks.plain import plain_step
 from benchmarks.rival_agilerl import FOLDER, AgileRL, Unavailable, install, installed
 from benchmarks.rival_discrete_iql import OneTrunkPass, TrunkInEach
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
@@ -152,17 +153,14 @@ class Learner:
 
 
 class Plain:
-    """Hugging Face's loss on the padded rows, forward and backward."""
+    """The plain step of a model, batch after batch."""
 
     def __init__(self, lm: PreTrainedModel, batches: Batches) -> None:
         self.lm = lm
         self._turn = itertools.cycle(batches)
 
     def step(self) -> None:
-        rows = next(self._turn)
-        labels = torch.where(rows["attention_mask"], rows["tokens"], -100)
-        mask = rows["attention_mask"].long()
-        self.lm(input_ids=rows["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        plain_step(self.lm, next(self._turn))
         self.lm.zero_grad()
 
 

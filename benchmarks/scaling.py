@@ -17,12 +17,10 @@ from benchmarks.large_vocabulary import (
     SAMPLES,
     WIDTH,
     Case,
-    cleared,
-    ilql_step,
+    cleared_steps,
     make_batch,
     make_loss,
     make_model,
-    plain_step,
 )
 from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
@@ -107,9 +105,7 @@ def _steps(case: Case, sampled: bool) -> dict[str, Callable[[], None]]:
     if sampled:
         forms[SAMPLED] = make_loss(model, cql_samples=SAMPLES)
     batch = make_batch(case, case.rows)
-    steps = {PLAIN: plain_step(model.lm, batch)} | {name: ilql_step(form, batch) for name, form in forms.items()}
-    # What a step leaves behind, its gradients, counts in its peak and is gone before the next one.
-    return {name: cleared(step, [model.lm, *forms.values()]) for name, step in steps.items()}
+    return cleared_steps(model.lm, forms, batch, PLAIN)
 
 
 def _free_memory() -> float:

@@ -13,6 +13,7 @@ from torchrl.objectives import SoftUpdate
 
 from benchmarks.common import device, interleaved, median, one_core, ratio, row
 from benchmarks.packing import pack, packed_states
+from benchmarks.plain import plain_step
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.modules.length_groups import length_groups
@@ -72,11 +73,7 @@ def _compare(
         return batches[next(turn) // (len(losses) + 1) % len(batches)]
 
     def plain() -> None:
-        """Hugging Face's loss on the padded rows, forward and backward."""
-        rows = batch()
-        labels = torch.where(rows["attention_mask"], rows["tokens"], -100)
-        mask = rows["attention_mask"].long()
-        lm(input_ids=rows["tokens"], attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        plain_step(lm, batch())
         lm.zero_grad()
 
     def step(loss: torch.nn.Module) -> Callable[[], None]:

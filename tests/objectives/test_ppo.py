@@ -11,11 +11,11 @@ from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
+from tests.letters import REWARD, Letters, first_token
 from tests.objectives import test_contract as contract
 from tests.objectives.conftest import VOCAB, WIDTH, T, losses_of, make_actor, make_heads, make_rows, total
-from torchrl_lang.data import CharTokenizer, rows_from_rollout
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
-from torchrl_lang.envs.language_env import LanguageEnv, Reply
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, row_log_prob, value_module
 from torchrl_lang.objectives import PPOLoss
@@ -649,24 +649,6 @@ def test_it_finds_the_straight_walk():
     assert out["explained_variance"] > 0.5
 
 
-REWARD = torch.tensor([0.0, 0.3, 0.6, 1.0])
-
-
-class Letters(LanguageEnv):
-    """One utterance of one letter, paid by the letter; saying nothing pays nothing."""
-
-    def __init__(self, n):
-        super().__init__(CharTokenizer.from_alphabet("abcd"), row_length=6, action_length=2, batch_size=[n], seed=0)
-
-    def _open(self, episode, fresh, options):
-        return torch.zeros(*episode.shape, 0, dtype=torch.int64), torch.zeros_like(episode), {}
-
-    def _reply(self, utterance, task, live):
-        pay = torch.where(utterance.length > 0, REWARD[utterance.tokens[:, 0].clamp_max(3)], 0.0)
-        nothing = torch.zeros_like(utterance.length)
-        return Reply(nothing.unsqueeze(-1), nothing, pay, torch.ones_like(live)), task
-
-
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_it_finds_the_best_trade_off(estimator):
     """``pi(a) ~ ref(a) exp(R(a) / coef)``, with the divergence in the loss and several epochs a batch."""
@@ -679,14 +661,7 @@ def test_it_finds_the_best_trade_off(estimator):
     )
     reference = ReferenceModelLogProbTransform(RowReference(frozen))
     optimizer = torch.optim.Adam(loss.parameters(), 3e-3)
-    letters = [*range(4), env.tokenizer.control.end_of_action]
-
-    def first_token():
-        start = env.reset()[:1]
-        logits = policy.decoder.actor.get_dist(start).logits[:, int(start["attention_mask"].sum()) - 1]
-        return policy.decoder.rule({"logits": logits})[0, letters].detach()
-
-    before = first_token()
+    before = first_token(env, policy)
     for _ in range(80):
         rows = loss.estimate(reference(play(env, policy, 1)))
         for _ in range(2):
@@ -694,6 +669,6 @@ def test_it_finds_the_best_trade_off(estimator):
             total_loss(loss(rows)).backward()
             optimizer.step()
     best = (before + torch.cat([REWARD, torch.zeros(1)]) / coef).softmax(-1)
-    found = first_token().exp()
+    found = first_token(env, policy).exp()
     assert (found - best).abs().sum() / 2 < 0.06
     assert (before.exp() - best).abs().sum() / 2 > 0.1

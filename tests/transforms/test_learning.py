@@ -13,8 +13,8 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, ExplorationType, TransformedEnv, set_exploration_type
 from torchrl.modules import ProbabilisticActor
 
-from torchrl_lang.data import CharTokenizer, rows_from_rollout
-from torchrl_lang.envs.language_env import LanguageEnv, Reply
+from tests.letters import REWARD, Letters, first_token
+from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.transforms import (
@@ -25,8 +25,6 @@ from torchrl_lang.transforms import (
     RowReference,
     frozen_copy,
 )
-
-REWARD = torch.tensor([0.0, 0.3, 0.6, 1.0])
 
 
 class Bandit(EnvBase):
@@ -106,35 +104,13 @@ def test_controllers_hold_the_divergence_at_its_target(controller):
     assert torch.stack(late).mean() == pytest.approx(target, rel=0.15)
 
 
-class Letters(LanguageEnv):
-    """One utterance of one letter, paid by the letter; saying nothing pays nothing."""
-
-    def __init__(self, n):
-        super().__init__(CharTokenizer.from_alphabet("abcd"), row_length=6, action_length=2, batch_size=[n], seed=0)
-
-    def _open(self, episode, fresh, options):
-        return torch.zeros(*episode.shape, 0, dtype=torch.int64), torch.zeros_like(episode), {}
-
-    def _reply(self, utterance, task, live):
-        pay = torch.where(utterance.length > 0, REWARD[utterance.tokens[:, 0].clamp_max(3)], 0.0)
-        nothing = torch.zeros_like(utterance.length)
-        return Reply(nothing.unsqueeze(-1), nothing, pay, torch.ones_like(live)), task
-
-
 def test_a_language_model_finds_the_best_trade_off_on_rows():
     torch.manual_seed(0)
     env, coef = Letters(256), 0.5
     tokenizer = env.tokenizer
     lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=8, initializer_range=0.3)
     policy = UtteranceActor(language_actor(lm), tokenizer.control, 2, seed=0)
-    options = [*range(4), tokenizer.control.end_of_action]
-
-    def first_token():
-        start = env.reset()[:1]
-        state = policy.decoder.actor.get_dist(start).logits[:, int(start["attention_mask"].sum()) - 1]
-        return policy.decoder.rule({"logits": state})[0, options].detach()
-
-    before = first_token()
+    before = first_token(env, policy)
     near = KLConstrainedTransform(RowReference(frozen_copy(policy)), coef)
     optimizer = torch.optim.Adam(lm.parameters(), 5e-3)
     for _ in range(150):
@@ -146,6 +122,6 @@ def test_a_language_model_finds_the_best_trade_off_on_rows():
         (-(advantage * row_log_prob(policy, rows))[agent].sum() / len(rows)).backward()
         optimizer.step()
     best = (before + torch.cat([REWARD, torch.zeros(1)]) / coef).softmax(-1)
-    found = first_token().exp()
+    found = first_token(env, policy).exp()
     assert (found - best).abs().sum() / 2 < 0.06
     assert (before.exp() - best).abs().sum() / 2 > 0.1

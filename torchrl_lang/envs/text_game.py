@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -105,24 +105,27 @@ class TextGameEnv(LanguageEnv):
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         named = self._named(options, "game_seed")
-        seed = random_index(self._key, episode, 2**31) if named is None else named
+        seed = self._draw_seeds(episode) if named is None else named
         texts: list[list[int]] = [[] for _ in self._games]
         with self._all_or_none():
-            for row, number in zip(_true(fresh), seed[fresh].tolist(), strict=True):
-                texts[row] = self._encode(self._begin(row, number), row, number)
-        return *self._pad(texts), {"game_seed": seed}
+            seeds = dict(zip(_true(fresh), seed[fresh].tolist(), strict=True))
+            for row, text in self._begin_all(seeds):
+                texts[row] = self._encode(text, row, seeds[row])
+            standing = self._standing()
+        return *self._pad(texts), {"game_seed": seed, **standing}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
         texts: list[list[int]] = [[] for _ in self._games]
         rewards, ended = [0.0] * self._n, [False] * self._n
         seeds, lengths, said = (values.tolist() for values in (task["game_seed"], utterance.length, utterance.tokens))
         with self._all_or_none():
-            for row in _true(live):
-                text, rewards[row], ended[row] = self._play(row, said[row][: lengths[row]], seeds[row])
+            utterances = {row: said[row][: lengths[row]] for row in _true(live)}
+            for row, (text, rewards[row], ended[row]) in self._play_all(utterances, seeds):
                 texts[row] = self._encode(text, row, seeds[row])
+            standing = self._standing()
         tokens, length = self._pad(texts)
         reward = torch.tensor(rewards, dtype=torch.float32, device=self.device)
-        return Reply(tokens, length, reward, torch.tensor(ended, device=self.device)), task
+        return Reply(tokens, length, reward, torch.tensor(ended, device=self.device)), {**task, **standing}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         with self._all_or_none():
@@ -149,6 +152,26 @@ class TextGameEnv(LanguageEnv):
         rows, self._rows = self._rows, None
         yield
         self._rows = rows
+
+    # -- all games, one after the other; what plays them side by side says so here -------------------------------------
+
+    def _draw_seeds(self, episode: Tensor) -> Tensor:
+        """Seeds of episodes that came without, int64 ``[N]``."""
+        return random_index(self._key, episode, 2**31)
+
+    def _begin_all(self, seeds: Mapping[int, int]) -> Iterable[tuple[int, str]]:
+        """Begin the games of some rows with their seeds; rows and opening words."""
+        return ((row, self._begin(row, seed)) for row, seed in seeds.items())
+
+    def _play_all(
+        self, utterances: Mapping[int, list[int]], seeds: Sequence[int]
+    ) -> Iterable[tuple[int, tuple[str, float, bool]]]:
+        """Tell the games of some rows what was said; rows, and answer, reward and whether the game has ended."""
+        return ((row, self._play(row, ids, seeds[row])) for row, ids in utterances.items())
+
+    def _standing(self) -> TaskState:
+        """What is known of the games beside their seeds, in tensors ``[N, ...]``."""
+        return {}
 
     # -- one game ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torchrl_lang.functional.decisions import (
     find_decisions,
     row_length,
     shift_left,
+    shift_right,
 )
 from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
@@ -52,6 +53,7 @@ __all__ = [
     "row_length",
     "sampled_cross_entropy",
     "shift_left",
+    "shift_right",
     "standardized",
     "systematic_sample",
     "td_target",

@@ -126,10 +126,7 @@ def two_clock_advantages(
     trust = _clock(turn_end, turn_lmbda, lmbda, value)
     decay = torch.where(decision, discount * trust, 1.0)
     increment = torch.where(decision, reward + discount * (1 - trust) * following, 0.0)
-    # One more column, right of the row, holds what the row is worth after its last decision.
-    decay = torch.cat([decay, torch.zeros_like(decay[..., :1])], -1)
-    increment = torch.cat([increment, last_value.unsqueeze(-1)], -1)
-    target = torch.where(decision, reverse_linear_scan(decay, increment)[..., :-1], 0.0)
+    target = torch.where(decision, reverse_linear_scan(decay, increment, last_value), 0.0)
     return Advantages(torch.where(decision, target - value, 0.0), target)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Decisions", "bootstrap_mask", "decision_mask", "find_decisions", "row_length", "shift_left"]
+__all__ = ["Decisions", "bootstrap_mask", "decision_mask", "find_decisions", "row_length", "shift_left", "shift_right"]
 
 
 def shift_left(values: Tensor) -> Tensor:
@@ -26,6 +26,18 @@ def shift_left(values: Tensor) -> Tensor:
         tensor([2, 3, 0])
     """
     return torch.cat([values[..., 1:], torch.zeros_like(values[..., :1])], -1)
+
+
+def shift_right(values: Tensor) -> Tensor:
+    """Values of the position before, zero (False) at the beginning: ``out[..., p] = values[..., p - 1]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import shift_right
+        >>> shift_right(torch.tensor([1, 2, 3]))
+        tensor([0, 1, 2])
+    """
+    return torch.cat([torch.zeros_like(values[..., :1]), values[..., :-1]], -1)
 
 
 def decision_mask(action_mask: Tensor) -> Tensor:

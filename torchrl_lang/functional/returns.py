@@ -8,8 +8,8 @@ from torch import Tensor
 __all__ = ["lambda_returns", "returns_to_go", "reverse_linear_scan", "td_target"]
 
 
-def reverse_linear_scan(decay: Tensor, increment: Tensor) -> Tensor:
-    """Solve ``x[t] = increment[t] + decay[t] * x[t + 1]`` from the right, with ``x[T] = 0``.
+def reverse_linear_scan(decay: Tensor, increment: Tensor, last: Tensor | None = None) -> Tensor:
+    """Solve ``x[t] = increment[t] + decay[t] * x[t + 1]`` from the right, with ``x[T] = last``.
 
     Works by doubling: after ``k`` rounds each position has summed ``2**k`` steps, so a row of ``T`` tokens costs
     ``log2(T)`` vector operations instead of ``T``. A product of decays may underflow to zero, which is then its value;
@@ -18,6 +18,7 @@ def reverse_linear_scan(decay: Tensor, increment: Tensor) -> Tensor:
     Args:
         decay: float ``[*B, T]``.
         increment: float ``[*B, T]``.
+        last: float ``[*B]``, what stands behind the row; None for zero.
 
     Examples:
         >>> import torch
@@ -25,6 +26,10 @@ def reverse_linear_scan(decay: Tensor, increment: Tensor) -> Tensor:
         >>> reverse_linear_scan(torch.full((3,), 0.5), torch.tensor([0.0, 0.0, 1.0]))
         tensor([0.2500, 0.5000, 1.0000])
     """
+    if last is not None:  # as one more column, right of the row
+        decay = torch.cat([decay, torch.zeros_like(decay[..., :1])], -1)
+        increment = torch.cat([increment, last.to(increment.dtype).unsqueeze(-1)], -1)
+        return reverse_linear_scan(decay, increment)[..., :-1]
     length = increment.shape[-1]
     step = 1
     while step < length:
@@ -99,7 +104,4 @@ def lambda_returns(
     lmbda = torch.as_tensor(lmbda, dtype=value.dtype, device=value.device)
     decay = torch.where(decision, gamma * lmbda, 1.0)
     increment = torch.where(decision, (1 - lmbda) * value + lmbda * reward, 0.0)
-    # One more column, right of the row, holds what the row is worth after its last decision.
-    decay = torch.cat([decay, torch.zeros_like(decay[..., :1])], -1)
-    increment = torch.cat([increment, bootstrap.to(increment.dtype).unsqueeze(-1)], -1)
-    return reverse_linear_scan(decay, increment)[..., :-1]
+    return reverse_linear_scan(decay, increment, bootstrap)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional import decision_mask, shift_left, shift_right
 from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
@@ -76,7 +76,7 @@ class RowBatch(NamedTuple):
     def slot(self, end_of_action: int) -> Tensor:
         """Which token of its utterance each action is, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
         goes_on = self.action_mask & (self.tokens != end_of_action)
-        before = torch.cat([torch.zeros_like(goes_on[:, :1]), goes_on[:, :-1]], -1)
+        before = shift_right(goes_on)
         position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
         begin = torch.where(before, 0, position).cummax(-1).values
         return (position - begin).flatten()[self.place + 1]

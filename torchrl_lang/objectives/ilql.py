@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from torchrl_lang.functional import (
     systematic_sample,
     td_target,
 )
+from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.negatives import Proposal, policy_proposal
@@ -199,15 +199,15 @@ class ILQLLoss(ValueRowLoss):
             logits_chunk=logits_chunk,
             reduction=reduction,
         )
-        _one_of("target", target, ("td", "mc", "lambda"))
-        _one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
-        _one_of("actor_normalizer", actor_normalizer, ("all", "action"))
-        _within("expectile", expectile, 0, 1, inclusive=False)
-        _within("gamma", gamma, 0, 1)
-        _within("lmbda", lmbda, 0, 1)
+        one_of("target", target, ("td", "mc", "lambda"))
+        one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
+        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
+        within("expectile", expectile, 0, 1, inclusive=False)
+        within("gamma", gamma, 0, 1)
+        within("lmbda", lmbda, 0, 1)
         if cql_temperature <= 0:
             raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
-        _one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
+        one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
         if cql_proposal != "uniform" and cql_samples is None:
             raise ValueError(
                 f"cql_proposal={cql_proposal!r} says how cql_samples are drawn: give their number as well."
@@ -258,7 +258,7 @@ class ILQLLoss(ValueRowLoss):
             raise TypeError(f"Unknown hyperparameters {sorted(unknown)}: give gamma or lmbda.")
         self.target = targets[value_type]
         for name, value in hyperparams.items():
-            _within(name, value, 0, 1)
+            within(name, value, 0, 1)
             setattr(self, name, value)
 
     # -- the loss --------------------------------------------------------------------------------------------------
@@ -415,14 +415,3 @@ class ILQLLoss(ValueRowLoss):
         nan = values.state.new_full((), torch.nan)
         means = {name: masked_mean(value.detach(), counted) for name, value in entries.items()}
         return {name: means.get(name, nan) for name in _METRICS}
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}.")
-
-
-def _within(name: str, value: float, low: float, high: float, *, inclusive: bool = True) -> None:
-    if not low <= value <= high or (not inclusive and value in (low, high)):
-        interval = f"[{low}, {high}]" if inclusive else f"({low}, {high})"
-        raise ValueError(f"{name} must lie in {interval}, got {value}.")

@@ -17,10 +17,12 @@ from torchrl_lang.functional import (
     masked_mean,
     row_length,
     shift_left,
+    shift_right,
     standardized,
     turn_end_mask,
     two_clock_advantages,
 )
+from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -187,11 +189,10 @@ class PPOLoss(RowLoss):
         super().__init__(reduction, logits_chunk)
         clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
         for name, number in clocks.items():
-            if not 0 <= number <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {number}.")
-        _one_of("bootstrap", bootstrap, ("first", "mean"))
-        _one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
-        _one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
+            within(name, number, 0, 1)
+        one_of("bootstrap", bootstrap, ("first", "mean"))
+        one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
+        one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
         self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
         if self.scorer.has_values:
             raise ValueError("PPOLoss trains what a language model says by itself: build the actor without guidance=.")
@@ -273,7 +274,7 @@ class PPOLoss(RowLoss):
             batch.decision,
             turn_end_mask(
                 batch.attention_mask,
-                _written(batch.decision),
+                shift_right(batch.decision),
                 batch.rows.get(self.tensor_keys.tokens),
                 self._end_of_action,
             ),
@@ -289,7 +290,7 @@ class PPOLoss(RowLoss):
             "state_value": torch.where(batch.decision, value, 0.0),
         }
         for name, dense in values.items():
-            rows.set(getattr(self.tensor_keys, name), _written(dense).reshape(batch.shape))
+            rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
 
     def _acted_values(self, rows: TensorDictBase, batch: DecisionBatch) -> Tensor:
@@ -429,18 +430,8 @@ def _last(batch: DecisionBatch) -> Tensor:
     return (row_length(batch.attention_mask) - 1).clamp_min(0)
 
 
-def _written(decisions: Tensor) -> Tensor:
-    """What stands at decisions, ``[B, T]``, moved to the tokens that they wrote."""
-    return torch.cat([torch.zeros_like(decisions[:, :1]), decisions[:, :-1]], -1)
-
-
 def _bounds(clip_epsilon: float | tuple[float, float]) -> tuple[float, float]:
     low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
     if not 0 <= low <= 1 or high < 0:
         raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
     return float(low), float(high)
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}.")

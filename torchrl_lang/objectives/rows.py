@@ -131,7 +131,7 @@ class RowLoss(LossModule):
         entries = self._entries(tensordict)
         tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
-        found = find_decisions(attention, action_mask)
+        found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
         state_place = found.row * width + found.position
         place = state_place[found.state]
         next_token = shift_left(tokens).long()
@@ -139,10 +139,10 @@ class RowLoss(LossModule):
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
         return DecisionBatch(
-            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision_mask(action_mask), ended)),
+            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             attention_mask=attention,
-            decision=decision_mask(action_mask),
+            decision=decision,
             next_token=next_token,
             next_reward=next_reward,
             state_place=state_place,

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchrl_lang.functional import categorical_kl
+from torchrl_lang.functional import categorical_kl, shift_right
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.readers import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -35,9 +35,8 @@ class Said(NamedTuple):
 
 def row_batch(batch: DecisionBatch, tokens: Tensor) -> RowBatch:
     """The decisions of a batch, as a :class:`~torchrl_lang.modules.row_scoring.RowScorer` takes them."""
-    decision = batch.decision
-    action_mask = torch.cat([torch.zeros_like(decision[:, :1]), decision[:, :-1]], -1)
-    return RowBatch(tokens, batch.attention_mask, batch.place, batch.action, action_mask, batch.shape)
+    written = shift_right(batch.decision)
+    return RowBatch(tokens, batch.attention_mask, batch.place, batch.action, written, batch.shape)
 
 
 def score_decisions(

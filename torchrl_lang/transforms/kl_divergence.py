@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.functional import KLDirection, kl_estimate
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.transforms.exact import distribution_kl, row_kl
 from torchrl_lang.transforms.holding import ReferenceTransform
 from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, Layout, key_list
@@ -108,10 +109,10 @@ class KLDivergenceTransform(ReferenceTransform):
         embed_weights: bool = False,
         differentiable: bool = False,
     ) -> None:
-        _one_of("estimator", estimator, ("k1", "k2", "k3", "exact"))
-        _one_of("direction", direction, ("reverse", "forward"))
-        _one_of("per", per, ("token", "sequence"))
-        _one_of("missing", missing, ("error", "zero"))
+        one_of("estimator", estimator, ("k1", "k2", "k3", "exact"))
+        one_of("direction", direction, ("reverse", "forward"))
+        one_of("per", per, ("token", "sequence"))
+        one_of("missing", missing, ("error", "zero"))
         if estimator == "exact" and (policy is None or reference is None):
             raise ValueError(
                 "An exact divergence needs both distributions: pass policy=, the actor that acts, and reference=."
@@ -226,8 +227,3 @@ class KLDivergenceTransform(ReferenceTransform):
 
 def _up_to_one(shape: torch.Size) -> torch.Size:
     return shape[:-1] if shape and shape[-1] == 1 else shape
-
-
-def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise ValueError(f"{name} must be one of {options}, got {value!r}.")

@@ -90,7 +90,7 @@ def test_it_remembers_states_not_games():
     player = OptimalPlayer(words, seed=0)
 
     def played():
-        player._generator.manual_seed(0)
+        player.stream.generator.manual_seed(0)
         games = WordleEnv(words, batch_size=[300], seed=0).rollout(6, player, break_when_any_done=False)
         return games["action"], len(player._best)
 

@@ -13,14 +13,13 @@ from torch import Tensor
 from torchrl.data import Binary, Categorical, Unbounded
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.language_env import Reply, TaskState
-from torchrl_lang.envs.rows import Rows, Utterance, Writes
+from torchrl_lang.envs.language_env import TaskState
+from torchrl_lang.envs.rows import Rows, Writes
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
 from torchrl_lang.envs.textworld.rewards import TextWorldRewards
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
-from torchrl_lang.functional import random_index
 
 __all__ = ["TextWorldEnv"]
 
@@ -134,32 +133,19 @@ class TextWorldEnv(TextGameEnv):
     def _seats(self) -> list[Seat]:
         return self._games  # type: ignore[return-value]
 
-    def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
-        seed = self._game_seeds(episode, options)
-        texts: list[list[int]] = [[] for _ in self._seats]
-        with self._all_or_none():
-            seeds = dict(zip(_true(fresh), seed[fresh].tolist(), strict=True))
-            answers = self.pool.begin({row: self._seats[row].choose(number) for row, number in seeds.items()})
-            for row, answer in answers.items():
-                texts[row] = self._encode(self._seats[row].opened(answer), row, seeds[row])
-            standing = self._standing()
-        return *self._pad(texts), {"game_seed": seed, **standing}
+    def _draw_seeds(self, episode: Tensor) -> Tensor:
+        return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
-    def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
-        seeds, lengths, said = (values.tolist() for values in (task["game_seed"], utterance.length, utterance.tokens))
-        texts: list[list[int]] = [[] for _ in self._seats]
-        rewards, ended = [0.0] * self._n, [False] * self._n
-        with self._all_or_none():
-            commands = {row: self._seats[row].command(self._decode(said[row][: lengths[row]])) for row in _true(live)}
-            answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
-            for row, command in commands.items():
-                text, rewards[row], ended[row] = self._seats[row].replied(command, answers.get(row))
-                texts[row] = self._encode(text, row, seeds[row])
-            standing = self._standing()
-        tokens, length = self._pad(texts)
-        reward = torch.tensor(rewards, dtype=torch.float32, device=self.device)
-        reply = Reply(tokens, length, reward, torch.tensor(ended, device=self.device))
-        return reply, {"game_seed": task["game_seed"], **standing}
+    def _begin_all(self, seeds: Mapping[int, int]) -> Iterable[tuple[int, str]]:
+        answers = self.pool.begin({row: self._seats[row].choose(seed) for row, seed in seeds.items()})
+        return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
+
+    def _play_all(
+        self, utterances: Mapping[int, list[int]], seeds: Sequence[int]
+    ) -> Iterable[tuple[int, tuple[str, float, bool]]]:
+        commands = {row: self._seats[row].command(self._decode(ids)) for row, ids in utterances.items()}
+        answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
+        return ((row, self._seats[row].replied(command, answers.get(row))) for row, command in commands.items())
 
     def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
         planned = super()._plan_turn(action, live)
@@ -169,12 +155,6 @@ class TextWorldEnv(TextGameEnv):
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         task = super()._restore(rows, task, fresh, options)
         return {**task, **self._standing()}
-
-    def _game_seeds(self, episode: Tensor, options: TensorDictBase | None) -> Tensor:
-        named = self._named(options, "game_seed")
-        if named is not None:
-            return named
-        return episode.clone() if self.order == "cycle" else random_index(self._key, episode, 2**31)
 
     def _encode(self, text: str, row: int, seed: int) -> list[int]:
         if text not in self._ids:  # games say the same again and again
@@ -210,7 +190,6 @@ class TextWorldEnv(TextGameEnv):
         return specs
 
     def _standing(self) -> TaskState:
-        """How the games stand, in tensors: ``[N, ...]``, the task's state but for the seeds."""
         states = [seat.state for seat in self._seats]
 
         def column(values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -289,7 +268,3 @@ def _one_of(what: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
         raise ValueError(f"{what}={value!r} is unknown: choose among {list(known)}.")
     return value
-
-
-def _true(mask: Tensor) -> list[int]:
-    return mask.nonzero().flatten().tolist()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.envs.random_stream import RandomStream
 from torchrl_lang.schema import ACTION
 
 __all__ = ["ExpertPlayer", "RandomAdmissiblePlayer"]
@@ -40,7 +39,7 @@ class ExpertPlayer(TensorDictModuleBase):
         action = tensordict.get("expert_action").clone()
         if self.random is not None:
             other = self.random(tensordict).get(ACTION)
-            errs = self.random.uniform(tuple(action.shape[:-1])).to(action.device) < self.epsilon
+            errs = self.random.stream.uniform(tuple(action.shape[:-1])).to(action.device) < self.epsilon
             action = torch.where(errs[..., None], other, action)
         return tensordict.set(ACTION, action)
 
@@ -58,38 +57,11 @@ class RandomAdmissiblePlayer(TensorDictModuleBase):
     def __init__(self, *, seed: int | None = None) -> None:
         super().__init__()
         self.in_keys, self.out_keys = [*_OFFERED], [ACTION]
-        self.seed = seed
-        self._generator = torch.Generator()
-        if seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(seed)
-
-    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Uniform numbers in ``[0, 1)`` from the player's stream, float64."""
-        return torch.rand(shape, generator=self._generator, dtype=torch.float64)
+        self.stream = RandomStream(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action``, int64 ``[*B, K]``."""
         actions, mask = tensordict.get("admissible_action"), tensordict.get("admissible_mask")
         number = mask.sum(-1)
-        drawn = (self.uniform(tuple(number.shape)).to(number.device) * number).long()
-        drawn = torch.minimum(drawn, (number - 1).clamp_min(0))
-        index = drawn[..., None, None].expand(*number.shape, 1, actions.shape[-1])
+        index = self.stream.below(number)[..., None, None].expand(*number.shape, 1, actions.shape[-1])
         return tensordict.set(ACTION, actions.gather(-2, index).squeeze(-2))
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        generator = state.pop("_generator")
-        # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
-        return {**state, "_stream": None if self.seed is None else generator.get_state().numpy().tobytes()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        stream = state.pop("_stream")
-        super().__setstate__(state)
-        self._generator = torch.Generator()
-        if stream is None:
-            self._generator.seed()
-        else:
-            self._generator.set_state(torch.frombuffer(bytearray(stream), dtype=torch.uint8))

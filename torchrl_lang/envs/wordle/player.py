@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang.envs.random_stream import RandomStream
 from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
@@ -55,9 +55,8 @@ class Player(TensorDictModuleBase):
         self.in_keys = [TOKENS, ATTENTION_MASK, ACTION_MASK]
         self.out_keys = [ACTION]
         self.action_length = action_length
-        self.seed = seed
         self._control = wordle_tokenizer().control
-        self._generator = _generator(seed)
+        self.stream = RandomStream(seed)
 
     @abstractmethod
     def choose(self, turns: Turns) -> Tensor:
@@ -65,11 +64,11 @@ class Player(TensorDictModuleBase):
 
     def uniform(self, like: Tensor) -> Tensor:
         """A uniform number in ``[0, 1)`` for each entry of ``like``, float64."""
-        return torch.rand(like.shape, generator=self._generator, dtype=torch.float64).to(like.device)
+        return self.stream.uniform(tuple(like.shape)).to(like.device)
 
     def below(self, n: Tensor) -> Tensor:
         """A uniform integer in ``[0, n)`` for each entry of ``n`` (int64, positive), of the same shape."""
-        return torch.minimum((self.uniform(n) * n).to(torch.int64), n - 1)
+        return self.stream.below(n)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action`` into the tensordict."""
@@ -80,20 +79,6 @@ class Player(TensorDictModuleBase):
         spare = torch.full_like(letters[:, :1], self._control.pad).expand(-1, self.action_length)
         action = torch.cat([letters, end, spare], -1)[:, : self.action_length]
         return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], self.action_length))
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        generator = state.pop("_generator")
-        # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
-        return {**state, "_stream": None if self.seed is None else generator.get_state().numpy().tobytes()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        stream = state.pop("_stream")
-        super().__setstate__(state)
-        self._generator = _generator(self.seed)
-        if stream is not None:
-            self._generator.set_state(torch.frombuffer(bytearray(stream), dtype=torch.uint8))
 
 
 class WordPlayer(Player):
@@ -145,12 +130,3 @@ class WordPlayer(Player):
         size = self.sets.size(sets)
         drawn = self.sets.pick(sets, self.below(size.clamp_min(1)))
         return torch.where(size > 0, drawn, fallback)
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator

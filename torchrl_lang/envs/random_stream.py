@@ -1,0 +1,65 @@
+"""The random numbers of a scripted player, which may be sent to other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RandomStream"]
+
+
+class RandomStream(nn.Module):
+    """Uniform numbers from a generator of its own; a module, so that whoever seeds a policy's generators finds it.
+
+    A copy, pickled for another process or not, goes on with the same numbers if a seed was given, and takes a new seed
+    from the operating system if not.
+
+    Args:
+        seed: of the stream.
+
+    Examples:
+        >>> import copy, torch
+        >>> from torchrl_lang.envs.random_stream import RandomStream
+        >>> stream = RandomStream(0)
+        >>> other = copy.deepcopy(stream)
+        >>> torch.equal(stream.uniform((3,)), other.uniform((3,)))
+        True
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.seed = seed
+        self.generator = _generator(seed)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Uniform numbers in ``[0, 1)``, float64 on the CPU."""
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64)
+
+    def below(self, n: Tensor) -> Tensor:
+        """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 where ``n`` is 0."""
+        return torch.minimum((self.uniform(tuple(n.shape)).to(n.device) * n).long(), (n - 1).clamp_min(0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        generator = state.pop("generator")
+        # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
+        return {**state, "drawn": None if self.seed is None else generator.get_state().numpy().tobytes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        drawn = state.pop("drawn")
+        super().__setstate__(state)
+        self.generator = _generator(self.seed)
+        if drawn is not None:
+            self.generator.set_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
