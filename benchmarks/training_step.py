@@ -18,7 +18,7 @@ from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batche
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.recipes.wordle_ilql import WordleILQL, build_loss
+from torchrl_lang.recipes.ilql import ILQL, build_loss
 from torchrl_lang.training import total_loss
 
 ON_CUDA = True
@@ -46,7 +46,7 @@ def _compare(
 
     def recipe() -> ILQLLoss:
         """The very loss of the demo: lambda-returns, and the environment's words learned as well."""
-        loss, _, _ = build_loss(WordleILQL(data=Path(), out=Path()), lm, VOCABULARY)
+        loss, _, _ = build_loss(ILQL(data=Path(), out=Path()), lm, VOCABULARY)
         SoftUpdate(loss, tau=0.01)
         return loss
 

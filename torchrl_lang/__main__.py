@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
     "generate": ("make a data set", {"wordle": Recipe("wordle_data", "WordleData")}),
     "train": (
         "learn from a data set",
-        {"wordle_bc": Recipe("wordle_bc", "WordleBC"), "wordle_ilql": Recipe("wordle_ilql", "WordleILQL")},
+        {"wordle_bc": Recipe("bc", "BC"), "wordle_ilql": Recipe("ilql", "ILQL")},
     ),
     "evaluate": ("judge a trained run", {"wordle": Recipe("wordle_evaluate", "WordleEvaluate")}),
     "play": ("play yourself, or watch", {"wordle": Recipe("wordle_play", "WordlePlay")}),

@@ -26,8 +26,9 @@ from torchrl_lang.evaluation import (
 )
 from torchrl_lang.recipes import wordle_data
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.tasks import of_kind, open_dataset
 from torchrl_lang.recipes.trained import load_run
-from torchrl_lang.recipes.wordle_task import WordleTask, open_dataset
+from torchrl_lang.recipes.wordle_task import WordleTask
 
 __all__ = ["Demo", "main"]
 
@@ -54,7 +55,7 @@ def main(options: Demo) -> Path:
     _train(options, data)
     _say(3, f"play {options.eval_games} games with each")
     dataset, task = open_dataset(data)
-    summaries = _play(options, dataset, task)
+    summaries = _play(options, dataset, of_kind(task, WordleTask, data))
     _say(4, "what came out")
     table = format_table(list(summaries.values()))
     print(table)

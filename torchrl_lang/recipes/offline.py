@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from torchrl_lang.data import RowDataset, row_buffer, top_fraction
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.options import check_record, option, required, write_options
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.tasks import Task
 from torchrl_lang.training import (
     Checkpointer,
     Progress,
@@ -124,7 +124,7 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
 def train_offline(
     options: OfflineOptions,
     dataset: RowDataset,
-    task: WordleTask,
+    task: Task,
     loss: LossModule,
     policy: TensorDictModuleBase,
     save: Callable[[Path], Any],

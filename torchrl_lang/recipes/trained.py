@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, WordleTask
+from torchrl_lang.recipes.tasks import Task, task_from_notes
 
 __all__ = ["Trained", "load_run"]
 
@@ -20,7 +20,7 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class Trained:
     """What a finished run left behind."""
 
-    task: WordleTask
+    task: Task
     model: SavedModel
     tokenizer: Tokenizer
 
@@ -46,7 +46,7 @@ class Trained:
         return UtteranceActor(
             actor,
             self.tokenizer.control,
-            ACTION_LENGTH,
+            self.task.action_length,
             guidance=guidance,
             method=method,
             seed=seed,
@@ -68,4 +68,4 @@ def load_run(folder: Path) -> Trained:
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
         raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    return Trained(WordleTask.from_notes(record["notes"]), model, tokenizer_from_config(model.tokenizer))
+    return Trained(task_from_notes(record["notes"]), model, tokenizer_from_config(model.tokenizer))

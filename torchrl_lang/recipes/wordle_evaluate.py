@@ -9,7 +9,9 @@ from typing import Literal
 
 from torchrl_lang.evaluation import TILES, format_table, plot_guess_histogram, write_transcripts
 from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.tasks import of_kind
 from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.recipes.wordle_task import WordleTask
 
 __all__ = ["WordleEvaluate", "main"]
 
@@ -31,12 +33,13 @@ class WordleEvaluate:
 def main(options: WordleEvaluate) -> Path:
     """Evaluate; writes ``evaluation.json``, ``transcripts.txt`` and ``guesses.png`` into the run's folder."""
     run = load_run(options.run)
+    task = of_kind(run.task, WordleTask, options.run)
     betas = options.beta or ((0.0, 2.0, 4.0, 8.0) if run.has_values else (0.0,))
     played = []
     for beta in betas:
         name = f"{options.run.name} beta {beta:g}" if beta else options.run.name
         policy = run.policy(beta, method=options.method or ("greedy" if beta else "sample"), seed=options.seed)
-        played.append(run.task.judge(policy, games=options.games, seed=options.seed, name=name))
+        played.append(task.judge(policy, games=options.games, seed=options.seed, name=name))
         print(f"played {name}: mean return {played[-1][0].mean_return:.2f}", flush=True)
     summaries = [summary for summary, _ in played]
     print(format_table(summaries))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torchrl_lang.envs.wordle import OptimalPlayer, play_human, watch
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.tasks import of_kind
 from torchrl_lang.recipes.trained import load_run
 from torchrl_lang.recipes.wordle_task import WordleTask
 
@@ -38,5 +39,6 @@ def main(options: WordlePlay) -> None:
         policy = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
     else:
         run = load_run(Path(options.watch))
-        task, policy = run.task, run.policy(options.beta if run.has_values else 0.0, method="greedy")
+        task = of_kind(run.task, WordleTask, Path(options.watch))
+        policy = run.policy(options.beta if run.has_values else 0.0, method="greedy")
     watch(task.env(1, seed=seed), policy, games=options.games)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from torchrl_lang.data import RowDataset, load_dataset
+from torchrl_lang.data import Tokenizer
 from torchrl_lang.envs.wordle import (
     MixturePlayer,
     RandomWordPlayer,
@@ -21,10 +20,7 @@ from torchrl_lang.envs.wordle import (
 )
 from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize, unanswered
 
-__all__ = ["ACTION_LENGTH", "MEDIOCRE", "WordleTask", "mediocre_player", "open_dataset"]
-
-ACTION_LENGTH = 6
-"""Tokens of a guess: five letters and the end of the action."""
+__all__ = ["MEDIOCRE", "WordleTask", "mediocre_player"]
 
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of careful, careless and contrary players in :func:`mediocre_player`."""
@@ -43,6 +39,15 @@ class WordleTask:
         if words == "all":
             return cls(tuple(common_words()), rules)
         return cls(tuple(demo_words(int(words)) if words.isdigit() else load_words(words)), rules)
+
+    @property
+    def action_length(self) -> int:
+        """Tokens of a guess: five letters and the end of the action."""
+        return 6
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all Wordle games."""
+        return wordle_tokenizer()
 
     def env(self, batch_size: int, **options: Any) -> WordleEnv:
         """The environment, natively batched."""
@@ -68,18 +73,7 @@ class WordleTask:
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> WordleTask:
         """From a data set's manifest, or a run's record."""
-        if notes.get("task") != "wordle":
-            raise ValueError(
-                f"This data set is of the task {notes.get('task')!r}, not of Wordle: make one with "
-                "`python -m torchrl_lang generate wordle`."
-            )
         return cls(tuple(notes["words"]), notes["rules"])
-
-
-def open_dataset(folder: Path) -> tuple[RowDataset, WordleTask]:
-    """A data set of Wordle games and the task that it is about."""
-    dataset = load_dataset(folder)
-    return dataset, WordleTask.from_notes(dataset.manifest["notes"])
 
 
 def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:

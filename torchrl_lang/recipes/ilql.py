@@ -1,4 +1,4 @@
-"""ILQL on Wordle games: learn what each letter is worth from a fixed pile of games, then say what is worth most."""
+"""ILQL: learn what each token is worth from a fixed pile of games, then say what is worth most."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
+from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
-__all__ = ["WordleILQL", "build_loss", "main"]
+__all__ = ["ILQL", "build_loss", "main"]
 
 
 @dataclass(frozen=True)
-class WordleILQL(OfflineOptions):
-    """Implicit language Q-learning on a data set of Wordle games (arXiv 2206.11871)."""
+class ILQL(OfflineOptions):
+    """Implicit language Q-learning on a data set of games (arXiv 2206.11871)."""
 
     beta: float = option(4.0, "strength of the values in the policy that is evaluated while training")
     gamma: float = option(0.99, "discount, one a token of the agent's")
@@ -41,7 +41,7 @@ class WordleILQL(OfflineOptions):
     tau: float = option(0.02, "step of the target heads towards the online ones")
 
 
-def build_loss(options: WordleILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
+def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
     """The loss, and the heads that it trains beside the language model."""
     width = lm.config.hidden_size
     qvalue, value = QValueHead(width, vocab_size).to(lm.device), ValueHead(width).to(lm.device)
@@ -62,7 +62,7 @@ def build_loss(options: WordleILQL, lm: PreTrainedModel, vocab_size: int) -> tup
     return loss, qvalue, value
 
 
-def main(options: WordleILQL) -> float:
+def main(options: ILQL) -> float:
     """Train; returns the best mean return."""
     dataset, task = open_dataset(options.data)
     seed_everything(options.seed)
@@ -71,7 +71,9 @@ def main(options: WordleILQL) -> float:
     loss, qvalue, value = build_loss(options, lm, tokenizer.vocab_size)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
-    policy = UtteranceActor(loss.actor_network, tokenizer.control, ACTION_LENGTH, guidance=guidance, method="greedy")
+    policy = UtteranceActor(
+        loss.actor_network, tokenizer.control, task.action_length, guidance=guidance, method="greedy"
+    )
 
     def save(folder: Path) -> None:
         target = QValueHead(lm.config.hidden_size, tokenizer.vocab_size)

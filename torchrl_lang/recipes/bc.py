@@ -1,4 +1,4 @@
-"""Behaviour cloning of Wordle games: speak as the data speaks."""
+"""Behaviour cloning: speak as the data speaks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.wordle_task import ACTION_LENGTH, open_dataset
+from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
-__all__ = ["WordleBC", "main"]
+__all__ = ["BC", "main"]
 
 
 @dataclass(frozen=True)
-class WordleBC(OfflineOptions):
-    """Behaviour cloning on a data set of Wordle games; with --fraction below 1 of the best ones alone."""
+class BC(OfflineOptions):
+    """Behaviour cloning on a data set of games; with --fraction below 1 of the best ones alone."""
 
     transition_weight: float = option(1.0, "weight of the environment's words in the loss")
 
 
-def main(options: WordleBC) -> float:
+def main(options: BC) -> float:
     """Train; returns the best mean return."""
     dataset, task = open_dataset(options.data)
     seed_everything(options.seed)
@@ -29,7 +29,7 @@ def main(options: WordleBC) -> float:
     actor = build_actor(options, lm)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
-    policy = UtteranceActor(actor, tokenizer.control, ACTION_LENGTH)
+    policy = UtteranceActor(actor, tokenizer.control, task.action_length)
     return train_offline(
         options,
         dataset,

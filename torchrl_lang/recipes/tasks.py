@@ -1,0 +1,79 @@
+"""What the recipes know of a task, and how a data set or a run says which task it is about."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torchrl_lang.data import RowDataset, Tokenizer, load_dataset
+from torchrl_lang.envs import LanguageEnv
+from torchrl_lang.evaluation import GameRecords, Summary
+
+__all__ = ["Task", "of_kind", "open_dataset", "task_from_notes"]
+
+T = TypeVar("T", bound="Task")
+
+_TASKS = {
+    "wordle": ("torchrl_lang.recipes.wordle_task", "WordleTask"),
+    "textworld": ("torchrl_lang.recipes.textworld_task", "TextWorldTask"),
+}
+
+
+class Task(Protocol):
+    """Games to play, and how players of them are judged. Can be pickled, and travels as JSON with what is about it."""
+
+    @property
+    def action_length(self) -> int:
+        """Tokens of an utterance, its end included."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Reads all that the games say."""
+
+    def env(self, batch_size: int, **options: Any) -> LanguageEnv:
+        """Games to learn from, ``batch_size`` at a time; options such as ``seed`` and ``device`` go to the class."""
+
+    def judge(
+        self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256, device: Any = None
+    ) -> tuple[Summary, GameRecords]:
+        """Play a fixed set of games and sum up."""
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Figures of games that were played."""
+
+    def notes(self) -> dict[str, Any]:
+        """What makes the task, as JSON; ``task`` among it is the task's name."""
+
+
+def task_from_notes(notes: Mapping[str, Any]) -> Task:
+    """The task from what :meth:`Task.notes` wrote into a manifest or a run's record.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    name = notes.get("task")
+    if name not in _TASKS:
+        raise ValueError(
+            f"This is about the task {name!r}, the recipes know {list(_TASKS)}: make a data set with "
+            "`python -m torchrl_lang generate`."
+        )
+    module, kind = _TASKS[name]
+    return getattr(importlib.import_module(module), kind).from_notes(notes)
+
+
+def of_kind(task: Task, kind: type[T], folder: Path) -> T:
+    """The task of a run or a data set in ``folder``, which must be of a kind.
+
+    Raises:
+        ValueError: it is about another task.
+    """
+    if not isinstance(task, kind):
+        raise ValueError(f"{folder} is about {task.notes()['task']!r}, which this command does not play.")
+    return task
+
+
+def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
+    """A data set of games and the task that it is about."""
+    dataset = load_dataset(folder)
+    return dataset, task_from_notes(dataset.manifest["notes"])
