@@ -542,6 +542,51 @@ def test_values_of_acting_are_not_computed_again():
         loss.estimate(rows, reuse_values=True)
 
 
+def test_a_certain_slot_is_worth_what_follows_it():
+    """By hand: two turns of two tokens, the second of each certain; rewards 1 and 2; the row is cut off, worth 5."""
+    acted = torch.tensor([[0.0, 3.0, torch.nan, 0.0, 4.0, torch.nan]])
+    rows = TensorDict(
+        tokens=torch.tensor([[3, 1, 2, 0, 1, 2]]),
+        attention_mask=torch.ones(1, 6, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, True, False, True, True]]),
+        token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]),
+        terminated=torch.tensor([[False]]),
+        state_value=acted,
+        batch_size=[1],
+    )
+    clocks = {"gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 0.0}
+    loss = table_loss(torch.zeros(1, 6, 4), value=5.0, end_of_action=2, **clocks)
+    out = loss.estimate(rows, reuse_values=True)
+    # The certain slots: 1 + 0.5 * 4 = 3, and 2 + 0.5 * 5 = 4.5. The tokens before see through them.
+    torch.testing.assert_close(out["state_value"], torch.tensor([[0.0, 3.0, 3.0, 0.0, 4.0, 4.5]]))
+    torch.testing.assert_close(out["advantage"], torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.0]]))
+    torch.testing.assert_close(out["value_target"], torch.tensor([[0.0, 3.0, 3.0, 0.0, 4.5, 4.5]]))
+    mean = table_loss(torch.zeros(1, 6, 4), value=5.0, bootstrap="mean")
+    with pytest.raises(ValueError, match="2 values are NaN"):
+        mean.estimate(rows.set("state_value", acted), reuse_values=True)
+
+
+def test_values_written_while_acting_are_those_of_a_pass_over_the_rows():
+    env = corridor()
+    actor = speaker(env)
+    head = ValueHead(32)
+    policy = UtteranceActor(actor.decoder.actor, env.tokenizer.control, env.action_length, seed=0, value=head)
+    rollout = env.rollout(8, policy, break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="truncate", carry=["token_log_prob", "state_value"])
+    loss = PPOLoss(policy, value_module(head), lmbda=0.0, turn_lmbda=0.0)
+    computed = loss.estimate(rows.exclude("state_value"))
+    acted = rows["state_value"]
+    known = rows["action_mask"] & ~acted.isnan()
+    assert known.any()
+    torch.testing.assert_close(acted[known], computed["state_value"][known], rtol=1e-4, atol=1e-5)
+    reused = loss.estimate(rows.clone(), reuse_values=True)
+    assert reused["advantage"].isfinite().all()
+    forced = reused["advantage"][rows["action_mask"] & acted.isnan()]
+    torch.testing.assert_close(forced, torch.zeros_like(forced), rtol=0, atol=1e-6)
+    losses = loss(reused)
+    assert all(losses[key].isfinite() for key in losses.keys() if key.startswith("loss_"))
+
+
 def test_estimates_take_any_batch_shape_and_other_keys():
     rows = make_rows(n=6)
     expected = make_ppo().estimate(rows.clone())

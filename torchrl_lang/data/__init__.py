@@ -4,6 +4,7 @@ from torchrl_lang.data.conversion import from_row, to_row, to_rows
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.dialogues import parse_dialogue
+from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.fractions import top_fraction
 from torchrl_lang.data.generate import generate_dataset
@@ -13,15 +14,18 @@ from torchrl_lang.data.layout import TokenReward
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import rows_from_rollout
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
+from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 
 __all__ = [
     "BadLine",
+    "BestRows",
     "BucketSampler",
     "CharTokenizer",
     "DatasetWriter",
     "Episode",
+    "EpisodeRows",
     "EpochSampler",
     "HFTokenizer",
     "RowDataset",
@@ -29,6 +33,7 @@ __all__ = [
     "Tokenizer",
     "TrimRows",
     "Turn",
+    "best_rows",
     "dataset_from_jsonl",
     "fingerprint",
     "from_row",
@@ -37,6 +42,7 @@ __all__ = [
     "parse_dialogue",
     "read_jsonl",
     "row_buffer",
+    "row_returns",
     "rows_from_rollout",
     "to_row",
     "to_rows",

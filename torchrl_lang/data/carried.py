@@ -21,7 +21,7 @@ def carried(
 
     Args:
         rollout: steps ``[*B, time]``; each entry is ``[*B, time, K]``, one value a token of the turn's utterance, or
-            ``[*B, time]`` where a step writes one token.
+            ``[*B, time]`` or ``[*B, time, 1]``, one value for all tokens of the turn.
         take: bool ``[*B, time]``, the steps whose ``next`` observations are the rows.
         action_mask: bool ``[N, T]`` of those rows.
         keys: the entries.
@@ -43,11 +43,12 @@ def carried(
             present = sorted(map(str, rollout.keys(True)))
             raise KeyError(f"There is no {key!r} to carry into the rows; the rollout has {present}.")
         value = value if value.ndim > take.ndim else value.unsqueeze(-1)
-        place = before.unsqueeze(-1) + torch.arange(value.shape[-1], device=value.device)
+        width = value.shape[-1] if value.shape[-1] > 1 else spoken.shape[-1]
+        place = before.unsqueeze(-1) + torch.arange(width, device=value.device)
         inside = place < spoken.shape[-1]
         said = inside & spoken.gather(-1, place.clamp_max(spoken.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
         index = (row.unsqueeze(-1).expand_as(place)[said], place[said])
-        out[key] = value.new_zeros(action_mask.shape).index_put(index, value[said])
+        out[key] = value.new_zeros(action_mask.shape).index_put(index, value.expand_as(place)[said])
         known = torch.zeros_like(action_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
         lost = (action_mask & ~known).any(-1).sum()
         if lost:

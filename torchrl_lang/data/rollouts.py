@@ -35,10 +35,13 @@ def finished_steps(rollout: TensorDictBase) -> Tensor:
     return torch.cat([ended[..., :1], ended[..., 1:] & ~repeats], -1)
 
 
-def rows_at(rollout: TensorDictBase, take: Tensor) -> TensorDict:
-    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as rows ``[N]`` in memory of their own."""
+def rows_at(rollout: TensorDictBase, take: Tensor, keep: Sequence[str] = ()) -> TensorDict:
+    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as rows ``[N]`` in memory of their own.
+
+    They hold the entries of a row, ``terminated`` and ``truncated``, and those to ``keep``.
+    """
     step = rollout.get("next")
-    rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED)}
+    rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *keep)}
     # Where the environment knows no truncation, an episode that is not terminated was stopped by whoever rolled it out.
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]

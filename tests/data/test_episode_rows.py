@@ -1,0 +1,121 @@
+"""Whole episodes out of batches that begin and end anywhere."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+
+from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+
+WORDS = ["crane", "slate", "purge", "mouse"]
+
+
+def speak(td):
+    """Says the letters 0, 1, 2, ... from its place in the row on, each with its own place as its figure."""
+    written = td["attention_mask"].sum(-1, keepdim=True)
+    place = written + torch.arange(4)
+    return td.set("action", place % 4).set("figure", place.float() + 0.5).set("turn", written)
+
+
+def batches(env, frames, batches_in_all):
+    collector = Collector(env, speak, frames_per_batch=frames, total_frames=frames * batches_in_all)
+    try:
+        yield from collector
+    finally:
+        collector.shutdown()
+
+
+def sorted_rows(rows):
+    """In an order of their own, so that two ways of collecting compare."""
+    keys = [tuple(row["tokens"].tolist() + row["token_reward"].tolist()) for row in rows]
+    return rows[torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 12])
+def test_batches_of_any_length_give_the_same_episodes(talk, turns):
+    """As many as end in one long rollout; each figure stands where its token does."""
+    env = functools.partial(talk, seed=0, batch_size=[3], row_length=40)
+    rollout = env().rollout(12, speak, break_when_any_done=False)
+    expected = rows_from_rollout(rollout, unfinished="drop", carry=["figure"])
+    rows_of = EpisodeRows(carry=["figure"])
+    found = [rows_of(steps) for steps in batches(env(), 3 * turns, 12 // turns)]
+    got = torch.cat([rows for rows in found if len(rows)])
+    assert len(expected) > 6
+    assert rows_of.waiting == 3 - int(rollout["next", "done"][:, -1].sum())
+    for key in expected.keys():
+        assert torch.equal(sorted_rows(got)[key], sorted_rows(expected)[key]), key
+
+
+def test_a_figure_a_turn_goes_to_all_its_tokens(talk):
+    env = talk(seed=0, batch_size=[3], row_length=40)
+    rows_of = EpisodeRows(carry={"when": "turn", "figure": "figure"})
+    for steps in batches(env, 3, 8):
+        rows = rows_of(steps)
+        for row in rows:
+            agent = row["action_mask"]
+            begins = agent & ~agent.roll(1)
+            place = torch.arange(40)
+            for p in place[agent].tolist():  # each token was said in the turn that began at or before it
+                assert row["when"][p] <= p
+                assert (row["figure"][p] - 0.5) == p
+            assert torch.equal(row["when"][begins], place[begins])
+            assert not row["when"][~agent].any()
+
+
+def test_further_entries_are_kept(talk):
+    env = talk(seed=0, batch_size=[3], row_length=40)
+    rows_of = EpisodeRows(keep=["done"])
+    kept = [rows_of(steps) for steps in batches(env, 6, 4)]
+    assert any(len(rows) for rows in kept)
+    assert all(rows["done"].all() for rows in kept)
+
+
+def test_forgetting_and_what_is_missing(talk):
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    first, *later = batches(env, 8, 6)
+    rows_of = EpisodeRows(carry=["figure"])
+    rows_of(first)
+    assert rows_of.waiting > 0
+    rows_of.forget()
+    assert rows_of.waiting == 0
+    with pytest.raises(ValueError, match="episodes began before this batch"):
+        for steps in later:
+            rows_of(steps)
+    with pytest.raises(KeyError, match="steps have no .*log_prob"):
+        EpisodeRows(carry=["log_prob"])(first)
+    with pytest.raises(KeyError, match="TorchRL collector"):
+        EpisodeRows()(env.rollout(2, speak))
+
+
+class Caller:
+    """Says a fixed word, with its letters' places as figures; importable, for the workers."""
+
+    def __call__(self, td):
+        action = torch.tensor([2, 17, 0, 13, 4, 31]).expand(*td.batch_size, 6)
+        place = td["attention_mask"].sum(-1, keepdim=True) + torch.arange(6)
+        return td.set("action", action.clone()).set("figure", place.float() + 0.5)
+
+
+def wordle(seed):
+    return WordleEnv(WORDS, batch_size=[5], seed=seed)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_episodes_of_several_workers_are_told_apart(kind):
+    makers = [functools.partial(wordle, seed) for seed in range(2)]
+    collector = kind(makers, Caller(), frames_per_batch=20, total_frames=160, auto_register_policy_transforms=False)
+    rows_of, found = EpisodeRows(carry=["figure"]), []
+    try:
+        for steps in collector:
+            found.append(rows_of(steps))
+    finally:
+        collector.shutdown()
+    rows = torch.cat([rows for rows in found if len(rows)])
+    assert len(rows) >= 15
+    assert rows["terminated"].all()
+    place = torch.arange(rows["tokens"].shape[-1]) + 0.5
+    assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))

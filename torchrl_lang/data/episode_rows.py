@@ -1,0 +1,107 @@
+"""Rows of whole episodes out of a collector's batches, which begin and end in the middle of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.data.carried import carried
+from torchrl_lang.data.rollouts import rows_at
+from torchrl_lang.schema import ATTENTION_MASK, DONE, ROW_KEYS, TERMINATED, TRUNCATED
+
+__all__ = ["EpisodeRows"]
+
+_TRAJECTORY = ("collector", "traj_ids")
+
+
+class EpisodeRows:
+    """Takes a collector's batches one after the other and gives the rows of the episodes that end in each.
+
+    An episode that still runs at the end of a batch waits with what is carried along; its row comes with the batch in
+    which it ends. So no episode is cut, and over a run short ones are not preferred. Collectors of one process and of
+    several, synchronous and not, will do: episodes are told apart by the collector's ``traj_ids``. It costs a few
+    tensor operations a batch, whatever the number of episodes.
+
+    Args:
+        carry: what the policy wrote for each token of its utterances, ``[*B, time, K]``, or for each turn, ``[*B,
+            time, 1]``, to be taken along to the tokens' places, ``[N, T]``; a mapping renames it.
+        keep: entries ``[*B, time, ...]`` of the last ``next`` observation to be kept beside the row.
+
+    Raises:
+        KeyError: on calls, the steps come from no collector, or from no language environment, or have nothing to carry
+            under that name.
+        ValueError: on calls, an episode began before the first batch.
+
+    Examples:
+        >>> from torchrl.collectors import Collector
+        >>> from torchrl_lang.data import EpisodeRows
+        >>> from torchrl_lang.envs import WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> words = ["crane", "slate", "purge", "mouse"]
+        >>> env = WordleEnv(words, batch_size=[8], seed=0)
+        >>> collector = Collector(env, RandomWordPlayer(words, seed=0), frames_per_batch=16, total_frames=160)
+        >>> rows_of = EpisodeRows()
+        >>> rows = [rows_of(steps) for steps in collector]  # two turns a batch
+        >>> all(bool(batch["terminated"].all()) for batch in rows), sum(map(len, rows)) + rows_of.waiting <= 160
+        (True, True)
+    """
+
+    def __init__(self, carry: Sequence[str] | Mapping[str, NestedKey] = (), keep: Sequence[str] = ()) -> None:
+        self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}
+        self.keep = tuple(keep)
+        self._steps: TensorDictBase | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of episodes that have begun and not ended."""
+        return 0 if self._steps is None else self._steps.get(_TRAJECTORY).unique().numel()
+
+    def forget(self) -> None:
+        """Drop the episodes that have not ended, as where the collector was reset."""
+        self._steps = None
+
+    def __call__(self, steps: TensorDictBase) -> TensorDict:
+        """Rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``, the time last; there may be none."""
+        flat = self._needed(steps).reshape(-1)
+        if self._steps is not None:
+            flat = torch.cat([self._steps, flat])  # type: ignore[assignment]  # typed as tensors by torch
+        # Stable, so that the steps of an episode keep their order.
+        flat = flat[flat.get(_TRAJECTORY).argsort(stable=True)]
+        has_ended = _of_ended_episodes(flat)
+        self._steps, flat = flat[~has_ended], flat[has_ended]
+        ends = flat.get(("next", DONE)).squeeze(-1)
+        rows = rows_at(flat, ends, self.keep)
+        if self.carry:
+            rows.update(carried(flat, ends, rows.get("action_mask"), list(self.carry)))
+        return rows
+
+    def _needed(self, steps: TensorDictBase) -> TensorDict:
+        """What rows are made of, and nothing else."""
+        step = steps.get("next")
+        after = (*ROW_KEYS, DONE, TERMINATED, *self.keep)
+        found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
+        found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}
+        found |= {name: steps.get(key, None) for name, key in self.carry.items()}
+        missing = [key for key, value in found.items() if value is None]
+        if missing:
+            raise KeyError(
+                f"These steps have no {missing}: they must come from a TorchRL collector over a language environment, "
+                f"with a policy that writes what is carried. They have {sorted(map(str, steps.keys(True, True)))}."
+            )
+        truncated = step.get(TRUNCATED, None)
+        if truncated is not None:
+            found["next", TRUNCATED] = truncated
+        out = TensorDict(batch_size=steps.batch_size)
+        for key, value in found.items():
+            out.set(key, value)
+        return out
+
+
+def _of_ended_episodes(flat: TensorDictBase) -> Tensor:
+    """True on the steps of episodes that end among them, bool ``[M]``; the steps of each stand together, in order."""
+    trajectory, done = flat.get(_TRAJECTORY), flat.get(("next", DONE)).squeeze(-1)
+    _, number, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)
+    return done[count.cumsum(0) - 1][number]
