@@ -83,9 +83,8 @@ def test_forgetting_and_what_is_missing(talk):
     rows_of.forget()
     assert rows_of.waiting == 0
     with pytest.raises(ValueError, match="episodes began before this batch"):
-        for steps in later:
-            rows_of(steps)
-    with pytest.raises(KeyError, match="steps have no .*log_prob"):
+        list(map(rows_of, later))
+    with pytest.raises(KeyError, match=r"steps have no .*log_prob"):
         EpisodeRows(carry=["log_prob"])(first)
     with pytest.raises(KeyError, match="TorchRL collector"):
         EpisodeRows()(env.rollout(2, speak))

@@ -13,6 +13,7 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate, 
 from torchrl_lang.functional import (
     decision_mask,
     find_decisions,
+    group_advantages,
     returns_to_go,
     row_length,
     standardized,
@@ -202,3 +203,31 @@ def test_standardized_values():
     for none in (torch.tensor([3.0]), torch.full((4,), 2.0), torch.zeros(0)):
         assert not standardized(none).any()
     assert not standardized(values, torch.zeros(50, dtype=torch.bool)).any()
+
+
+GROUPS = [
+    # returns, groups, advantages, without scale
+    ([1.0, 5.0, 3.0, 5.0], [7, 2, 7, 2], [-(0.5**0.5), 0.0, 0.5**0.5, 0.0], [-1.0, 0.0, 1.0, 0.0]),
+    ([0.0, 1.0, 2.0, 9.0], [0, 0, 0, 1], [-1.0, 0.0, 1.0, 0.0], [-1.0, 0.0, 1.0, 0.0]),
+    ([0.0, 0.0, 0.0, 4.0], [3, 3, 3, 3], [-0.5, -0.5, -0.5, 1.5], [-1.0, -1.0, -1.0, 3.0]),
+    ([], [], [], []),
+]
+
+
+@pytest.mark.parametrize(("returns", "groups", "scaled", "centred"), GROUPS)
+def test_group_advantages_by_hand(returns, groups, scaled, centred):
+    returns, groups = torch.tensor(returns), torch.tensor(groups, dtype=torch.int64)
+    torch.testing.assert_close(group_advantages(returns, groups), torch.tensor(scaled))
+    torch.testing.assert_close(group_advantages(returns, groups, scale=False), torch.tensor(centred))
+
+
+def test_group_advantages_of_one_group_are_standardised_returns():
+    returns = torch.randn(9, generator=torch.Generator().manual_seed(0))
+    one = group_advantages(returns, torch.full((9,), 4))
+    torch.testing.assert_close(one, standardized(returns))
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    group = torch.arange(9) % 2
+    torch.testing.assert_close(group_advantages(returns[order], group[order]), group_advantages(returns, group)[order])
+    torch.testing.assert_close(group_advantages(3 * returns + 8, group), group_advantages(returns, group))
+    with pytest.raises(ValueError, match=r"\[N\] both, got \(9,\) and \(9, 1\)"):
+        group_advantages(returns, group[:, None])

@@ -67,7 +67,7 @@ class EpisodeRows:
         """Rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``, the time last; there may be none."""
         flat = self._needed(steps).reshape(-1)
         if self._steps is not None:
-            flat = torch.cat([self._steps, flat])  # type: ignore[assignment]  # typed as tensors by torch
+            flat = torch.cat([self._steps, flat])
         # Stable, so that the steps of an episode keep their order.
         flat = flat[flat.get(_TRAJECTORY).argsort(stable=True)]
         has_ended = _of_ended_episodes(flat)

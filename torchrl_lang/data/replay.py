@@ -14,7 +14,7 @@ from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ATTENTION_MASK, ROW_KEYS, TOKENS, entry
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
 
 __all__ = ["TrimRows", "row_buffer"]
 
@@ -27,7 +27,8 @@ class TrimRows(Transform):
     what stands under ``next`` keeps its width. Not for environments, whose observations keep one width.
 
     Args:
-        keys: the entries to cut, each ``[*B, T]``; those that a batch lacks are passed over.
+        keys: the entries to cut, each ``[*B, T]``; those that a batch lacks are passed over. By default all that are of
+            the attention mask's shape.
         multiple_of: round the width up to a multiple, for compiled models that are slow to meet a new width.
 
     Examples:
@@ -41,11 +42,11 @@ class TrimRows(Transform):
                 [1, 0]])
     """
 
-    def __init__(self, keys: Sequence[str] = ROW_KEYS, *, multiple_of: int = 1) -> None:
+    def __init__(self, keys: Sequence[str] | None = None, *, multiple_of: int = 1) -> None:
         super().__init__()
         if multiple_of < 1:
             raise ValueError(f"multiple_of must be at least 1, got {multiple_of}.")
-        self.keys, self.multiple_of = tuple(keys), multiple_of
+        self.keys, self.multiple_of = None if keys is None else tuple(keys), multiple_of
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A batch of its own with the entries cut; the input is left as it was."""
@@ -53,9 +54,8 @@ class TrimRows(Transform):
         longest = int(attention.reshape(-1, attention.shape[-1]).any(0).sum())
         width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
         out = tensordict.copy()
-        for key in self.keys:
-            value = tensordict.get(key, None)
-            if value is not None:
+        for key, value in tensordict.items():
+            if value.shape == attention.shape if self.keys is None else key in self.keys:
                 value = value[..., :width]
                 out.set(key, value.to(torch.int64) if key == TOKENS else value.contiguous())
         return out

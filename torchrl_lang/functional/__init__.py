@@ -3,6 +3,7 @@
 from torchrl_lang.functional.advantages import (
     Advantages,
     Bootstrap,
+    group_advantages,
     standardized,
     turn_end_mask,
     two_clock_advantages,
@@ -19,8 +20,10 @@ from torchrl_lang.functional.decisions import (
 from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
+from torchrl_lang.functional.learned import learned_mask
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
+from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.sampled_terms import sampled_cross_entropy, systematic_sample
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
@@ -32,6 +35,7 @@ __all__ = [
     "KLDirection",
     "KLEstimator",
     "LinearTerm",
+    "RandomStream",
     "advantage_weight",
     "bootstrap_mask",
     "categorical_kl",
@@ -40,8 +44,10 @@ __all__ = [
     "expectile_loss",
     "filter_logits",
     "find_decisions",
+    "group_advantages",
     "kl_estimate",
     "lambda_returns",
+    "learned_mask",
     "linear_cross_entropy",
     "linear_margin",
     "margin_term",

@@ -10,7 +10,14 @@ from torch import Tensor
 from torchrl_lang.functional.decisions import decision_mask, shift_left
 from torchrl_lang.functional.returns import reverse_linear_scan
 
-__all__ = ["Advantages", "Bootstrap", "standardized", "turn_end_mask", "two_clock_advantages"]
+__all__ = [
+    "Advantages",
+    "Bootstrap",
+    "group_advantages",
+    "standardized",
+    "turn_end_mask",
+    "two_clock_advantages",
+]
 
 Bootstrap = Literal["first", "mean"]
 """What a turn is worth to the one before it: the value of its first decision, or the mean over its decisions."""
@@ -154,6 +161,42 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
     centred = torch.where(counted, values - mean, 0.0)
     deviation = (centred.square().sum() / (number - 1).clamp_min(1)).sqrt()
     return centred / deviation.clamp_min(1e-6)
+
+
+def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> Tensor:
+    """How much better an episode went than others from the same start (GRPO, arXiv 2402.03300, sec. 4.1.2).
+
+    ``A_i = (R_i - mean_g) / std_g`` over the episodes of the group ``g`` of ``i``; the deviation is the unbiased one,
+    and at least 1e-6. Where all of a group went alike, or an episode is alone, there is nothing to prefer: 0.
+
+    Args:
+        returns: float ``[N]``.
+        group: int64 ``[N]``, the start of each episode; groups may be of different sizes and in any order.
+        scale: divide by the deviation. Without it a start where little can be won or lost weighs less (Dr. GRPO, arXiv
+            2503.20783).
+
+    Returns:
+        float ``[N]``, one advantage for all tokens of an episode.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import group_advantages
+        >>> group_advantages(torch.tensor([1.0, 5.0, 3.0, 5.0]), torch.tensor([7, 2, 7, 2]))
+        tensor([-0.7071,  0.0000,  0.7071,  0.0000])
+    """
+    if returns.ndim != 1 or group.shape != returns.shape:
+        raise ValueError(f"returns and group are [N] both, got {tuple(returns.shape)} and {tuple(group.shape)}.")
+    _, which, size = group.unique(return_inverse=True, return_counts=True)
+    size = size.to(returns.dtype)
+
+    def total(values: Tensor) -> Tensor:
+        return returns.new_zeros(size.shape).index_add(0, which, values)
+
+    centred = returns - (total(returns) / size)[which]
+    if not scale:
+        return centred
+    deviation = (total(centred.square()) / (size - 1).clamp_min(1)).sqrt()
+    return centred / deviation.clamp_min(1e-6)[which]
 
 
 def _clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ from torchrl_lang.modules.actor import (
     value_module,
 )
 from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
+from torchrl_lang.modules.example_turns import IS_EXAMPLE, LEARNED, ExampleTurns
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.row_scoring import row_log_prob
+from torchrl_lang.modules.row_token_actor import RowTokenActor, RowTokenDistribution
 from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
@@ -26,14 +28,19 @@ __all__ = [
     "ACTION_VALUE",
     "HIDDEN",
     "HIDDEN_PRE_NORM",
+    "IS_EXAMPLE",
+    "LEARNED",
     "LOGITS",
     "NEXT_TOKEN",
     "STATE_VALUE",
     "ActionValueHead",
     "ActorParts",
+    "ExampleTurns",
     "NextTokenRule",
     "QValueHead",
     "RowCache",
+    "RowTokenActor",
+    "RowTokenDistribution",
     "SavedModel",
     "TiedQValueHead",
     "Trunk",

@@ -1,4 +1,4 @@
-"""Transforms: rewards kept near a reference by their Kullback-Leibler divergence, for any actor, in any place."""
+"""Transforms: rewards kept near a reference by their divergence, for any actor, in any place; rewards of turns."""
 
 from torchrl_lang.transforms.controllers import (
     AdaptiveKLController,
@@ -32,15 +32,25 @@ from torchrl_lang.transforms.references import (
     as_reference,
 )
 from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
+from torchrl_lang.transforms.turn_rewards import (
+    AdmissibleBonus,
+    InvalidCommandPenalty,
+    LivingCost,
+    ScoreReward,
+    TurnRewardTransform,
+    WinReward,
+)
 
 __all__ = [
     "ActorReference",
     "AdaptiveKLController",
+    "AdmissibleBonus",
     "ColumnReference",
     "ConstantKLController",
     "FrozenActor",
     "FunctionReference",
     "HeadReference",
+    "InvalidCommandPenalty",
     "KLConstrainedTransform",
     "KLController",
     "KLDivergenceTransform",
@@ -50,14 +60,18 @@ __all__ = [
     "Layout",
     "LazyReference",
     "LiveActor",
+    "LivingCost",
     "RecurrentReference",
     "Reference",
     "ReferenceModelLogProbTransform",
     "RewardAdjustmentTransform",
     "RowReference",
     "ScheduledKLController",
+    "ScoreReward",
     "SharedLowerLayers",
+    "TurnRewardTransform",
     "UtteranceReference",
+    "WinReward",
     "WrapperReference",
     "adapters_off",
     "as_controller",

@@ -81,6 +81,9 @@ STATE = {
         (Template(lower=True), "you go."),
         (Template(reply="{room}|{inventory}|{objective}"), "Old Room|You carry: a lamp.|Find it!"),
         (Template(reply="{commands}", hide=("examine", "look")), "go east"),
+        (TEMPLATES["exits"], "go east"),
+        (TEMPLATES["rooms"], "old room: go east"),
+        (TEMPLATES["orders"], "old room"),
         (TEMPLATES["short"], "old room: go east"),
         (TEMPLATES["commands"], "You Go.\nYou can examine lamp, go east, look."),
     ],
@@ -112,7 +115,15 @@ def test_a_command_reads_the_same_alone_and_in_a_list():
     assert tokenizer.encode("You can go east, take coin.")[-3:-1] == alone
 
 
+def test_a_thing_reads_the_same_within_and_at_the_end_of_a_command():
+    tokenizer = word_tokenizer(["Put the milk on the stove.", "take milk from couch, take milk"])
+    milk = tokenizer.encode(" milk")
+    assert len(milk) == 1
+    assert tokenizer.encode("take milk")[-1:] == tokenizer.encode("take milk from couch")[1:2] == milk
+    assert tokenizer.encode("Put the milk on the stove.")[2:3] == milk
+
+
 def test_rare_words_are_spelt():
-    tokenizer = word_tokenizer(["red red blue"], min_count=2)
-    assert "red " in tokenizer.symbols
-    assert "blue" not in tokenizer.symbols
+    tokenizer = word_tokenizer(["a red red blue"], min_count=2)
+    assert " red" in tokenizer.symbols
+    assert " blue" not in tokenizer.symbols

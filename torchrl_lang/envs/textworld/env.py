@@ -23,6 +23,8 @@ from torchrl_lang.envs.textworld.text import TEMPLATES, Template
 
 __all__ = ["TextWorldEnv"]
 
+_OF_THE_TURN = ("invalid", "was_admissible")
+_OFFERS = ("expert", "admissible", *_OF_THE_TURN)
 _REMEMBERED = 4096
 """Texts whose ids are kept."""
 
@@ -43,8 +45,13 @@ class TextWorldEnv(TextGameEnv):
     =====================  ======================  =====================================================================
     ``game``               int64 ``[*B, 1]``       number of the game in play
     ``score``              float32 ``[*B, 1]``     the game's score so far
+    ``points``             float32 ``[*B, 1]``     points that the last turn brought
     ``won``, ``lost``      bool ``[*B, 1]``        how the game has ended
     ``engine_failed``      bool ``[*B, 1]``        the engine gave no answer: the row is truncated and says so
+    ``invalid``            bool ``[*B, 1]``        nothing was done in the last turn: its command was not understood,
+                                                   impossible, or for the engine (``offers="invalid"``)
+    ``was_admissible``     bool ``[*B, 1]``        the last command was one of the admissible ones, word by word
+                                                   (``offers="was_admissible"``)
     ``expert_action``      int64 ``[*B, K]``       what an expert would say now (``offers="expert"``)
     ``admissible_action``  int64 ``[*B, M, K]``    all that one can say now (``offers="admissible"``), the template's
                                                    hidden verbs and what does not fit into ``K`` tokens left out
@@ -60,8 +67,9 @@ class TextWorldEnv(TextGameEnv):
         games: files of games, as :func:`build_games` returns them.
         tokenizer: reads all that the games say, as :func:`word_tokenizer` does.
         template: how observations are written, a :class:`Template` or the name of one of :data:`TEMPLATES`.
-        rewards: what a turn earns; by default the points that the score goes up by.
-        offers: further entries for players, see above; the expert's plan costs the engine time.
+        rewards: what a turn earns; by default the points that the score goes up by. Transforms of turns, as
+            :class:`~torchrl_lang.transforms.LivingCost`, can add to it.
+        offers: further entries, see above; all of them cost the engine time, the expert's plan most.
         max_admissible: ``M``.
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
         workers: processes of the engine; default as many as cores, at most one for each row.
@@ -86,7 +94,7 @@ class TextWorldEnv(TextGameEnv):
         action_length: int,
         template: Template | str = "plain",
         rewards: TextWorldRewards | None = None,
-        offers: Iterable[Literal["expert", "admissible"]] | str = (),
+        offers: Iterable[Literal["expert", "admissible", "invalid", "was_admissible"]] | str = (),
         max_admissible: int = 64,
         order: Literal["random", "cycle"] = "random",
         workers: int | None = None,
@@ -105,7 +113,7 @@ class TextWorldEnv(TextGameEnv):
         self.order = _one_of("order", order, ("random", "cycle"))
         rows = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size).numel()
         infos = self.template.infos | self.rewards.infos
-        infos |= {"admissible_commands"} if "admissible" in self.offers else set()
+        infos |= {"admissible_commands"} if {"admissible", *_OF_THE_TURN} & {*self.offers} else set()
         workers = min(os.cpu_count() or 1, rows) if workers is None else workers
         self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
         self._said: dict[str, list[int] | None] = {}
@@ -180,7 +188,8 @@ class TextWorldEnv(TextGameEnv):
         specs: dict[str, Any] = {
             "game": Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
             "score": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
-            **{key: flags(1) for key in ("won", "lost", "engine_failed")},
+            "points": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
+            **{key: flags(1) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
         }
         if "expert" in self.offers:
             specs["expert_action"] = words(self.action_length)
@@ -188,6 +197,10 @@ class TextWorldEnv(TextGameEnv):
             specs["admissible_action"] = words(self.max_admissible, self.action_length)
             specs["admissible_mask"] = flags(self.max_admissible)
         return specs
+
+    @property
+    def _of_the_turn(self) -> list[str]:
+        return [key for key in _OF_THE_TURN if key in self.offers]
 
     def _standing(self) -> TaskState:
         states = [seat.state for seat in self._seats]
@@ -200,8 +213,10 @@ class TextWorldEnv(TextGameEnv):
             "score": column([state.get("score", 0) for state in states], torch.float32),
             "won": column([state.get("won", False) for state in states], torch.bool),
             "lost": column([state.get("lost", False) for state in states], torch.bool),
+            "points": column([seat.points for seat in self._seats], torch.float32),
             "engine_failed": column([seat.failed for seat in self._seats], torch.bool),
         }
+        out |= {key: column([getattr(seat, key) for seat in self._seats], torch.bool) for key in self._of_the_turn}
         if "expert" in self.offers:
             plans = [self._expert(state.get("expert", "")) for state in states]
             out["expert_action"] = torch.tensor(plans, dtype=torch.int64, device=self.device)
@@ -261,7 +276,7 @@ def _template(template: Template | str) -> Template:
 
 def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
     names = (offers,) if isinstance(offers, str) else tuple(offers)
-    return tuple(_one_of("offers", name, ("expert", "admissible")) for name in names)
+    return tuple(_one_of("offers", name, _OFFERS) for name in names)
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.envs.random_stream import RandomStream
+from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.schema import ACTION
 
 __all__ = ["ExpertPlayer", "RandomAdmissiblePlayer"]

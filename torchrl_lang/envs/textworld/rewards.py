@@ -13,6 +13,10 @@ __all__ = ["TextWorldRewards"]
 class TextWorldRewards:
     """Weights of what a turn earns. By default it is what the game gives: the points that the score goes up by.
 
+    The environment pays this by itself. Transforms add the same kinds of rewards on top of it, one by one and for any
+    language environment: :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.WinReward` and
+    their like. Give a weight here or a transform there, or both are paid.
+
     Args:
         score: for each point that the score goes up. (The engine's own second value is the score so far.)
         win: once, for winning.

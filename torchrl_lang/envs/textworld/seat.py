@@ -35,6 +35,24 @@ class Seat:
         """The last state that the engine told; empty before the first."""
         self.failed = False
         """Whether the engine has given up on this game."""
+        self._turn: tuple[dict[str, Any], str] = (self.state, "")
+
+    @property
+    def points(self) -> float:
+        """Points that the last turn brought."""
+        return self.state.get("score", 0) - self._turn[0].get("score", 0)
+
+    @property
+    def invalid(self) -> bool:
+        """Whether nothing was done in the last turn; the engine tells where it is asked for admissible commands."""
+        before = self._turn[0]
+        return before is not self.state and before["moves"] == self.state["moves"]
+
+    @property
+    def was_admissible(self) -> bool:
+        """Whether the last command was among the admissible ones, word by word."""
+        before, command = self._turn
+        return command in (before.get("admissible_commands") or ())
 
     def choose(self, seed: int) -> str:
         """The file of the game that a seed plays."""
@@ -45,7 +63,7 @@ class Seat:
         """The opening words of a game that has begun."""
         if isinstance(answer, Failed):
             raise RuntimeError(f"The engine did not begin {self.games[self.game]}: {answer}.")
-        self.state, self.failed = answer, False
+        self.state, self.failed, self._turn = answer, False, (answer, "")
         return self.template.write("opening", answer)
 
     def command(self, text: str) -> str | None:
@@ -56,12 +74,12 @@ class Seat:
     def replied(self, command: str | None, answer: dict[str, Any] | Failed | None) -> tuple[str, float, bool]:
         """The reply, the reward, whether the game has ended. Without a command the game stands as it stood."""
         if isinstance(answer, Failed):
-            self.failed = True
+            self.failed, self._turn = True, (self.state, "")
             return SILENT.lower() if self.template.lower else SILENT, 0.0, False
         before = self.state
         if command is None or answer is None:
             answer = {**before, "feedback": refused(before["feedback"])}
-        self.state = answer
+        self.state, self._turn = answer, (before, command or "")
         reward = self.rewards.of_turn(before, answer, command or "")
         return self.template.write("reply", answer), reward, answer["done"]
 

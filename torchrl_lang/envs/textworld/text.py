@@ -172,6 +172,9 @@ class Template:
 _DULL = ("close", "drop", "examine", "inventory", "look")
 
 TEMPLATES: Mapping[str, Template] = {
+    "exits": Template("{commands}", "{commands}", hide=_DULL, lower=True),
+    "rooms": Template("{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
+    "orders": Template("{objective}", "{room}", hide=_DULL, lower=True),
     "short": Template("{objective}\n{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
     "plain": Template(),
     "commands": Template("{feedback}\nYou can {commands}.", "{feedback}\nYou can {commands}."),
@@ -180,20 +183,26 @@ TEMPLATES: Mapping[str, Template] = {
         "{feedback}\n{description}\n{inventory}\nYou can {commands}.",
     ),
 }
-"""Templates by name. ``short`` makes the shortest rows: rooms are names, and replies say what can be done, not what
-was; it hides the commands that the engine's quests rarely take. The others say ever more."""
+"""Templates by name, from few words to many. All but ``plain``, ``commands`` and ``state`` hide the commands that the
+engine's quests rarely take, and write rooms as names.
+
+``exits`` says what can be done and nothing else: of a maze without an objective the ways that lead on. ``rooms`` adds
+the room's name, by which a small model learns a few games by heart. ``orders`` is for objectives that say what to do:
+it says them once and then only where one is. ``short`` is ``rooms`` with the objective in front.
+"""
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
-_PIECE = re.compile(r"[A-Za-z]+[ ]?|[^A-Za-z][ ]")
+_PIECE = re.compile(r"[^A-Za-z ][ ]|[ ]?[A-Za-z]+")
 
 
 def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer:
     """A tokenizer whose symbols are the words of some texts, and every printable ASCII character for other words.
 
-    A word takes the space behind it along, so that a command has the same ids alone and in a list of commands. Any
+    A word takes the space before it along and a stop or a comma the one behind it. So a thing has the same ids wherever
+    it is spoken of, at the end of a command too, and a command has the same ids alone and in a list of commands. Any
     ASCII text is read, and ``decode`` of ``encode`` is that text again. The order of the texts does not matter.
 
     Args:
@@ -204,7 +213,7 @@ def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer
         >>> from torchrl_lang.envs.textworld import word_tokenizer
         >>> tokenizer = word_tokenizer(["You can go east, take coin.", "The coin is here."])
         >>> [tokenizer.symbols[index] for index in tokenizer.encode("take coin")]
-        ['take ', 'coin']
+        ['take', ' coin']
         >>> tokenizer.decode(tokenizer.encode("take the red coin!"))
         'take the red coin!'
     """

@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.envs.random_stream import RandomStream
 from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
@@ -23,6 +22,7 @@ from torchrl_lang.envs.wordle.words import (
     load_words,
 )
 from torchrl_lang.envs.wordle.wordsets import WordSets
+from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["OPENERS", "Player", "WordPlayer"]

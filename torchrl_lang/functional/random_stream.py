@@ -1,4 +1,4 @@
-"""The random numbers of a scripted player, which may be sent to other processes."""
+"""Random numbers of a policy's own, which may be sent to other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RandomStream(nn.Module):
 
     Examples:
         >>> import copy, torch
-        >>> from torchrl_lang.envs.random_stream import RandomStream
+        >>> from torchrl_lang.functional import RandomStream
         >>> stream = RandomStream(0)
         >>> other = copy.deepcopy(stream)
         >>> torch.equal(stream.uniform((3,)), other.uniform((3,)))

@@ -1,0 +1,222 @@
+"""The best episodes: by hand, whatever the order and the padding, all at once or piece by piece."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from torchrl_lang.data import (
+    BestRows,
+    CharTokenizer,
+    Episode,
+    Turn,
+    best_rows,
+    row_returns,
+    to_rows,
+    write_dataset,
+)
+from torchrl_lang.training import Checkpointer
+
+WORDS = CharTokenizer.from_alphabet("abcdef")
+WIDTH = 16
+
+
+def episode(*rewards, terminated=True):
+    """The agent says a letter for each reward, the environment answers."""
+    turns = [turn for reward in rewards for turn in (Turn("a", reward=reward), Turn("bc"))]
+    return Episode(turns[:-1], terminated)
+
+
+def numbered(episodes, **entries):
+    """Rows with their numbers beside them."""
+    rows = to_rows(episodes, WORDS, WIDTH)
+    return rows.update({"number": torch.arange(len(rows)), **entries})
+
+
+def numbers(rows):
+    return rows["number"].tolist()
+
+
+def of_returns(*returns, **entries):
+    return numbered([episode(r) for r in returns], **entries)
+
+
+def test_returns_by_hand():
+    """Rewards by turn 1, 2, 4: 1 + 2/2 + 4/4."""
+    rows = numbered([episode(1.0, 2.0, 4.0), episode(0.0, 0.0, 8.0), episode(3.0)])
+    assert row_returns(rows).tolist() == [7.0, 8.0, 3.0]
+    assert row_returns(rows, gamma=0.5).tolist() == [3.0, 2.0, 3.0]
+    assert numbers(best_rows(rows, 1)) == [1]
+    assert numbers(best_rows(rows, 2, gamma=0.5)) == [0, 2]
+
+
+def test_every_token_of_a_turn_has_the_turn_s_discount():
+    """A KL penalty sits on each token: -1 on the three tokens of turn 0, -2 on the two of turn 1."""
+    agent = torch.tensor([[False, True, True, True, False, True, True]])
+    reward = torch.tensor([[0.0, -1.0, -1.0, -1.0, 0.0, -2.0, -2.0]])
+    row = TensorDict(
+        tokens=torch.zeros(1, 7, dtype=torch.int64),
+        attention_mask=agent | True,
+        action_mask=agent,
+        shaped=reward,
+        batch_size=[1],
+    )
+    assert row_returns(row, gamma=0.5, reward_key="shaped").tolist() == [-5.0]
+
+
+def test_turns_without_an_answer_are_told_apart_by_their_end():
+    agent = torch.tensor([[False, True, True, True, True]])
+    row = TensorDict(
+        tokens=torch.tensor([[0, 7, 9, 7, 9]]),
+        attention_mask=agent | True,
+        action_mask=agent,
+        token_reward=torch.tensor([[0.0, 0.0, 2.0, 0.0, 4.0]]),
+        batch_size=[1],
+    )
+    assert row_returns(row, gamma=0.5).tolist() == [6.0]
+    assert row_returns(row, gamma=0.5, end_of_action=9).tolist() == [4.0]
+
+
+def test_number_and_fraction_and_groups_by_hand():
+    rows = of_returns(0.0, 2.0, 1.0, 2.0, -1.0, 2.0, group=torch.tensor([0, 0, 7, 7, 0, 7]))
+    assert numbers(best_rows(rows, 2)) == [1, 3]
+    assert numbers(best_rows(rows, 99)) == [0, 1, 2, 3, 4, 5]
+    assert numbers(best_rows(rows, 1, per="group")) == [1, 3]
+    assert numbers(best_rows(rows, 2, per="group")) == [0, 1, 3, 5]
+    assert numbers(best_rows(rows, fraction=1 / 3, per=rows["group"][:, None])) == [1, 3]
+    assert numbers(best_rows(rows, fraction=1e-9, per="group")) == [1, 3]  # at least one of each
+    assert numbers(best_rows(rows, 1, by=torch.tensor([1, 2, 3, 4, 6, 5]))) == [4]
+
+
+def test_unfinished_rows_may_be_left_out():
+    rows = numbered([episode(1.0), episode(3.0, terminated=False), episode(2.0), episode(9.0, terminated=False)])
+    assert numbers(best_rows(rows, 2)) == [1, 3]
+    assert numbers(best_rows(rows, 2, finished_only=True)) == [0, 2]
+    assert numbers(best_rows(rows, fraction=0.5, finished_only=True)) == [2]
+    assert len(best_rows(rows[1::2], 2, finished_only=True)) == 0
+    assert len(BestRows(2, finished_only=True).extend(rows[1::2]).extend(rows[:1])) == 1
+
+
+def test_a_data_set_on_disk(tmp_path):
+    rows = of_returns(1.0, 3.0, 2.0).exclude("number")
+    best = best_rows(write_dataset(tmp_path / "data", rows, WORDS), 2)
+    assert best["token_reward"].sum(-1).tolist() == [3.0, 2.0]
+
+
+def test_what_is_chosen_is_a_copy():
+    rows = of_returns(1.0, 3.0)
+    best_rows(rows, 2)["token_reward"].zero_()
+    assert row_returns(rows).tolist() == [1.0, 3.0]
+
+
+RETURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12)
+
+
+def drawn(pairs):
+    """Few different returns, so that there are ties, and few groups."""
+    return of_returns(*(0.5 * r for r, _ in pairs), group=torch.tensor([g for _, g in pairs]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(RETURNS, st.integers(1, 5), st.booleans(), st.randoms(use_true_random=False))
+def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, random):
+    rows, per = drawn(pairs), "group" if grouped else None
+    best = best_rows(rows, n, per=per)
+    order = list(range(len(pairs)))
+    random.shuffle(order)
+    shuffled = best_rows(rows[order], n, per=per)
+
+    def kinds(chosen):
+        groups = chosen["group"] if grouped else torch.zeros_like(chosen["group"])
+        return sorted(zip(row_returns(chosen).tolist(), groups.tolist(), strict=True))
+
+    assert kinds(shuffled) == kinds(best)
+    wide = rows.exclude("group", "number", "terminated", "truncated")
+    wide = wide.apply(lambda x: torch.nn.functional.pad(x, (0, 9))).update(rows.select("group", "number"))
+    assert numbers(best_rows(wide, n, per=per)) == numbers(best)
+    garbage = rows.clone()
+    garbage["token_reward"] = torch.where(rows["action_mask"], rows["token_reward"], 77.0)
+    assert numbers(best_rows(garbage, n, per=per)) == numbers(best)
+
+
+@settings(max_examples=60, deadline=None)
+@given(RETURNS, st.integers(1, 6), st.integers(1, 3), st.booleans(), st.lists(st.integers(0, 12), max_size=3))
+def test_in_pieces_as_at_once(pairs, capacity, per_group, grouped, cuts):
+    rows = drawn(pairs)
+    options = {"per": "group", "per_group": per_group} if grouped else {}
+    whole, pieces = BestRows(capacity, **options).extend(rows), BestRows(capacity, **options)
+    edges = sorted({0, len(pairs), *(min(cut, len(pairs)) for cut in cuts)})
+    for begin, end in pairwise(edges):
+        pieces.extend(rows[begin:end])
+    assert numbers(pieces.rows) == numbers(whole.rows)
+    expected = rows if not grouped else best_rows(rows, per_group, per="group")
+    assert numbers(whole.rows) == numbers(best_rows(expected, capacity))
+
+
+def test_better_rows_are_never_forgotten():
+    pool, best = BestRows(3), []
+    for seed in range(8):
+        fresh = torch.randn(5, generator=torch.Generator().manual_seed(seed))
+        best = sorted([*best, *fresh.tolist()])[-3:]
+        pool.extend(of_returns(*fresh.tolist()))
+        torch.testing.assert_close(row_returns(pool.rows).sort().values, torch.tensor(best, dtype=torch.float64))
+
+
+def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
+    pieces = [of_returns(*torch.randn(4, generator=torch.Generator().manual_seed(s)).tolist()) for s in range(4)]
+    for piece in pieces:
+        piece["beside", "figure"] = piece["token_reward"].clone()
+    straight, stopped, resumed = BestRows(3), BestRows(3), BestRows(3)
+    checkpointer = Checkpointer(tmp_path).register("pool", stopped)
+    for step, piece in enumerate(pieces):
+        straight.extend(piece)
+        if step < 2:
+            stopped.extend(piece)
+    checkpointer.save(2)
+    assert Checkpointer(tmp_path).register("pool", resumed).restore() == 2
+    for piece in pieces[2:]:
+        resumed.extend(piece)
+    assert (resumed.rows == straight.rows).all()
+    assert resumed.rows["beside", "figure"].shape == (3, WIDTH)
+    state = straight.state_dict()
+    state["rows"]["token_reward"].zero_()
+    assert straight.rows["token_reward"].any()
+    empty = BestRows(2)
+    resumed.load_state_dict(empty.state_dict())
+    assert len(resumed) == 0
+
+
+def test_errors():
+    rows = of_returns(1.0, 2.0)
+    with pytest.raises(ValueError, match="by n or by fraction"):
+        best_rows(rows)
+    with pytest.raises(ValueError, match="by n or by fraction"):
+        best_rows(rows, 1, fraction=0.5)
+    with pytest.raises(ValueError, match="the best tenth"):
+        best_rows(rows, fraction=1.5)
+    with pytest.raises(ValueError, match="n must be at least 1 row, got 0"):
+        best_rows(rows, 0)
+    with pytest.raises(ValueError, match="no 'prompt' to group rows by"):
+        best_rows(rows, 1, per="prompt")
+    with pytest.raises(ValueError, match=r"one integer a row, \[2\]"):
+        best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="'raw' must be one reward a token"):
+        best_rows(rows, 1, reward_key="raw")
+    with pytest.raises(ValueError, match="gamma must"):
+        best_rows(rows, 1, gamma=1.5)
+    with pytest.raises(ValueError, match="1 of 2 scores are not a number"):
+        best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0]))
+    with pytest.raises(ValueError, match="per and per_group come together"):
+        BestRows(2, per="group")
+    with pytest.raises(RuntimeError, match="call extend"):
+        BestRows(2).rows  # noqa: B018
+    with pytest.raises(ValueError, match=r"differ in \['number'\]"):
+        BestRows(2).extend(rows).extend(rows.exclude("number"))
+    narrow = to_rows([episode(1.0)], WORDS, 12)
+    with pytest.raises(ValueError, match="one width T and the same entries"):
+        BestRows(2).extend(rows.exclude("number")).extend(narrow)

@@ -1,0 +1,135 @@
+"""What turns of real games earn, by the environment's weights and by transforms."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torchrl.envs import Compose, SerialEnv, TransformedEnv
+
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import check_language_env
+from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv, TextWorldRewards
+from torchrl_lang.envs.textworld.engine import Failed
+from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.envs.textworld.text import Template
+from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
+
+from .conftest import COIN
+from .helpers import action
+
+torch.set_num_threads(1)
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+WEIGHTS = TextWorldRewards(score=2.0, win=10.0, loss=-10.0, living=-0.25, invalid=-1.0, admissible=0.5)
+TOLD = ("frob", "restart", "look", "Go South", "go north", "go south", "go east", "go east", "take coin")
+EARNED = [-1.25, -1.25, 0.25, 0.25, 0.25, 0.25, 0.25, -1.25, 12.25]
+OF_THE_TURN = ("invalid", "was_admissible")
+
+
+def transforms():
+    return [
+        LivingCost(0.25),
+        InvalidCommandPenalty(1.0),
+        AdmissibleBonus(0.5),
+        ScoreReward(1.0),
+        WinReward(10.0, -10.0),
+    ]
+
+
+def play(env, *commands):
+    """Rewards of the commands, turn by turn, and the last observation."""
+    td, rewards = env.reset(), []
+    for command in commands:
+        td = env.step(td.set("action", action(env, *[command] * env.batch_size.numel())))["next"]
+        rewards.append(td["reward"].flatten().tolist()[0])
+    return rewards, td
+
+
+def test_transforms_pay_what_the_weights_pay_and_the_row_shows_it(make_env):
+    by_weights, one = play(make_env(rewards=WEIGHTS), *TOLD)
+    by_transforms, other = play(TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*transforms())), *TOLD)
+    assert by_weights == by_transforms == EARNED
+    assert torch.equal(one["token_reward"], other["token_reward"])
+    ends = other["action_mask"] & ~other["action_mask"].roll(-1, -1)
+    assert other["token_reward"][ends].tolist() == EARNED
+    assert (other["token_reward"][~ends] == 0).all()
+
+
+def test_any_order(make_env):
+    for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
+        parts = transforms()
+        env = TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*(parts[i] for i in order)))
+        assert play(env, *TOLD)[0] == EARNED
+
+
+def test_what_is_said_of_the_last_turn(make_env):
+    env = make_env(offers=OF_THE_TURN)
+    td = env.reset()
+    assert not td["invalid"].any()
+    assert not td["was_admissible"].any()
+    assert not td["points"].any()
+    seen = []
+    for command in ("frob", "save", "go  SOUTH", "go north. look", "look", "go east", "n", *COIN):
+        td = env.step(td.set("action", action(env, command)))["next"]
+        seen.append((int(td["invalid"]), int(td["was_admissible"]), int(td["points"])))
+    no, yes = (1, 0, 0), (0, 1, 0)
+    assert seen == [no, no, yes, yes, yes, no, no, yes, yes, (0, 1, 1)]
+
+
+def test_a_game_that_fails_is_nobody_s_fault():
+    state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
+    seat = Seat(0, None, ["a game"], Template(), TextWorldRewards())
+    seat.opened({**state, "admissible_commands": ["look"]})
+    seat.replied("look", Failed("silence"))
+    assert not seat.invalid
+    assert not seat.was_admissible
+    assert seat.points == 0
+
+
+def test_the_engine_is_asked_for_no_more_than_is_read(make_env):
+    assert make_env().pool.infos == ()
+    assert "points" in make_env().observation_spec.keys()
+    assert make_env(offers="invalid").pool.infos == ("admissible_commands",)
+    assert "invalid" not in make_env(offers="was_admissible").observation_spec.keys()
+
+
+def test_the_rules_of_language_environments(make_env):
+    offers = (*OF_THE_TURN, "admissible")
+    make = partial(make_env, "coin", "simple", offers=offers, max_turns=4)
+    check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=TOLD)
+    check_language_env(TransformedEnv(make(batch_size=[2]), Compose(*transforms())), utterances=TOLD)
+
+
+def test_rollouts_resets_and_workers(games, tokenizer):
+    def make():
+        env = TextWorldEnv(
+            [games["coin"]],
+            tokenizer,
+            offers=(*OF_THE_TURN, "admissible"),
+            row_length=400,
+            action_length=4,
+            batch_size=[2],
+            seed=0,
+            max_turns=4,
+            workers=1,
+        )
+        return TransformedEnv(env, Compose(*transforms()))
+
+    alone, workers = make(), SerialEnv(2, make)
+    try:
+        steps = alone.rollout(9, RandomAdmissiblePlayer(seed=0), break_when_any_done=False)
+        beside = workers.rollout(9, RandomAdmissiblePlayer(seed=0), break_when_any_done=False)
+    finally:
+        alone.close()
+        workers.close()
+    for data in (steps, beside):
+        rows = rows_from_rollout(data, unfinished="truncate")
+        rewards = data["next", "reward"]
+        torch.testing.assert_close(rows["token_reward"].sum(), rewards.sum())
+        turns = (rows["action_mask"] & ~rows["action_mask"].roll(-1, -1)).sum()
+        points = data["next", "points"].sum()
+        won = data["next", "won"].sum()
+        # Admissible commands alone were said, so that none was invalid.
+        torch.testing.assert_close(rewards.sum(), (0.5 - 0.25) * turns + 2 * points + 10 * won)

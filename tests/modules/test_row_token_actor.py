@@ -1,0 +1,198 @@
+"""TorchRL's own GRPO losses on our rows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss, MCAdvantage
+
+from tests.modules.toys import CONTROL, tiny_lm
+from torchrl_lang.data import row_returns, rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.functional import group_advantages
+from torchrl_lang.modules import RowTokenActor, UtteranceActor, ValueHead, language_actor, row_log_prob, value_module
+from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.transforms import ReferenceModelLogProbTransform
+
+T = 12
+
+
+def make_rows(n=6, width=T, seed=0):
+    """Ragged rows of letters; everybody speaks now and then, utterances of the agent's end."""
+    g = torch.Generator().manual_seed(seed)
+    length = torch.randint(5, width + 1, (n,), generator=g)
+    attention = torch.arange(width) < length[:, None]
+    turn = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0]).bool()[:width]
+    agent = turn & attention
+    tokens = torch.randint(6, (n, width), generator=g)
+    tokens[:, [2, 7, 10]] = CONTROL.end_of_action
+    tokens = tokens.masked_fill(~attention, CONTROL.pad)
+    return TensorDict(
+        tokens=tokens,
+        attention_mask=attention,
+        action_mask=agent,
+        token_reward=torch.randn(n, width, generator=g) * agent,
+        token_log_prob=-1.5 * torch.rand(n, width, generator=g) * agent,
+        advantage=torch.randn(n, 1, 1, generator=g),
+        batch_size=[n],
+    )
+
+
+def actors():
+    lm = tiny_lm()
+    return {
+        "plain": language_actor(lm),
+        "utterances": UtteranceActor(language_actor(lm), CONTROL, 3, temperature=0.8, seed=0),
+    }
+
+
+@pytest.fixture(params=["plain", "utterances"])
+def actor(request):
+    return actors()[request.param]
+
+
+def loss_of(actor, kind=GRPOLoss, **options):
+    loss = kind(RowTokenActor(actor), **{"entropy_bonus": False, **options})
+    loss.set_keys(action="tokens", sample_log_prob="token_log_prob", ref_log_probs="ref_log_prob")
+    return loss
+
+
+def test_the_distribution_is_the_one_that_acted(actor):
+    rows = make_rows()
+    dist = RowTokenActor(actor).get_dist(rows)
+    found = dist.log_prob(rows["tokens"])
+    torch.testing.assert_close(found, row_log_prob(actor, rows))
+    assert dist.batch_shape == found.shape == rows["tokens"].shape
+    assert torch.equal(dist.mask, rows["action_mask"])
+    assert (found[~rows["action_mask"]] == 0).all()
+    written = RowTokenActor(actor)(rows.clone())["token_log_prob"]
+    assert torch.equal(written, found)
+
+
+def test_the_entropy_by_hand():
+    rows, lm = make_rows(), tiny_lm()
+    found = RowTokenActor(language_actor(lm)).get_dist(rows).entropy()
+    with torch.no_grad():
+        logits = lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    expected = torch.nn.functional.pad(entropy[:, :-1], (1, 0)) * rows["action_mask"]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [GRPOLoss, DAPO, CISPOLoss])
+def test_the_loss_by_hand(kind, actor):
+    rows, low, high = make_rows(), 0.2, 0.28
+    loss = loss_of(actor, kind, clip_epsilon=(low, high))
+    ratio = (row_log_prob(actor, rows) - rows["token_log_prob"]).exp()
+    clipped = ratio.clamp(1 - low, 1 + high)
+    gain = torch.minimum(ratio * rows["advantage"][..., 0], clipped * rows["advantage"][..., 0])
+    if kind is CISPOLoss:
+        gain = clipped * rows["advantage"][..., 0]
+    expected = -gain[rows["action_mask"]].mean()
+    torch.testing.assert_close(loss(rows).loss_objective, expected)
+
+
+def gradients(loss, value):
+    loss.zero_grad(set_to_none=True)
+    value.backward()
+    return {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
+
+
+def test_gradients_are_those_of_our_own_loss(actor):
+    rows = make_rows()
+    theirs = loss_of(actor, entropy_bonus=True, entropy_coeff=0.1)
+    found = theirs(rows)
+    ours = PPOLoss(actor, value_module(ValueHead(16)), value_weight=0.0, entropy_weight=0.1, normalize_advantage=False)
+    expected = ours(rows.clone().set("advantage", rows["advantage"].squeeze(-1).expand(-1, T)))
+    torch.testing.assert_close(found.loss_objective, expected["loss_objective"])
+    torch.testing.assert_close(found.loss_entropy, expected["loss_entropy"])
+    one = gradients(theirs, found.loss_objective + found.loss_entropy)
+    other = gradients(ours, expected["loss_objective"] + expected["loss_entropy"])
+    mine = {name.split(".", 2)[2] if name.startswith("actor_network.actor.") else name: g for name, g in one.items()}
+    other = {name.split(".", 1)[1]: g for name, g in other.items()}
+    assert mine
+    assert mine.keys() == other.keys()
+    for name, gradient in mine.items():
+        torch.testing.assert_close(gradient, other[name], atol=1e-6, rtol=1e-4)
+
+
+def test_padding_and_order_change_nothing(actor):
+    rows = make_rows()
+    loss = loss_of(actor, entropy_bonus=True)
+    found = loss(rows)
+    wide = rows.select("advantage").update(
+        {key: torch.nn.functional.pad(value, (0, 5)) for key, value in rows.items() if key != "advantage"}
+    )
+    for other in (wide, rows[torch.tensor([4, 2, 0, 5, 1, 3])]):
+        again = loss(other)
+        torch.testing.assert_close(again.loss_objective, found.loss_objective)
+        torch.testing.assert_close(again.loss_entropy, found.loss_entropy)
+        torch.testing.assert_close(again.ESS, found.ESS)
+
+
+def test_tokens_that_are_not_learned_are_left_out(actor):
+    rows = make_rows()
+    rows["learned"] = rows["action_mask"] & (torch.arange(T) > 4)
+    loss = GRPOLoss(RowTokenActor(actor, mask_key="learned"), entropy_bonus=False)
+    loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
+    found = loss(rows).loss_objective
+    rows["token_log_prob"] = torch.where(rows["learned"], rows["token_log_prob"], -9.0)
+    torch.testing.assert_close(loss(rows).loss_objective, found)
+    assert not torch.isclose(found, loss_of(actor)(make_rows()).loss_objective)
+
+
+def test_a_divergence_from_a_reference(actor):
+    rows = ReferenceModelLogProbTransform(copy.deepcopy(actors()["plain"]))(make_rows())
+    out = loss_of(actor, kl_to_ref_coeff=0.5)(rows)
+    difference = (rows["ref_log_prob"] - row_log_prob(actor, rows)) * rows["action_mask"]
+    torch.testing.assert_close(out.kl_to_ref, (difference.expm1() - difference).mean())
+
+
+def test_rows_without_a_decision():
+    rows = make_rows()
+    rows["action_mask"] = torch.zeros_like(rows["action_mask"])
+    dist = RowTokenActor(actors()["plain"]).get_dist(rows)
+    assert (dist.log_prob(rows["tokens"]) == 0).all()
+    assert (dist.entropy() == 0).all()
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="language actor or an UtteranceActor"):
+        RowTokenActor(torch.nn.Linear(1, 1))
+    rows = make_rows()
+    with pytest.raises(KeyError, match="'learned'"):
+        RowTokenActor(actors()["plain"], mask_key="learned").get_dist(rows)
+    with pytest.raises(ValueError, match=r"shape \(6, 12\) expected"):
+        RowTokenActor(actors()["plain"]).get_dist(rows).log_prob(rows["tokens"][:, :4])
+
+
+def test_advantages_are_torchrl_s_own():
+    """Games of the same hidden words: MCAdvantage of the steps, ours of the rows."""
+    words, hidden = ["crane", "slate", "purge"], torch.arange(3).repeat_interleave(4)
+    env = WordleEnv(words, batch_size=[12], max_tries=4, seed=0)
+    steps = env.rollout(
+        4,
+        RandomWordPlayer([*words, "mouse"], seed=0),
+        tensordict=env.reset(hidden_word=hidden),
+        auto_reset=False,
+        break_when_any_done=False,
+        break_when_all_done=True,
+    )
+    rows = rows_from_rollout(steps, unfinished="drop")
+    ours = group_advantages(row_returns(rows), hidden).float()
+    assert ours.abs().sum() > 1
+    theirs = MCAdvantage(4, prompt_key="group", trajectory_return="sum")
+    steps["group"] = hidden[:, None].expand(12, steps.shape[1]).clone()
+    found = []
+    for game, start in zip(steps.unbind(0), hidden.tolist(), strict=True):
+        length = int(game["next", "done"].squeeze(-1).int().argmax()) + 1
+        out = theirs.inv(game[:length])
+        if out is not None:
+            ends = out["next", "done"].squeeze(-1)
+            found.append((start, out["advantage"][ends].flatten()))
+    assert [start for start, _ in found] == [0, 1, 2]
+    torch.testing.assert_close(ours, torch.cat([advantage for _, advantage in found]))

@@ -1,0 +1,233 @@
+"""What turns earn by transforms: in the reward and in the row, wherever the environment is, in any order."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.data import Binary
+from torchrl.envs import Compose, ParallelEnv, RewardSum, SerialEnv, TransformedEnv
+
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import TokenEnv, WordleEnv, check_language_env
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.schema import check_row
+from torchrl_lang.transforms import (
+    InvalidCommandPenalty,
+    KLConstrainedTransform,
+    LivingCost,
+    RowReference,
+    TurnRewardTransform,
+    WinReward,
+    frozen_copy,
+)
+
+WORDS = ["crane", "slate", "purge", "mouse"]
+
+
+class Told(WordleEnv):
+    """Wordle that says how it ended."""
+
+    def _task_observation(self, task):
+        solved = self._rows.rows.token_reward.sum(-1) > -self._turns  # the guess that solves it costs nothing
+        won, lost = self._terminated & solved, self._terminated & ~solved
+        return {**super()._task_observation(task), "won": won[:, None], "lost": lost[:, None]}
+
+    def _task_observation_spec(self):
+        flags = {key: Binary(n=1, shape=(*self.batch_size, 1), dtype=torch.bool) for key in ("won", "lost")}
+        return {**super()._task_observation_spec(), **flags}
+
+
+class Brevity(TurnRewardTransform):
+    """Pays by what is new in the row."""
+
+    def earned(self, before, after):
+        return 0.125 * (after["attention_mask"].sum(-1) - before["attention_mask"].sum(-1))
+
+
+def game(n=4, seed=0):
+    return Told(WORDS, batch_size=[n], max_tries=3, seed=seed)
+
+
+def player():
+    return RandomWordPlayer(WORDS, seed=3)
+
+
+def player_of(word):
+    return RandomWordPlayer([word], seed=0)
+
+
+def paid(n=4, seed=0):
+    return TransformedEnv(game(n, seed), Compose(LivingCost(0.25), WinReward(8.0, -4.0), Brevity()))
+
+
+def by_hand(rows):
+    """Rewards of rows of Wordle, from their masks: each try costs 1 unless it wins, then what :func:`paid` adds."""
+    out = torch.zeros_like(rows["token_reward"])
+    for row in range(len(rows)):
+        ends = (rows["action_mask"][row] & ~rows["action_mask"][row].roll(-1)).nonzero().flatten().tolist()
+        length = int(rows["attention_mask"][row].sum())
+        begins = [1, *(int(i) for i in (rows["tokens"][row] == 31).nonzero().flatten() + 1)]
+        won = rows["tokens"][row, length - 7 : length].tolist() == [26] * 5 + [31, 34]
+        for turn, place in enumerate(ends):
+            last = turn == len(ends) - 1
+            new = (length if last else begins[turn + 1]) - begins[turn]
+            out[row, place] = -1.0 - 0.25 + 0.125 * new
+            if last:
+                out[row, place] += 9.0 if won else -4.0
+    assert (out > 0).any()
+    assert (out < -2).any()
+    return out
+
+
+def test_the_rules_of_language_environments():
+    check_language_env(paid(3), utterances=("crane", "slate", "zzzzz", ""))
+
+
+def test_rows_earn_the_same_alone_and_beside_others():
+    together, one = paid(3).rollout(3, player_of("crane"), break_when_any_done=False), paid(1)
+    for row in range(3):
+        alone = one.rollout(3, player_of("crane"), break_when_any_done=True)
+        turns = alone.shape[1]
+        for key in ("reward", "token_reward"):
+            assert torch.equal(together["next", key][row, :turns], alone["next", key][0]), key
+
+
+def test_rows_and_rewards_by_hand():
+    steps = paid(8).rollout(9, player(), break_when_any_done=False)
+    check_row(steps["next"].reshape(-1))
+    rows = rows_from_rollout(steps, unfinished="drop")
+    assert len(rows) > 8
+    assert torch.equal(rows["token_reward"], by_hand(rows))
+    # Turn by turn the row grows by the reward of the step, and what was there before stays.
+    grown = (steps["next", "token_reward"] - steps["token_reward"]).sum(-1, keepdim=True)
+    torch.testing.assert_close(grown, steps["next", "reward"])
+    old = steps["attention_mask"]
+    assert torch.equal(steps["next", "token_reward"][old], steps["token_reward"][old])
+
+
+def test_any_order_and_one_behind_the_other_is_the_same():
+    parts = [LivingCost(0.25), WinReward(8.0, -4.0), Brevity()]
+    rollouts = []
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        env = TransformedEnv(game(), Compose(*(parts[i].clone() for i in order)))
+        rollouts.append(env.rollout(7, player(), break_when_any_done=False))
+    nested = TransformedEnv(TransformedEnv(game(), LivingCost(0.25)), Compose(Brevity(), WinReward(8.0, -4.0)))
+    rollouts.append(nested.rollout(7, player(), break_when_any_done=False))
+    for other in rollouts[1:]:
+        for key in (("next", "reward"), ("next", "token_reward"), "token_reward"):
+            assert torch.equal(other[key], rollouts[0][key]), key
+
+
+def test_the_env_itself_is_not_touched():
+    plain, transformed = (env.rollout(7, player(), break_when_any_done=False) for env in (game(), paid()))
+    for key in ("tokens", "action_mask", "done", "terminated"):
+        assert torch.equal(plain["next", key], transformed["next", key])
+    nothing = TransformedEnv(game(), Compose(LivingCost(0.0), WinReward(0.0, 0.0)))
+    assert torch.equal(
+        nothing.rollout(7, player(), break_when_any_done=False)["next", "token_reward"], plain["next", "token_reward"]
+    )
+
+
+def test_rows_that_have_ended_earn_nothing_more():
+    env = paid(16)
+    td, seen = env.reset(), torch.zeros(16, 1)
+    speaker = player()
+    for _ in range(6):
+        was_done = td["done"]
+        td = env.step(speaker(td))["next"]
+        assert (td["reward"][was_done] == 0).all()
+        seen += td["reward"]
+        torch.testing.assert_close(td["token_reward"].sum(-1, keepdim=True), seen)
+    assert td["done"].all()
+
+
+def test_partial_resets_keep_the_others():
+    env, speaker = paid(4), player()
+    td = env.step(speaker(env.reset()))["next"]
+    assert (td["token_reward"] != 0).any(-1).all()
+    mask = torch.tensor([[True], [False], [True], [False]])
+    fresh = env.reset(td.exclude("reward").set("_reset", mask))
+    kept = ~mask.squeeze(-1)
+    assert torch.equal(fresh["token_reward"][kept], td["token_reward"][kept])
+    assert (fresh["token_reward"][~kept] == 0).all()
+
+
+def test_rows_that_are_left_out_of_a_step():
+    env, speaker = paid(4), player()
+    td = env.step(speaker(env.reset()))["next"]
+    mask = torch.tensor([True, False, False, True])
+    after = env.step(speaker(td.clone()).set("_step", mask))["next"]
+    assert torch.equal(after["token_reward"][~mask], td["token_reward"][~mask])
+    assert (after["reward"][~mask] == 0).all()
+    assert (after["reward"][mask & ~td["done"].squeeze(-1)] != 0).all()
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
+def test_in_workers_and_over_them(kind):
+    inside = kind(2, [partial(paid, 3, 0), partial(paid, 3, 1)])
+    over = TransformedEnv(
+        SerialEnv(2, [partial(game, 3, 0), partial(game, 3, 1)]),
+        Compose(LivingCost(0.25), WinReward(8.0, -4.0), Brevity()),
+    )
+    rollouts = []
+    for env in (inside, over):
+        env.set_seed(0)
+        rollouts.append(env.rollout(7, player(), break_when_any_done=False).clone())
+        env.close()
+    assert rollouts[0].shape == (2, 3, 7)
+    for key in (("next", "reward"), ("next", "token_reward"), "token_reward"):
+        assert torch.equal(rollouts[0][key], rollouts[1][key]), key
+    rows = rows_from_rollout(rollouts[0], unfinished="drop")
+    assert torch.equal(rows["token_reward"], by_hand(rows))
+
+
+def test_in_a_collector_with_sums():
+    env = TransformedEnv(paid(4), RewardSum())
+    collector = Collector(env, player(), frames_per_batch=28, total_frames=56, auto_register_policy_transforms=False)
+    batches = torch.cat([batch.clone() for batch in collector], -1)
+    collector.shutdown()
+    done = batches["next", "done"].squeeze(-1)
+    returns = batches["next", "token_reward"].sum(-1, keepdim=True)
+    torch.testing.assert_close(batches["next", "episode_reward"][done], returns[done])
+
+
+def test_rewards_near_a_reference_stand_behind():
+    torch.manual_seed(0)
+    actor = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=64))
+    policy = UtteranceActor(actor, game().tokenizer.control, 6, seed=0)
+    near = KLConstrainedTransform(RowReference(frozen_copy(policy)), 0.5)
+    with torch.no_grad():
+        actor[1].module.weight.add_(0.1 * torch.randn_like(actor[1].module.weight))
+    steps = paid(6).rollout(3, policy, break_when_any_done=False)
+    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
+    adjusted = near(rows)
+    assert torch.equal(adjusted["raw_reward"], rows["token_reward"])
+    assert (adjusted["kl"] != 0).any()
+    torch.testing.assert_close(adjusted["token_reward"], rows["token_reward"] - 0.5 * adjusted["kl"])
+
+
+def test_a_token_is_a_turn_where_a_step_is_a_token():
+    rollouts = []
+    for env in (TokenEnv(game(2)), TransformedEnv(TokenEnv(game(2)), LivingCost(0.5))):
+        torch.manual_seed(0)  # actions are drawn from torch's own stream
+        rollouts.append(env.rollout(8))
+    plain, paid_for = rollouts
+    torch.testing.assert_close(paid_for["next", "reward"], plain["next", "reward"] - 0.5)
+    cost = plain["next", "token_reward"] - paid_for["next", "token_reward"]
+    torch.testing.assert_close(cost, 0.5 * plain["next", "action_mask"].float())
+
+
+def test_errors():
+    with pytest.raises(KeyError, match=r"reads 'invalid' and the environment has .*offers=\('invalid',\)"):
+        TransformedEnv(game(), InvalidCommandPenalty(1.0)).reset()
+    env = paid()
+    td = env.reset()
+    with pytest.raises(KeyError, match="Step the tensordict that reset"):
+        env.step(TensorDict(action=player()(td)["action"], batch_size=[4]))
+    with pytest.raises(RuntimeError, match="belongs into an environment"):
+        LivingCost(1.0)(td)

@@ -1,0 +1,125 @@
+"""Turns played by somebody else in between, to be remembered and not learned."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from torchrl_lang.functional import RandomStream
+from torchrl_lang.schema import ACTION, DONE, TOKENS, entry
+
+__all__ = ["IS_EXAMPLE", "LEARNED", "ExampleTurns"]
+
+IS_EXAMPLE = "is_example"
+LEARNED = "learned"
+_WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
+
+
+class ExampleTurns(TensorDictModuleBase):
+    """A policy in whose place another player speaks now and then: exploration, and examples in the transcript.
+
+    In each row and turn, with probability ``prob`` and independently of all others, the utterance is the example's. The
+    episode goes on from it, and what it earned is earned; it just is not what the policy would have said, so that its
+    tokens are not to be learned as if it were. Rows that are done get no example. What the policy says in the other
+    rows is what it would say without, and in rows with an example it is not asked: it sees them as done.
+
+    Beside what ``policy`` writes it writes
+
+    ==============  =================  =================================================================================
+    key             dtype, shape       meaning
+    ==============  =================  =================================================================================
+    ``is_example``  bool ``[*B, 1]``   the turn is the example's
+    ``learned``     bool ``[*B, K]``   False on the tokens of such a turn
+    ==============  =================  =================================================================================
+
+    and zero, in rows with an example, into whatever the policy writes (``token_log_prob``, say), but for the action and
+    for what it reads again, which is its memory.
+
+    To train on such games carry ``learned`` into the rows::
+
+        rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "learned"])
+        rows["loss_mask"] = learned_mask(rows["learned"], rows["action_mask"])
+        loss.loss_mask_key = "loss_mask"
+
+    Rewards kept near a reference leave examples out with ``KLConstrainedTransform(..., mask_key="learned")``. Values
+    are to be estimated from the rows, not carried along.
+
+    Under TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` the policy speaks alone. Otherwise examples
+    are played in evaluation, too: evaluate the policy itself.
+
+    Args:
+        policy: writes ``action``, int64 ``[*B, K]``.
+        example: writes ``action``, e.g. :class:`~torchrl_lang.envs.textworld.RandomAdmissiblePlayer`; whatever else it
+            writes is dropped.
+        prob: probability of an example.
+        seed: of the stream that chooses the turns; without one it takes a seed from the operating system. A copy,
+            pickled or not, goes on with the same numbers if a seed was given, and takes a new seed if not.
+
+    Raises:
+        ValueError: ``prob`` is no probability; on calls, the two write actions of different shapes.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl_lang.modules import ExampleTurns
+        >>> ones, twos = (TensorDictModule(lambda tokens, n=n: torch.full_like(tokens[..., :2], n), ["tokens"],
+        ...                                ["action"]) for n in (1, 2))
+        >>> policy = ExampleTurns(ones, twos, 0.5, seed=0)
+        >>> said = policy(TensorDict(tokens=torch.zeros(4, 6, dtype=torch.int64), batch_size=[4]))
+        >>> torch.equal(said["action"] == 2, said["is_example"].expand(4, 2))
+        True
+        >>> torch.equal(said["learned"], said["action"] == 1)
+        True
+    """
+
+    def __init__(
+        self, policy: TensorDictModuleBase, example: TensorDictModuleBase, prob: float, *, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        if not 0 <= prob <= 1:
+            raise ValueError(f"prob is a probability, got {prob}.")
+        self.policy, self.example, self.prob = policy, example, prob
+        self.stream = RandomStream(seed)
+        self.in_keys = list(dict.fromkeys([TOKENS, *policy.in_keys, *example.in_keys]))
+        self.out_keys = list(dict.fromkeys([*policy.out_keys, IS_EXAMPLE, LEARNED]))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write an utterance for every row, and whose it is."""
+        tokens = entry(tensordict, TOKENS)
+        done = tensordict.get(DONE, None)
+        if done is None:
+            done = torch.zeros((*tokens.shape[:-1], 1), dtype=torch.bool, device=tokens.device)
+        chosen = self._chosen(done) & ~done
+        said = self.policy(tensordict.copy().set(DONE, done | chosen))
+        shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
+        action = said.get(ACTION)
+        if action.shape != shown.shape:
+            raise ValueError(
+                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(shown.shape)}: give both one "
+                "action_length."
+            )
+        for key in self.policy.out_keys:
+            value = said.get(key, None)
+            if value is not None and key not in self.policy.in_keys:
+                tensordict.set(key, value.masked_fill(_like(chosen, value), 0))
+            elif value is not None:
+                tensordict.set(key, value)
+        tensordict.set(ACTION, torch.where(chosen, shown, action))
+        tensordict.set(IS_EXAMPLE, chosen)
+        return tensordict.set(LEARNED, (~chosen).expand(action.shape).clone())
+
+    def _chosen(self, like: Tensor) -> Tensor:
+        """The rows of this turn that get an example, were they not done, bool ``[*B, 1]``."""
+        if exploration_type() in _WITHOUT_CHANCE:
+            return torch.zeros_like(like)
+        return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
+
+
+def _like(chosen: Tensor, value: Tensor) -> Tensor:
+    """Rows, bool ``[*B, 1]``, shaped to go with ``[*B, ...]``."""
+    batch = chosen.shape[:-1]
+    return chosen.reshape(*batch, *[1] * (value.ndim - len(batch)))

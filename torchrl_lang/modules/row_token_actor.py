@@ -1,0 +1,125 @@
+"""A language model as TorchRL's losses of its own LLM stack want an actor: a distribution over every token of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from torchrl_lang.functional import shift_left
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
+
+__all__ = ["RowTokenActor", "RowTokenDistribution"]
+
+
+class RowTokenDistribution(Distribution):
+    """The tokens that the agent wrote in rows ``[*B, T]``, each given what stands before it.
+
+    Args:
+        scorer: says how likely they are.
+        rows: ``tokens``, ``attention_mask`` and ``action_mask``.
+        mask: bool ``[*B, T]``, the tokens that count.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = constraints.nonnegative_integer
+    has_rsample = False
+
+    def __init__(self, scorer: RowScorer, rows: TensorDictBase, mask: Tensor) -> None:
+        self._scorer, self._batch = scorer, RowBatch.read(rows)
+        super().__init__(self._batch.shape, torch.Size(), validate_args=False)
+        self.mask = mask
+        """bool ``[*B, T]``: the tokens that count."""
+        self._states = {} if self._batch.empty else scorer.states(self._batch)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of each token, ``[*B, T]``, at least float32; zero on those that the agent did not write.
+
+        Args:
+            value: int64 ``[*B, T]``: the rows' own tokens.
+        """
+        if value.shape != self._batch.shape:
+            raise ValueError(f"Tokens of shape {tuple(self._batch.shape)} expected, got {tuple(value.shape)}.")
+        batch = self._batch
+        if batch.empty:
+            return batch.zeros()
+        written = value.reshape(-1, value.shape[-1])[:, : batch.tokens.shape[-1]].long()
+        batch = batch._replace(action=shift_left(written).flatten()[batch.place])
+        return batch.scatter(self._scorer.log_prob(batch, self._states))
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats of the distribution that each token was drawn from, ``[*B, T]``."""
+        batch, scorer = self._batch, self._scorer
+        if batch.empty:
+            return batch.zeros()
+        parts = [scorer.log_softmax(self._states, batch.place[part]) for part in scorer.parts(batch, self._states)]
+        # Below the bound probabilities are zero in any precision; infinity times zero were not a number.
+        entropy = torch.cat([-(part.exp() * part.clamp_min(-1e4)).sum(-1) for part in parts])
+        certain = scorer.certain(batch)
+        return batch.scatter(entropy if certain is None else torch.where(certain, 0.0, entropy))
+
+
+class RowTokenActor(TensorDictModuleBase):
+    """An actor whose action is all that the agent wrote in a row: for TorchRL's GRPOLoss, DAPO and CISPOLoss.
+
+    ``get_dist`` scores the very distribution that acting drew from, in one pass of the trunk, with gradients. The loss
+    finds rows under these keys, and one advantage a row is enough::
+
+        loss = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
+        loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
+        rows["advantage"] = group_advantages(row_returns(rows), group)[:, None, None]
+
+    A model with dropout should learn in evaluation mode, since it acts in it. Of the numbers that those losses report,
+    ``clip_fraction``, ``kl_approx`` and the divergences are means over all positions, padding included. Over large
+    vocabularies :class:`~torchrl_lang.objectives.PPOLoss`, which takes the same advantages as ``[N, T]``, needs less
+    memory.
+
+    Args:
+        actor: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that said its tokens at temperature
+            1 over the whole vocabulary.
+        mask_key: bool ``[*B, T]``, the tokens that count in the loss, e.g. ``"learned"`` of
+            :class:`~torchrl_lang.modules.ExampleTurns`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import RowTokenActor, causal_lm, language_actor
+        >>> actor = RowTokenActor(language_actor(causal_lm(vocab_size=12, layers=1, width=16, heads=2, max_length=8)))
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
+        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     batch_size=[1],
+        ... )
+        >>> dist = actor.get_dist(rows)
+        >>> dist.log_prob(rows["tokens"]) < 0, dist.mask
+        (tensor([[False,  True,  True, False, False]]), tensor([[False,  True,  True, False, False]]))
+    """
+
+    def __init__(
+        self, actor: UtteranceActor | ProbabilisticTensorDictSequential, *, mask_key: str = ACTION_MASK
+    ) -> None:
+        super().__init__()
+        RowScorer(actor)  # fails here rather than at the first row
+        self.actor, self.mask_key = actor, mask_key
+        self.in_keys = list(dict.fromkeys([TOKENS, ATTENTION_MASK, ACTION_MASK, mask_key]))
+        self.out_keys = [TOKEN_LOG_PROB]
+
+    def get_dist(self, tensordict: TensorDictBase, **_: Any) -> RowTokenDistribution:
+        """The distribution over the tokens of rows ``[*B]``.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: steps of a rollout came instead of rows.
+        """
+        return RowTokenDistribution(RowScorer(self.actor), tensordict, entry(tensordict, self.mask_key))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``token_log_prob`` ``[*B, T]`` of given rows."""
+        return tensordict.set(TOKEN_LOG_PROB, self.get_dist(tensordict).log_prob(entry(tensordict, TOKENS)))

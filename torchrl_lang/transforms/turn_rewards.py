@@ -1,0 +1,192 @@
+"""What a turn earns beside what the environment pays: in the reward of the step and in the row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+from torchrl.envs import Transform
+
+from torchrl_lang.functional import row_length
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
+from torchrl_lang.transforms.placement import required
+
+__all__ = ["AdmissibleBonus", "InvalidCommandPenalty", "LivingCost", "ScoreReward", "TurnRewardTransform", "WinReward"]
+
+
+class TurnRewardTransform(Transform):
+    """Adds a number to what each turn of a language environment earns. Abstract: one fills in :meth:`earned`.
+
+    The number is added to ``reward`` and to ``token_reward`` at the last token that the agent wrote in this turn, where
+    it stays for the rest of the episode. So rows made from the steps hold it, and what stands behind them (losses,
+    returns, rewards kept near a reference) needs to know nothing. Several stand one behind the other, in any order.
+    A row that is not played in a step, because it has ended or is left out, earns nothing.
+
+    It remembers nothing itself: what earlier turns earned comes in with the row that is stepped. So step the tensordict
+    that ``reset`` and ``step`` returned, as rollouts and collectors do; and of rows so transformed the environment
+    knows its own part only, so that a text game refuses them in ``reset(set_state=True)``. A turn is a step: over a
+    :class:`~torchrl_lang.envs.TokenEnv` each token is one.
+
+    Args:
+        in_keys: entries behind ``"next"`` that :meth:`earned` reads; an environment without them is refused.
+
+    Raises:
+        KeyError: the environment lacks an entry; on steps, the row was not handed on.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl.envs import TransformedEnv
+        >>> from torchrl_lang.envs import WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> from torchrl_lang.transforms import TurnRewardTransform
+        >>> class Brevity(TurnRewardTransform):  # a point for each token less than 10
+        ...     def earned(self, before, after):
+        ...         return 10 - after["action_mask"].sum(-1)
+        >>> env = TransformedEnv(WordleEnv(["crane"], batch_size=[2]), Brevity(["action_mask"]))
+        >>> env.rollout(1, RandomWordPlayer(["slate"]))["next", "reward"].flatten()  # 4 for brevity, -1 for the try
+        tensor([3., 3.])
+    """
+
+    def __init__(self, in_keys: Sequence[NestedKey] = ()) -> None:
+        super().__init__(in_keys=list(in_keys), out_keys=[REWARD, TOKEN_REWARD])
+
+    @abstractmethod
+    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
+        """What a turn earned, of ``[*B]`` or ``[*B, 1]``; of rows that are not played it is dropped.
+
+        Args:
+            before: the step's root: the row before the turn, and the action.
+            after: its ``"next"``.
+        """
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Refuse: only an environment plays turns."""
+        raise RuntimeError(
+            f"{type(self).__name__} belongs into an environment, TransformedEnv(env, ...): the rows of its rollouts "
+            "hold what turns earned already."
+        )
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        name, advice = type(self).__name__, "Step the tensordict that reset() or step() of this environment returned."
+        earlier, read = (required(name, key, advice, tensordict) for key in (TOKEN_REWARD, ATTENTION_MASK))
+        length = row_length(read).unsqueeze(-1)  # [*B, 1]
+        played = row_length(next_tensordict.get(ATTENTION_MASK)).unsqueeze(-1) > length
+        reward, row = next_tensordict.get(REWARD), next_tensordict.get(TOKEN_REWARD)
+        number = torch.where(played, self.earned(tensordict, next_tensordict).reshape(reward.shape), 0).to(reward.dtype)
+        place = torch.arange(row.shape[-1], device=row.device)
+        last = torch.where(next_tensordict.get(ACTION_MASK), place, 0).max(-1, keepdim=True).values
+        row = torch.where(place < length, earlier, row).scatter_add(-1, last, number)
+        return next_tensordict.set(TOKEN_REWARD, row).set(REWARD, reward + number)
+
+    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
+        """Check that the environment has what is read."""
+        present = list(observation_spec.keys(True, True))
+        for key in (TOKEN_REWARD, *self.in_keys):
+            if key not in present:
+                raise KeyError(
+                    f"{type(self).__name__} reads {key!r} and the environment has {sorted(map(str, present))}. A "
+                    f"TextWorldEnv has 'invalid' and 'was_admissible' where it offers them: offers=({key!r},)."
+                )
+        return observation_spec
+
+
+class LivingCost(TurnRewardTransform):
+    """Takes ``cost`` off every turn, the last one included.
+
+    Examples:
+        >>> from torchrl.envs import TransformedEnv
+        >>> from torchrl_lang.envs import WordleEnv
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer
+        >>> from torchrl_lang.transforms import LivingCost
+        >>> env = TransformedEnv(WordleEnv(["crane"], batch_size=[1]), LivingCost(0.5))
+        >>> steps = env.rollout(2, RandomWordPlayer(["slate"]))
+        >>> steps["next", "reward"].flatten(), steps["next", "token_reward"][0, -1].sum()
+        (tensor([-1.5000, -1.5000]), tensor(-3.))
+    """
+
+    def __init__(self, cost: float) -> None:
+        super().__init__()
+        self.cost = cost
+
+    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
+        """The cost, negative."""
+        return torch.full_like(after.get(REWARD), -self.cost)
+
+
+class WinReward(TurnRewardTransform):
+    """Pays ``win`` for the turn that wins and ``loss`` (a penalty is negative) for the one that loses.
+
+    Args:
+        win, loss: once an episode.
+        won_key, lost_key: bool ``[*B, 1]``, true from the turn on in which the episode ended so.
+    """
+
+    def __init__(
+        self, win: float = 1.0, loss: float = 0.0, *, won_key: NestedKey = "won", lost_key: NestedKey = "lost"
+    ) -> None:
+        self.weights = {key: weight for key, weight in ((won_key, win), (lost_key, loss)) if weight}
+        super().__init__([*self.weights])
+
+    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
+        """The weight of how it ended, if it ended."""
+        # A row that is played had not ended before, so that it is this turn which the flags speak of.
+        total = torch.zeros_like(after.get(REWARD))
+        for key, weight in self.weights.items():
+            total = total + weight * after.get(key)
+        return total
+
+
+class _Weighted(TurnRewardTransform):
+    """Pays a weight times an entry of ``[*B, 1]``. Abstract."""
+
+    def __init__(self, weight: float, key: NestedKey) -> None:
+        super().__init__([key])
+        self.weight = weight
+
+    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
+        """The weight times the entry."""
+        return self.weight * after.get(self.in_keys[0]).to(after.get(REWARD).dtype)
+
+
+class ScoreReward(_Weighted):
+    """Pays ``weight`` for each point that the turn brought, beyond what the environment pays for it.
+
+    A :class:`~torchrl_lang.envs.textworld.TextWorldEnv` pays 1 for a point, so that ``ScoreReward(9)`` makes it 10, and
+    ``ScoreReward(-1)`` nothing.
+
+    Args:
+        weight: of a point.
+        key: float ``[*B, 1]``, the points of the last turn.
+    """
+
+    def __init__(self, weight: float, *, key: NestedKey = "points") -> None:
+        super().__init__(weight, key)
+
+
+class InvalidCommandPenalty(_Weighted):
+    """Takes ``penalty`` off a turn in which nothing was done, the command being not understood or impossible.
+
+    Args:
+        penalty: taken off, so a positive number.
+        key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with ``offers="invalid"``.
+    """
+
+    def __init__(self, penalty: float, *, key: NestedKey = "invalid") -> None:
+        super().__init__(-penalty, key)
+
+
+class AdmissibleBonus(_Weighted):
+    """Pays ``bonus`` for a command that was among the admissible ones, word by word.
+
+    Args:
+        bonus: paid for each such turn.
+        key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with
+            ``offers="was_admissible"``.
+    """
+
+    def __init__(self, bonus: float, *, key: NestedKey = "was_admissible") -> None:
+        super().__init__(bonus, key)
