@@ -28,8 +28,13 @@ class Recipe(NamedTuple):
 COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
     "generate": ("make a data set", {"wordle": Recipe("wordle_data", "WordleData")}),
     "train": (
-        "learn from a data set",
-        {"wordle_bc": Recipe("bc", "BC"), "wordle_ilql": Recipe("ilql", "ILQL")},
+        "learn from a data set, or from the games of a policy",
+        {
+            "wordle_bc": Recipe("bc", "BC"),
+            "wordle_ilql": Recipe("ilql", "ILQL"),
+            "wordle_ppo": Recipe("ppo", "PPO"),
+            "wordle_rejection": Recipe("rejection", "Rejection"),
+        },
     ),
     "evaluate": ("judge a trained run", {"wordle": Recipe("wordle_evaluate", "WordleEvaluate")}),
     "play": ("play yourself, or watch", {"wordle": Recipe("wordle_play", "WordlePlay")}),

@@ -329,7 +329,7 @@ def test_memory_is_allocated_once_and_holds_no_graph():
         seen.add(tuple((x.data_ptr(), x.shape) for layer in layers for x in (layer.keys, layer.values)))
         assert not any(x.requires_grad for layer in layers for x in (layer.keys, layer.values))
     assert len(seen) == 1
-    assert all(shape == (N, 2, 81, 8) for _, shape in seen.pop())  # WIDTH + K, rounded up, and a spare one
+    assert all(shape == (N, 81, 2, 8) for _, shape in seen.pop())  # WIDTH + K, rounded up, and a spare one
     actor(batch[:2])
     assert kept_of(actor).caches[0].layers[0].keys.shape[0] == 2
 

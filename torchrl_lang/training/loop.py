@@ -37,7 +37,7 @@ def total_loss(losses: TensorDictBase) -> Tensor:
 
 
 def train_steps(
-    loss_module: nn.Module,
+    loss_module: Callable[[TensorDictBase], TensorDictBase],
     batches: Callable[[], TensorDictBase] | Iterable[TensorDictBase],
     optimizer: Optimizer,
     *,
@@ -55,7 +55,7 @@ def train_steps(
     restored, and continued with ``start=step`` gives the numbers of a run that never stopped.
 
     Args:
-        loss_module: batch -> tensordict with ``loss_*`` (summed and minimised) and perhaps metrics.
+        loss_module: a loss module, or any function: batch -> tensordict with ``loss_*`` (summed and minimised) and perhaps metrics.
         batches: called for each batch, such as ``replay_buffer.sample``, or iterated over, again and again.
         optimizer: over the loss module's parameters.
         steps: of the optimiser, in all.

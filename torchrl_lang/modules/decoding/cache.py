@@ -10,9 +10,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["RowCache", "swap_rows"]
+__all__ = ["RowCache", "scores", "swap_rows"]
 
-# Attention is faster over a round number of slots (a fifth at 61 and 64, measured on a CPU); those too many are masked.
+# Attention kernels of GPUs want a round number of slots; those too many are masked. A CPU reads as many as there are.
 _ROUND = 16
 _SPARE = 1  # a slot that is never looked at: a compiled step would be compiled anew for the case that it sees all
 
@@ -45,7 +45,7 @@ class RowCache(Cache):
         self._capacity = rows
         self._rows: Tensor | None = None
         self._positions: Tensor | None = None
-        self._slots: dict[int, Tensor] = {}
+        self._slots: Tensor | None = None
         self._dtype: torch.dtype | None = None
         self._visible = size
 
@@ -74,17 +74,29 @@ class RowCache(Cache):
         Raises:
             ValueError: the cache has fewer slots than are to be looked at.
         """
+        if self._dtype is None:
+            self._dtype = _common_dtype(trunk.model)
+        mask = self.expect(tokens, positions, visible, rows=rows, dtype=self._dtype)
+        if positions is None:
+            return trunk.states(tokens, past_key_values=self, use_cache=True)
+        # The mask is taken as it is by Hugging Face models.
+        return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
+
+    def expect(
+        self, tokens: Tensor, positions: Tensor | None, visible: int | None, *, rows: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Prepare for what a model will write with :meth:`update`, once in each layer; for :meth:`extend`'s arguments.
+
+        Returns:
+            What the model adds to its attention scores, ``[N, 1, q, slots]``; None for the beginning of rows, where
+            attention is causal.
+        """
         visible = self.size if visible is None else visible
         if max(visible, tokens.shape[-1]) > self.size:
             raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
-        self._rows, self._positions, self._visible = rows, positions, _rounded(visible)
-        self._slots.clear()
-        if positions is None:
-            return trunk.states(tokens, past_key_values=self, use_cache=True)
-        if self._dtype is None:
-            self._dtype = _common_dtype(trunk.model)
-        mask = _scores(positions, self._visible, self._dtype)  # taken as it is by Hugging Face models
-        return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
+        self._rows, self._positions, self._slots = rows, positions, None
+        self._visible = visible if tokens.is_cpu else _rounded(visible)
+        return None if positions is None else scores(positions, self._visible, dtype)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -99,10 +111,9 @@ class RowCache(Cache):
             )
         if self._positions is None:
             return layer.write_front(key_states, value_states, self._rows)
-        heads = key_states.shape[1]
-        if heads not in self._slots:  # the same for all layers, but for models of mixed layers
-            self._slots[heads] = _slots(self._positions, self._rows, heads, layer.keys.shape[2])
-        return layer.write(key_states, value_states, self._slots[heads], self._visible, self._rows)
+        if self._slots is None:  # the same for all layers
+            self._slots = _slots(self._positions, self._rows, layer.keys.shape[1])
+        return layer.write(key_states, value_states, self._slots, self._visible, self._rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, int64 ``[M]``, in that order; a row may be taken more than once."""
@@ -114,9 +125,7 @@ class RowCache(Cache):
         size = self.size if size is None else min(size, self.size)
         copy = RowCache(size)
         for layer in self.layers:
-            copy.layers.append(
-                _RowLayer.holding(*(x[:, :, : _rounded(size)][rows] for x in (layer.keys, layer.values)))
-            )
+            copy.layers.append(_RowLayer.holding(*(x[:, : _rounded(size)][rows] for x in (layer.keys, layer.values))))
         return copy
 
     def swap(self, first: Tensor, second: Tensor) -> None:
@@ -142,7 +151,7 @@ def _common_dtype(model: nn.Module) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def _scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
+def scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
     """What is added to the scores of the first slots: 0 up to the token's own position, else the least number.
 
     ``int64 [N, q] -> [N, 1, q, visible]``. As numbers, because attention would make them of bools anew in each layer.
@@ -152,11 +161,10 @@ def _scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
     return torch.where(unseen, torch.finfo(dtype).min, zero)
 
 
-def _slots(positions: Tensor, rows: Tensor | None, heads: int, size: int) -> Tensor:
-    """Where the tokens at ``positions`` ``[N, q]`` lie in ``[rows * heads * size]``, int64 ``[N * heads * q]``."""
+def _slots(positions: Tensor, rows: Tensor | None, size: int) -> Tensor:
+    """Where the tokens at ``positions`` ``[N, q]`` lie in ``[rows * size]``, int64 ``[N * q]``."""
     row = torch.arange(positions.shape[0], device=positions.device) if rows is None else rows
-    plane = row[:, None] * heads + torch.arange(heads, device=positions.device)  # [N, heads]
-    return (plane[:, :, None] * size + positions[:, None, :]).flatten()
+    return (row[:, None] * size + positions).flatten()
 
 
 def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
@@ -174,7 +182,10 @@ def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
 
 
 class _RowLayer(CacheLayerMixin):
-    """One layer's keys and values, ``[N, heads, size, D]``."""
+    """One layer's keys and values, ``[N, size, heads, D]``: what a token leaves lies in one piece and is written fast.
+
+    Attention, which sees ``[N, heads, size, D]``, reads it as fast as it would in that order.
+    """
 
     is_sliding = False
 
@@ -186,24 +197,24 @@ class _RowLayer(CacheLayerMixin):
 
     def allocate(self, keys: Tensor, values: Tensor, rows: int, size: int) -> None:
         # Zeros, not empty memory: a slot that nobody wrote is masked, but a NaN in it would not stay masked.
-        self.keys = keys.new_zeros(rows, keys.shape[1], size, keys.shape[-1])
-        self.values = values.new_zeros(rows, values.shape[1], size, values.shape[-1])
+        self.keys = keys.new_zeros(rows, size, keys.shape[1], keys.shape[-1])
+        self.values = values.new_zeros(rows, size, values.shape[1], values.shape[-1])
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.allocate(key_states, value_states, key_states.shape[0], key_states.shape[-2])
 
     def grow(self, size: int) -> None:
-        if self.is_initialized and size > self.keys.shape[2]:
+        if self.is_initialized and size > self.keys.shape[1]:
             keys, values = self.keys, self.values
-            self.allocate(keys, values, keys.shape[0], size)
-            self.keys[:, :, : keys.shape[2]], self.values[:, :, : values.shape[2]] = keys, values
+            self.allocate(keys.transpose(1, 2), values.transpose(1, 2), keys.shape[0], size)
+            self.keys[:, : keys.shape[1]], self.values[:, : values.shape[1]] = keys, values
 
     def write_front(self, keys: Tensor, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         n, _, q, _ = keys.shape
         place: Any = slice(n) if rows is None else rows
-        self.keys[place, :, :q] = keys
-        self.values[place, :, :q] = values
+        self.keys[place, :q] = keys.transpose(1, 2)
+        self.values[place, :q] = values.transpose(1, 2)
         return keys, values
 
     def write(
@@ -211,9 +222,10 @@ class _RowLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         n = keys.shape[0]
         for kept, new in ((self.keys, keys), (self.values, values)):
-            kept.view(-1, kept.shape[-1]).index_copy_(0, slots, new.reshape(-1, new.shape[-1]))
-        seen = self.keys[:, :, :visible], self.values[:, :, :visible]
-        return (seen[0][:n], seen[1][:n]) if rows is None else (seen[0][rows], seen[1][rows])
+            width = kept.shape[2] * kept.shape[3]
+            kept.view(-1, width).index_copy_(0, slots, new.transpose(1, 2).reshape(-1, width))
+        place: Any = slice(n) if rows is None else rows
+        return self.keys[place, :visible].transpose(1, 2), self.values[place, :visible].transpose(1, 2)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self.write_front(key_states, value_states)
@@ -225,4 +237,4 @@ class _RowLayer(CacheLayerMixin):
         return 0  # positions always come with the tokens
 
     def get_max_length(self) -> int:
-        return self.keys.shape[2] if self.is_initialized else -1
+        return self.keys.shape[1] if self.is_initialized else -1

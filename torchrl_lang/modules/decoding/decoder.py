@@ -37,6 +37,7 @@ class Decoder(nn.Module):
         control: ControlTokens,
         action_length: int,
         *,
+        value: nn.Module | None = None,
         beams: int = 4,
         candidates: int = 4,
         advantage_weight: float = 0.0,
@@ -54,6 +55,7 @@ class Decoder(nn.Module):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
         self.actor = actor
         self.rule = rule
+        self.value = value
         self.control = control
         self.action_length = action_length
         self.beams = beams
@@ -167,7 +169,9 @@ class Decoder(nn.Module):
                 diagnostics=self.diagnostics,
             )
             return chosen
-        return sample_utterances(*common, uniform=uniform, candidates=candidates, diagnostics=self.diagnostics)
+        return sample_utterances(
+            *common, uniform=uniform, candidates=candidates, diagnostics=self.diagnostics, value=self.value
+        )
 
     @property
     def _parts(self) -> ActorParts:

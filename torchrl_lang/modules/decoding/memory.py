@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.modules.decoding.cache import RowCache, swap_rows
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.watch import ModelWatch
 from torchrl_lang.modules.trunk import Trunk
 
@@ -58,6 +59,7 @@ class Transcripts:
         self.watch = ModelWatch(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
+        self.steps = [GPT2Step.of(trunk) for trunk in trunks]  # good as long as the watch sees no change
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
         self.known = torch.zeros(n, dtype=torch.int64, device=device)  # tokens of each row that have been read
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache

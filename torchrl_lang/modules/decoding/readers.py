@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.modules.decoding.cache import RowCache
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.memory import Departure
 from torchrl_lang.modules.decoding.pieces import Piece
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
@@ -50,12 +51,14 @@ class CachedReader(Reader):
         trunk: the model.
         cache: with room for all that will be read; it may hold the beginnings of the rows.
         size: longest row, at most the cache's size and by default that: what copies of rows have room for.
+        step: a quicker way to the same states, if there is one; by default it is looked for.
     """
 
-    def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None) -> None:
+    def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None, *, step: GPT2Step | None = None) -> None:
         self.trunk = trunk
         self.cache = cache
         self.size = size
+        self._step = GPT2Step.of(trunk) if step is None else step
 
     def start(self, tokens: Tensor, length: Tensor) -> States:
         """See :class:`Reader`."""
@@ -71,8 +74,8 @@ class CachedReader(Reader):
 
     def advance(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`Reader`."""
-        states = self.cache.extend(self.trunk, token.unsqueeze(-1), position.unsqueeze(-1), visible)
-        return self._named([state.squeeze(1) for state in states])
+        only = torch.zeros_like(token)
+        return self._named(self._extend(token.unsqueeze(-1), position.unsqueeze(-1), visible, only))
 
     def select(self, rows: Tensor) -> None:
         """See :class:`Reader`."""
@@ -82,22 +85,31 @@ class CachedReader(Reader):
         """See :class:`Reader`."""
         self.cache.swap(moves.holes, moves.movers)
 
-    def _read(self, tokens: Tensor, length: Tensor, part: Piece) -> list[Tensor]:
+    def _read(self, tokens: Tensor, length: Tensor, part: Piece) -> Sequence[Tensor]:
         if part.width == part.longest:  # from the beginning: the fast causal kernel, without a mask
-            last = length - 1
-            states = self.cache.extend(self.trunk, tokens[:, : part.width], rows=part.rows)
-        else:
-            # The last tokens of each row, so that all end together; what was read before is read again as it was.
-            begin = (length - part.width).clamp_min(0)
-            last = length - 1 - begin
-            positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
-            new = tokens.gather(-1, positions)
-            states = self.cache.extend(self.trunk, new, positions, part.longest, rows=part.rows)
+            return self._extend(tokens[:, : part.width], None, None, length - 1, part.rows)
+        # The last tokens of each row, so that all end together; what was read before is read again as it was.
+        begin = (length - part.width).clamp_min(0)
+        positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
+        return self._extend(tokens.gather(-1, positions), positions, part.longest, length - 1 - begin, part.rows)
+
+    def _extend(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        visible: int | None,
+        last: Tensor,
+        rows: Tensor | None = None,
+    ) -> Sequence[Tensor]:
+        """Read tokens ``[N, q]``, see :meth:`RowCache.extend`; the states of the ``last`` of each row, ``[N, H]``."""
+        if self._step is not None and self._step.applies(tokens):
+            return self._step(self.cache, tokens, positions, visible, last, rows=rows)
+        states = self.cache.extend(self.trunk, tokens, positions, visible, rows=rows)
         row = torch.arange(tokens.shape[0], device=tokens.device)
         return [state[row, last] for state in states]
 
     @staticmethod
-    def _named(states: list[Tensor]) -> States:
+    def _named(states: Sequence[Tensor]) -> States:
         return dict(zip((HIDDEN, HIDDEN_PRE_NORM), states, strict=False))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.memory import departure
-from torchrl_lang.modules.decoding.readers import Reader
+from torchrl_lang.modules.decoding.readers import Reader, apply_head
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.schema import ControlTokens
 
@@ -26,7 +28,7 @@ class Prompt(NamedTuple):
 
 class Utterances(NamedTuple):
     """Utterances as they were decoded. The last slot is an end-of-action token wherever none came before: it is
-    certain, so its log-probability and entropy are zero, as they are on padding.
+    certain, so its log-probability and entropy are zero, as they are on padding; its state is never read.
     """
 
     action: Tensor
@@ -39,6 +41,9 @@ class Utterances(NamedTuple):
     """float32 ``[N, K]``, of the distribution that was sampled from; zero unless asked for."""
     advantage: Tensor
     """float32 ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless asked for."""
+    state_value: Tensor
+    """float32 ``[N, K]``, V of the state in which each token was said; zero on padding and unless asked for, NaN in the
+    certain last slot."""
 
     @classmethod
     def empty(cls, n: int, k: int, control: ControlTokens, device: torch.device) -> Utterances:
@@ -46,7 +51,7 @@ class Utterances(NamedTuple):
         action = torch.full((n, k), control.pad, dtype=torch.int64, device=device)
         action[:, 0] = control.end_of_action
         zeros = torch.zeros(n, k, device=device)
-        return cls(action, zeros, zeros.clone(), zeros.clone(), torch.zeros(n, device=device))
+        return cls(action, zeros, zeros.clone(), zeros.clone(), torch.zeros(n, device=device), zeros.clone())
 
     def select(self, rows: Tensor) -> Utterances:
         """These rows, int64 ``[M]``, in this order."""
@@ -93,6 +98,7 @@ def sample_utterances(
     candidates: int = 1,
     diagnostics: bool = False,
     advantage: bool = False,
+    value: nn.Module | None = None,
 ) -> Utterances:
     """Continue each prompt by one utterance of at most ``action_length`` tokens, its end included.
 
@@ -108,9 +114,12 @@ def sample_utterances(
         candidates: utterances for each prompt, which is read once. Row ``i`` continues prompt ``i // candidates``.
         diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
         advantage: also fill in ``advantage``.
+        value: also fill in ``state_value``, by this head; see :class:`ValueGuidance` for what it may be.
     """
     position, longest = prompt.length, prompt.tokens.shape[-1]
     out = Utterances.empty(position.shape[0] * candidates, action_length, control, position.device)
+    if action_length == 1 and value is not None:
+        out.state_value.fill_(torch.nan)
     if action_length == 1 or out.action.shape[0] == 0:
         return out
     states = reader.start(prompt.tokens, position)
@@ -120,36 +129,67 @@ def sample_utterances(
         states, position = {key: value[copies] for key, value in states.items()}, position[copies]
     row = torch.arange(out.action.shape[0], device=position.device)
     finished = torch.zeros_like(row, dtype=torch.bool)
+    records = _Records()
     for slot in range(action_length - 1):
         log_prob = rule(states)
-        token = pick(log_prob, None if uniform is None else uniform[row, slot])
-        out.action[row, slot] = token.masked_fill(finished, control.pad)
-        _record(out.token_log_prob, row, slot, taken(log_prob, token), finished)
+        token = pick(log_prob, None if uniform is None else uniform[:, slot])
+        said = {"action": token, "token_log_prob": taken(log_prob, token)}
         if diagnostics:
-            _record(out.behavior_log_prob, row, slot, taken(rule.behavior(states), token), finished)
-            _record(out.token_entropy, row, slot, entropy(log_prob), finished)
+            said |= {"behavior_log_prob": taken(rule.behavior(states), token), "token_entropy": entropy(log_prob)}
+        if value is not None:
+            said["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
+        records.add(row, slot, finished, said)
         if advantage and rule.guidance is not None:
             gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
             out.advantage[row] += gained.to(out.advantage.dtype)
         finished = finished | (token == control.end_of_action)
-        speaking = int((~finished).sum())  # the one wait for the device
-        if speaking == 0:
-            break
         if slot == action_length - 2:
             # The last slot is for the end of the action, whatever the model would say: nothing is left to compute.
-            out.action[row, slot + 1] = torch.where(finished, control.pad, control.end_of_action)
+            certain = {"action": torch.full_like(token, control.end_of_action)}
+            if value is not None:
+                certain["state_value"] = torch.full_like(said["state_value"], torch.nan)
+            records.add(row, slot + 1, finished, certain)
+            break
+        speaking = finished.shape[0] - int(finished.sum())  # the one wait for the device
+        if speaking == 0:
             break
         if speaking <= 0.75 * finished.shape[0]:
             moves = departure(~finished)
             reader.leave(moves)
             row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
+            uniform = None if uniform is None else uniform[moves.order]
         states = reader.advance(token, position, longest + slot + 1)
         position = position + 1
+    records.write(out, control.pad)
     return out
 
 
-def _record(out: Tensor, row: Tensor, slot: int, values: Tensor, finished: Tensor) -> None:
-    out[row, slot] = values.masked_fill(finished, 0.0).to(out.dtype)
+class _Records:
+    """What was said of some rows at each slot, written into the utterances at once."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Tensor, int, Tensor]] = []
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, row: Tensor, slot: int, finished: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Note values ``[M]`` of rows ``[M]`` that were not ``finished`` before, by the names of the entries.
+
+        A name that comes at all comes from the first slot on.
+        """
+        self._places.append((row, slot, finished))
+        for name, found in values.items():
+            self._values.setdefault(name, []).append(found)
+
+    def write(self, out: Utterances, pad: int) -> None:
+        """Write all of it; padding behind the ends of the finished."""
+        k = out.action.shape[1]
+        place = torch.cat([row * k + slot for row, slot, _ in self._places])
+        silent = torch.cat([finished for _, _, finished in self._places])
+        for name, parts in self._values.items():
+            entry, values = getattr(out, name), torch.cat(parts)
+            n = values.shape[0]  # the last slot has no values of the other entries
+            kept = values.masked_fill(silent[:n], pad if name == "action" else 0).to(entry.dtype)
+            entry.view(-1).index_copy_(0, place[:n], kept)
 
 
 def taken(values: Tensor, token: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -52,6 +53,9 @@ class UtteranceActor(TensorDictModuleBase):
         control: ids of the control tokens, ``tokenizer.control``.
         action_length: ``K``, as the environment has it.
         guidance: values that steer the words.
+        value: also write ``state_value``, see below, by this head over the actor's own states: a
+            :class:`~torchrl_lang.modules.ValueHead`, or a module of tensordicts that writes ``state_value`` ``[N, 1]``.
+            For ``"sample"`` and ``"greedy"``.
         method: ``"sample"``, ``"greedy"``, ``"beam"`` or ``"best_of"`` (samples, ranked). With ``"best_of"`` the
             log-probabilities are those of sampling, not of having been chosen.
         temperature: of the language model's logits, like ``top_k`` and ``top_p``; the value term is not filtered.
@@ -82,6 +86,11 @@ class UtteranceActor(TensorDictModuleBase):
     or not, start with nothing remembered, and ``state_dict`` knows nothing of it. Trunks that cannot be read piece by
     piece, and ``cached=False``, read all rows anew.
 
+    With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was said,
+    the one that predicted it: zero on padding, NaN in the certain last slot, whose state is never read;
+    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its advantage zero. The utterances stay
+    the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
+
     Raises:
         ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
         KeyError: on calls, ``tokens`` or ``attention_mask`` is missing, or the trunk does not write what a value head
@@ -111,6 +120,7 @@ class UtteranceActor(TensorDictModuleBase):
         action_length: int,
         *,
         guidance: ValueGuidance | None = None,
+        value: nn.Module | None = None,
         method: Method = "sample",
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -132,6 +142,8 @@ class UtteranceActor(TensorDictModuleBase):
             raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
         if seed is not None and generator is not None:
             raise ValueError("Give either seed or generator, not both.")
+        if value is not None and method in ("beam", "best_of"):
+            raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         rule = NextTokenRule(
             control.forbidden_in_action() if forbidden is None else forbidden,
             vocab_size=vocab_size,
@@ -148,6 +160,7 @@ class UtteranceActor(TensorDictModuleBase):
             rule,
             control,
             action_length,
+            value=value,
             beams=beams,
             candidates=candidates,
             advantage_weight=advantage_weight,
@@ -160,6 +173,8 @@ class UtteranceActor(TensorDictModuleBase):
         self.out_keys = [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
         if diagnostics:
             self.out_keys = [*self.out_keys, BEHAVIOR_LOG_PROB, TOKEN_ENTROPY]
+        if value is not None:
+            self.out_keys = [*self.out_keys, STATE_VALUE]
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -177,6 +192,8 @@ class UtteranceActor(TensorDictModuleBase):
         if self.diagnostics:
             tensordict.set(BEHAVIOR_LOG_PROB, said.behavior_log_prob.reshape(shape))
             tensordict.set(TOKEN_ENTROPY, said.token_entropy.reshape(shape))
+        if self.decoder.value is not None:
+            tensordict.set(STATE_VALUE, said.state_value.reshape(shape))
         return tensordict
 
     def forget(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from operator import is_
 from typing import Any
 
 import torch
@@ -66,16 +67,24 @@ class ModelWatch:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._probes: dict[torch.device, Tensor] = {}
-        self._facts, tensors = _look(modules)
+        self._roots = list(modules)
+        self._stands = [_Stand(child) for module in modules for child in module.modules()]
+        tensors = self._tensors()
+        self._facts = _facts(tensors)
         self._longest = max((2 * t.numel() // t.shape[0] for t in tensors if t.ndim > 1 and t.numel()), default=0)
         self._values = self._read(tensors)
 
     def unchanged(self, modules: Sequence[nn.Module]) -> bool:
         """Whether these are the modules as they were."""
-        facts, tensors = _look(modules)
-        if facts != self._facts:
+        if not _same(modules, self._roots) or not all(stand.holds() for stand in self._stands):
+            return False
+        tensors = self._tensors()
+        if _facts(tensors) != self._facts:
             return False
         return all(torch.equal(now, then) for now, then in zip(self._read(tensors), self._values, strict=True))
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for stand in self._stands for tensor in stand.tensors()]
 
     @torch.no_grad()
     def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -119,27 +128,58 @@ class _Itself:
         return isinstance(other, _Itself) and self.value is other.value
 
 
-def _look(modules: Sequence[nn.Module]) -> tuple[list[Any], list[Tensor]]:
-    """What is known of modules without looking at values, and the tensors whose values are to be looked at."""
+class _Stand:
+    """One module as it stood: its children and settings."""
+
+    __slots__ = ("attention", "children", "holding", "module", "settings", "size")
+
+    def __init__(self, module: nn.Module) -> None:
+        entries = vars(module)
+        self.module, self.size = module, len(entries)
+        self.children = list(entries["_modules"].values())
+        related = [(key, value) for key, value in entries.items() if key not in _UNRELATED]
+        self.settings = [(key, value, _plain(value)) for key, value in related]
+        self.holding = [key for key, value in related if isinstance(value, Tensor)]
+        self.attention = self._attention()
+
+    def holds(self) -> bool:
+        """Whether it still stands so."""
+        entries = vars(self.module)
+        if len(entries) != self.size or not _same(entries["_modules"].values(), self.children):
+            return False
+        for key, then, facts in self.settings:
+            now = entries.get(key, _Itself)
+            # Most are the very object that they were: one whose content cannot change or is not looked at, or a
+            # container that was empty, such as the hooks, and is so still.
+            if now is then and (type(facts) is not tuple or not (facts or now)):
+                continue
+            if _plain(now) != facts:
+                return False
+        return self._attention() == self.attention
+
+    def tensors(self) -> list[Tensor]:
+        """All that it computes with."""
+        entries = vars(self.module)
+        own = [*entries["_parameters"].values(), *entries["_buffers"].values()]
+        return [entries[key] for key in self.holding] + [tensor for tensor in own if tensor is not None]
+
+    def _attention(self) -> Any:
+        return getattr(vars(self.module).get("config"), "_attn_implementation", None)
+
+
+def _same(modules: Collection[nn.Module | None], others: Collection[nn.Module | None]) -> bool:
+    return len(modules) == len(others) and all(map(is_, modules, others))
+
+
+def _facts(tensors: Sequence[Tensor]) -> list[Any]:
+    """What is known without looking at values: of the tensors, and of how they are computed with."""
     facts: list[Any] = [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
-    tensors: list[Tensor] = []
-    for module in modules:
-        for child in module.modules():
-            entries = vars(child)
-            facts.append(_Itself(child))
-            settings = [value for key, value in entries.items() if key not in _UNRELATED]
-            facts += [_plain(value) for value in settings]
-            tensors += [value for value in settings if isinstance(value, Tensor)]
-            if "config" in entries:
-                facts.append(getattr(entries["config"], "_attn_implementation", None))
-            for kind in ("_parameters", "_buffers"):
-                tensors += [tensor for tensor in entries[kind].values() if tensor is not None]
     for tensor in tensors:
         version = 0 if tensor.is_inference() else tensor._version
         facts.append((tensor.data_ptr(), version, tensor.dtype, tensor.shape))
     for kind in sorted({tensor.device.type for tensor in tensors}):
         facts += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
-    return facts, tensors
+    return facts
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:

@@ -1,0 +1,225 @@
+"""The quick way through GPT-2 gives what the model gives, and is taken for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensordict import TensorDict
+from torch import nn
+from torch.nn.utils import parametrizations
+from transformers.pytorch_utils import Conv1D
+
+from tests.modules.test_decoding import K, guidance
+from tests.modules.test_prefix_reuse import grown
+from tests.modules.toys import CONTROL, rows, tiny_lm
+from torchrl_lang.modules import RowCache, Trunk, UtteranceActor, causal_lm, language_actor
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step, fast_gelu
+
+TOLERANCE = {
+    torch.float32: {"atol": 1e-5, "rtol": 1e-5},
+    torch.float64: {"atol": 1e-12, "rtol": 1e-12},
+    torch.bfloat16: {"atol": 0.06, "rtol": 0.06},
+}
+N, T = 6, 24
+
+
+def model_of(**config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = causal_lm(vocab_size=12, layers=3, width=16, heads=2, max_length=T, **config).eval()
+    with torch.no_grad():  # nothing is zero or one, so that nothing can be left out unnoticed
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+    return lm
+
+
+def both_ways(trunk, pieces, rows=None, held=N):
+    """The same pieces, ``(tokens, positions, visible, last)``, by the step and by the model, with a cache each."""
+    pieces = list(pieces)
+    step, caches = GPT2Step.of(trunk), (RowCache(T, rows=held), RowCache(T, rows=held))
+    assert step is not None
+    with torch.no_grad():
+        assert step.applies(pieces[0][0])
+        for tokens, positions, visible, last in pieces:
+            quick = step(caches[0], tokens, positions, visible, last, rows=rows)
+            states = caches[1].extend(trunk, tokens, positions, visible, rows=rows)
+            yield quick, tuple(state[torch.arange(len(tokens)), last] for state in states)
+    for layer, other in zip(*(cache.layers for cache in caches), strict=True):
+        torch.testing.assert_close(layer.keys, other.keys, **TOLERANCE[layer.keys.dtype])
+        torch.testing.assert_close(layer.values, other.values, **TOLERANCE[layer.keys.dtype])
+
+
+def ragged(n=N):
+    """A prompt, single tokens, a piece at other places of each row, and one more token."""
+    generator = torch.Generator().manual_seed(2)
+    length = torch.randint(1, 7, (n,), generator=generator)
+
+    def piece(width, begin):
+        return torch.randint(12, (n, width), generator=generator), begin[:, None] + torch.arange(width)
+
+    yield piece(6, length)[0], None, None, length - 1
+    for i in range(2):
+        yield *piece(1, length + i), 9, torch.zeros_like(length)
+    yield *piece(4, length + 2), T, torch.randint(4, (n,), generator=generator)
+    yield *piece(1, length + 3), 11, torch.zeros_like(length)
+
+
+CONFIGS = {
+    "as built": {},
+    "gelu_new": {"activation_function": "gelu_new"},
+    "exact gelu": {"activation_function": "gelu"},
+    "relu": {"activation_function": "relu"},
+    "dropout": {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5},
+    "scaled by layer": {"scale_attn_by_inverse_layer_idx": True},
+    "not scaled": {"scale_attn_weights": False},
+    "wide inside": {"n_inner": 40, "layer_norm_epsilon": 1e-2},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_it_computes_what_the_model_computes(config):
+    for quick, states in both_ways(Trunk(model_of(**config)), ragged()):
+        torch.testing.assert_close(quick, states, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_in_any_precision_and_before_the_norm(dtype, pre_norm):
+    trunk = Trunk(model_of().to(dtype), expose_pre_norm=pre_norm)
+    for quick, states in both_ways(trunk, ragged()):
+        assert len(quick) == 1 + pre_norm
+        assert all(state.dtype == dtype for state in quick)
+        torch.testing.assert_close(quick, states, **TOLERANCE[dtype])
+
+
+def test_chosen_rows_and_fewer_rows_than_are_kept():
+    trunk = Trunk(model_of())
+    for quick, states in both_ways(trunk, ragged(3), rows=torch.tensor([4, 0, 2])):
+        torch.testing.assert_close(quick, states, **TOLERANCE[torch.float32])
+    for quick, states in both_ways(trunk, ragged(2)):
+        torch.testing.assert_close(quick, states, **TOLERANCE[torch.float32])
+
+
+def test_what_it_returned_stays_as_it_was():
+    found, before = [], []
+    for quick, _ in both_ways(Trunk(model_of(), expose_pre_norm=True), ragged()):
+        found += quick
+        before += [state.clone() for state in quick]
+    assert all(torch.equal(*pair) for pair in zip(found, before, strict=True))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_an_actor_says_the_same_without_it(reuse, monkeypatch):
+    lm = tiny_lm(max_length=60 + K).double()
+    actors = [
+        UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance().double(), seed=3, reuse_prefix=reuse)
+        for _ in range(2)
+    ]
+    calls, run = [], GPT2Step.__call__
+    monkeypatch.setattr(GPT2Step, "__call__", lambda *args, **options: calls.append(1) or run(*args, **options))
+    batch = rows(24, 60, longest=9)
+    for turn in range(4):
+        if turn == 2:  # some rows begin anew
+            fresh = torch.arange(24) % 5 == 0
+            new = rows(24, 60, longest=9, seed=9)
+            batch = TensorDict({key: torch.where(fresh[:, None], new[key], batch[key]) for key in new.keys()}, [24])
+        quick = actors[0](batch.clone())
+        took = len(calls)
+        with monkeypatch.context() as without:
+            without.setattr(GPT2Step, "of", classmethod(lambda cls, trunk: None))
+            without.setattr(GPT2Step, "applies", lambda self, tokens: False)
+            plain = actors[1](batch.clone())
+        assert took == len(calls) > 0
+        assert torch.equal(quick["action"], plain["action"])
+        torch.testing.assert_close(quick["token_log_prob"], plain["token_log_prob"], atol=1e-6, rtol=1e-6)
+        batch = grown(batch, quick["action"])
+
+
+def hook(lm, name):
+    lm.base_model.get_submodule(name).register_forward_hook(lambda module, args, out: out)
+
+
+def pre_hook(lm, name):
+    lm.base_model.get_submodule(name).register_forward_pre_hook(lambda module, args: None)
+
+
+def wrap_forward(lm):
+    attention = lm.base_model.h[1].attn
+    attention.forward = attention.forward
+
+
+def another_layer(lm):
+    class Odd(Conv1D):
+        pass
+
+    lm.base_model.h[2].mlp.c_fc.__class__ = Odd
+
+
+REFUSED = {
+    "training": lambda lm: lm.train(),
+    "one layer in training": lambda lm: lm.base_model.h[1].train(),
+    "a hook on a layer": lambda lm: hook(lm, "h.1"),
+    "a hook on a matrix": lambda lm: hook(lm, "h.0.attn.c_proj"),
+    "a hook on the model": lambda lm: hook(lm, ""),
+    "a hook on an activation": lambda lm: hook(lm, "h.0.mlp.act"),
+    "a hook before the final norm": lambda lm: pre_hook(lm, "ln_f"),
+    "a wrapped forward": wrap_forward,
+    "a layer of another class": another_layer,
+    "an unknown activation": lambda lm: setattr(lm.base_model.h[0].mlp, "act", nn.Tanh()),
+    "a parametrization": lambda lm: parametrizations.weight_norm(lm.base_model.h[0].attn.c_attn),
+    "eager attention": lambda lm: lm.set_attn_implementation("eager"),
+    "embeddings with a greatest norm": lambda lm: setattr(lm.base_model.wte, "max_norm", 1.0),
+    "a matrix of another dtype": lambda lm: lm.base_model.h[0].mlp.c_fc.double(),
+    "LoRA": lambda lm: get_peft_model(lm, LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)),
+    "compiled by itself": lambda lm: lm.base_model.compile(backend="eager"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_anything_else_is_left_to_the_model(change, pre_norm):
+    lm = model_of()
+    trunk = Trunk(lm, expose_pre_norm=pre_norm)
+    assert GPT2Step.of(trunk) is not None
+    change(lm)
+    assert GPT2Step.of(trunk) is None
+
+
+def test_a_norm_of_another_name():
+    lm = model_of()
+    shared, odd = Trunk(lm, expose_pre_norm=True), Trunk(lm, expose_pre_norm=True, final_norm="drop")
+    assert GPT2Step.of(shared) is not None  # though another trunk listens too
+    assert GPT2Step.of(odd) is None
+
+
+def test_other_models_too():
+    assert GPT2Step.of(Trunk(tiny_lm("llama"))) is None
+    assert GPT2Step.of(Trunk(model_of(add_cross_attention=True))) is None
+
+
+def test_gradients_autocast_and_hooks_on_everything_are_the_models_too():
+    step, several = GPT2Step.of(Trunk(model_of())), torch.zeros(2, 3, dtype=torch.int64)
+    assert not step.applies(several)
+    with torch.no_grad():
+        assert step.applies(several)
+        assert step.applies(several[:, :1])
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not step.applies(several)
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: None)
+        assert not step.applies(several)
+        handle.remove()
+        compiled = GPT2Step.of(Trunk(model_of()).compile(backend="eager"))
+        assert compiled.applies(several)
+        assert not compiled.applies(several[:, :1])  # these run compiled
+    with torch.inference_mode():
+        assert step.applies(several)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gelu(dtype):
+    x = torch.linspace(-30, 30, 4001, dtype=dtype).reshape(1, -1)
+    kept = x.clone()
+    expected = nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(fast_gelu(x, torch.empty_like(x)), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(x, kept)

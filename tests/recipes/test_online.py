@@ -1,0 +1,241 @@
+"""Online recipes from end to end on a tiny scale: play, learn, resume, be killed, several processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes.collection import Games
+
+SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
+SMALL += ["--eval-games", "8", "--kl-horizon", "16"]
+QUICK = [*SMALL, "--value-warmup", "1"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A model that has seen a few games."""
+    folder = tmp_path_factory.mktemp("start")
+    words = folder / "words.txt"
+    words.write_text("crane\nslate\npurge\nmouse\n")
+    data = ["--out", str(folder / "data"), "--games", "64", "--words", str(words), "--batch", "32"]
+    assert main(["generate", "wordle", *data]) == 0
+    model = ["--layers", "2", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8"]
+    bc = ["--data", str(folder / "data"), "--out", str(folder / "bc"), "--steps", "4", "--eval-every", "4"]
+    assert main(["train", "wordle_bc", *bc, *model]) == 0
+    return folder / "bc"
+
+
+def arguments(recipe, start, out, *more):
+    options = QUICK if recipe == "wordle_ppo" else SMALL
+    return ["train", recipe, "--start", str(start), "--out", str(out), *options, *more]
+
+
+def log_of(run):
+    with open(run / "log.csv", newline="") as file:
+        return [{key: value for key, value in row.items() if "seconds" not in key} for row in csv.DictReader(file)]
+
+
+def weights_of(run):
+    return {
+        f"{file}:{key}": value
+        for file in ("model.safetensors", "heads.safetensors")
+        for key, value in load_file(run / "model" / file).items()
+    }
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def assert_moved(before, after, *, some=True):
+    shared = [key for key in before if key in after and before[key].shape == after[key].shape]
+    assert any(not torch.equal(before[key], after[key]) for key in shared) == some
+
+
+@pytest.mark.parametrize("recipe", ["wordle_ppo", "wordle_rejection"])
+def test_a_run_plays_learns_and_can_be_judged(recipe, start, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(arguments(recipe, start, run)) == 0
+    log = log_of(run)
+    assert [row["step"] for row in log] == ["1", "2", "3", "4"]
+    assert abs(float(log[0]["kl"])) < 1e-5  # the policy is still the reference
+    assert [bool(row["eval_return"]) for row in log] == [False, True, False, True]
+    assert_moved(weights_of(start), weights_of(run))
+    record = json.loads((run / "config.json").read_text())
+    assert record["reference"] == f"the model in {start / 'model'}, frozen"
+    assert main(["evaluate", "wordle", "--run", str(run), "--games", "8"]) == 0
+    assert "run" in capsys.readouterr().out
+    assert main(arguments(recipe, start, tmp_path / "on", "--start", str(run))) == 0  # and be a start itself
+
+
+def test_a_killed_run_ends_with_the_same_numbers(start, tmp_path):
+    """Killed without warning once its first checkpoint is there, then called again."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = ["--iterations", "12"]
+    assert main(arguments("wordle_ppo", start, whole, *more)) == 0
+    call = arguments("wordle_ppo", start, killed, *more)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchrl_lang", *call], env=environment, stderr=subprocess.DEVNULL
+    )
+    wait_for_a_checkpoint(killed)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "model").exists()
+    assert main(call) == 0
+    assert_same(weights_of(whole), weights_of(killed))
+    assert log_of(whole) == log_of(killed)
+
+
+def wait_for_a_checkpoint(run):
+    deadline = time.monotonic() + 120
+    while not list((run / "checkpoints").glob("step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("more", [[], ["--best-so-far", "12"]], ids=["fresh", "best-so-far"])
+def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, monkeypatch):
+    """Interrupted between two checkpoints; the games that were kept come back with the second call."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(arguments("wordle_rejection", start, whole, "--iterations", "6", *more)) == 0
+    call = arguments("wordle_rejection", start, broken, "--iterations", "6", *more)
+    play, left = Games.play, iter(range(3))
+
+    def three_times(games):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return play(games)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Games, "play", three_times)
+        assert main(call) == 130
+    assert main(call) == 0
+    assert_same(weights_of(whole), weights_of(broken))
+    assert log_of(whole) == log_of(broken)
+
+
+def test_a_start_that_has_changed_is_refused(start, tmp_path, capsys):
+    run, copy = tmp_path / "run", tmp_path / "start"
+    subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
+    assert main(arguments("wordle_ppo", copy, run)) == 0
+    other = arguments("wordle_ppo", start, tmp_path / "other", "--value-warmup", "0")
+    assert main(other) == 0
+    subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
+    assert main(arguments("wordle_ppo", copy, run)) == 2
+    assert "reference" in capsys.readouterr().err
+
+
+def test_adapters_train_beside_frozen_weights(start, tmp_path):
+    """The reference is the model without them; the saved model has them merged."""
+    pytest.importorskip("peft")
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run, "--lora-rank", "2", "--lr", "0.01")) == 0
+    log = log_of(run)
+    assert abs(float(log[0]["kl"])) < 1e-5
+    assert float(log[-1]["kl"]) != 0
+    before, after = weights_of(start), weights_of(run)
+    changed = {key for key in before if key in after and not torch.equal(before[key], after[key])}
+    assert changed
+    assert all("attn" in key or "mlp" in key for key in changed)
+    assert main(["evaluate", "wordle", "--run", str(run), "--games", "4", "--no-plots"]) == 0
+
+
+def test_only_the_top_trains(start, tmp_path):
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run, "--top-layers", "1", "--accumulate", "2")) == 0
+    before, after = weights_of(start), weights_of(run)
+    changed = {key for key in before if key in after and not torch.equal(before[key], after[key])}
+    assert changed
+    assert not any(".h.0." in key or "wte" in key or "wpe" in key for key in changed)
+
+
+def test_half_precision(start, tmp_path):
+    """Acting, the reference and learning compute alike, so the policy starts at its reference."""
+    assert main(arguments("wordle_ppo", start, tmp_path / "run", "--bf16")) == 0
+    log = log_of(tmp_path / "run")
+    assert abs(float(log[0]["kl"])) < 0.05
+    assert all(float(row["ESS"]) > 0.9 for row in log if row["ESS"])
+
+
+def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
+    """Each row says how old the weights were that played it."""
+    run = tmp_path / "run"
+    more = ["--collector", "async", "--max-staleness", "3", "--value-warmup", "0", "--lr", "0.01", "--iterations", "6"]
+    assert main(arguments("wordle_ppo", start, run, *more)) == 0
+    assert_learned_of(log_of(run))
+    assert main(arguments("wordle_ppo", start, run, *more)) == 0  # a run that is over stays as it is
+    assert not [pid for pid in children(os.getpid()) if "spawn_main" in command_line(pid)]
+
+
+def assert_learned_of(log):
+    assert abs(float(log[0]["kl"])) < 1e-4
+    assert any(abs(float(row["kl"])) > 1e-4 for row in log)
+    assert all(0 <= float(row["staleness"]) <= 6 for row in log)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_path):
+    """Nobody is left behind, and the same command goes on."""
+    run = tmp_path / "run"
+    moving = ["--lr", "0.01", "--value-warmup", "0", "--eval-every", "5"]
+    long = arguments("wordle_ppo", start, run, "--collector", kind, "--iterations", "4000", *moving)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchrl_lang", *long],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_a_checkpoint(run)
+    workers = [pid for pid in children(process.pid) if "spawn_main" in command_line(pid)]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "torchrl_lang: A worker that played games has died" in errors
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert_learned_of(log_of(run))
+    begun = max(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
+    assert begun >= 2
+    assert not list(run.rglob("*.tmp")) + list(run.rglob("*.writing"))
+
+
+def children(pid):
+    """Processes that this one started, and those that they did."""
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def command_line(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--start", "nowhere"], "There is no run in nowhere"),
+        (["--games", "0"], "games must be at least 1, got 0"),
+        (["--collector", "sync", "--games", "2", "--workers", "3"], "3 workers need at least a game each"),
+        (["--kl-coef", "0"], "kl_coef must not be negative, and above 0 with a kl_target"),
+        (["--lora-rank", "2", "--top-layers", "1"], "Train adapters or the top layers"),
+    ],
+    ids=["start", "games", "workers", "kl", "both"],
+)
+def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
+    assert main(arguments("wordle_ppo", start, tmp_path / "run", *more)) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""GPT-2 as decoding needs it: one token of each row, or a few, on the model's own weights with little around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules import module as torch_module
+from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
+from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention, GPT2Block, GPT2Model
+from transformers.pytorch_utils import Conv1D
+
+from torchrl_lang.modules.decoding.cache import RowCache, scores
+from torchrl_lang.modules.trunk import Trunk
+
+__all__ = ["GPT2Step", "fast_gelu"]
+
+# What plain modules consist of. Anything else (adapters, quantised layers, cross attention) is left to the model.
+_PARTS: dict[type, dict[str, type]] = {
+    GPT2Model: {"wte": nn.Embedding, "wpe": nn.Embedding, "drop": nn.Dropout, "h": nn.ModuleList, "ln_f": nn.LayerNorm},
+    GPT2Block: {"ln_1": nn.LayerNorm, "attn": GPT2Attention, "ln_2": nn.LayerNorm, "mlp": GPT2MLP},
+    GPT2Attention: {"c_attn": Conv1D, "c_proj": Conv1D, "attn_dropout": nn.Dropout, "resid_dropout": nn.Dropout},
+    GPT2MLP: {"c_fc": Conv1D, "c_proj": Conv1D, "act": nn.Module, "dropout": nn.Dropout},
+}
+
+# Numbers that are kept room for; whole prompts of many rows take more.
+_KEPT = 1 << 22
+
+
+def fast_gelu(x: Tensor, room: Tensor) -> Tensor:
+    """GELU in its tanh approximation (arXiv 1606.08415), by ``x (1 + tanh u) / 2 = x sigmoid(2u)``.
+
+    PyTorch's own takes twice as long on a CPU; where it does not, or precision is short, it is used. May write into
+    ``room``, shaped as ``x``.
+    """
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
+        return F.gelu(x, approximate="tanh")
+    slope = math.sqrt(8 / math.pi)
+    u = torch.addcmul(x.new_full((), slope), x, x, value=0.044715 * slope, out=room).mul_(x)
+    return u.sigmoid_().mul_(x)
+
+
+_ACTIVATIONS: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
+    NewGELUActivation: fast_gelu,
+    GELUTanh: fast_gelu,
+    GELUActivation: lambda x, room: F.gelu(x),
+    nn.ReLU: lambda x, room: x.relu_(),
+}
+
+
+class GPT2Step:
+    """What :meth:`RowCache.extend` gives for one token of each row, by fewer and cheaper operations.
+
+    Equal to the model up to rounding. Of a piece of several tokens the last layer computes only those that are asked
+    for. It holds the weights that the model has when it is made: good until a :class:`ModelWatch` sees a change.
+
+    Args:
+        trunk: one that :meth:`of` accepts.
+    """
+
+    def __init__(self, trunk: Trunk) -> None:
+        model: Any = trunk.model
+        self.expose_pre_norm, self.compiled = trunk.expose_pre_norm, trunk.compiled
+        self.tokens, self.positions = model.wte.weight, model.wpe.weight
+        self.blocks = [_Block(block) for block in model.h]
+        self.final_norm = _norm(model.ln_f)
+        self._rooms: dict[tuple[str, int], Tensor] = {}
+
+    @classmethod
+    def of(cls, trunk: Trunk) -> GPT2Step | None:
+        """The step of a trunk; None unless its model is a plain GPT-2 in evaluation mode, without hooks or adapters."""
+        model: Any = trunk.model
+        if type(trunk) is not Trunk or type(model) is not GPT2Model or not _plain(model, GPT2Model):
+            return None
+        parameters = list(model.parameters())
+        alike = len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter
+        keeps = not trunk.expose_pre_norm or any(keeper is trunk for keeper in _keepers(model.ln_f))
+        return cls(trunk) if alike and keeps else None
+
+    def applies(self, tokens: Tensor) -> bool:
+        """Whether nothing is asked that only the model does: gradients, autocast, hooks on all modules.
+
+        Single tokens of a compiled trunk are the model's, too: that is what was compiled.
+        """
+        if self.compiled and tokens.shape[-1] == 1:
+            return False
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(self.tokens.device.type):
+            return False
+        return not (torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+
+    def __call__(
+        self,
+        cache: RowCache,
+        tokens: Tensor,
+        positions: Tensor | None,
+        visible: int | None,
+        last: Tensor,
+        *,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Read tokens into the cache and give the states of one of each row.
+
+        Args:
+            cache: of the rows.
+            tokens: int64 ``[N, q]``; this and the next two as in :meth:`RowCache.extend`.
+            positions: int64 ``[N, q]`` or None.
+            visible: slots to look at.
+            last: int64 ``[N]``, which of the ``q``.
+            rows: int64 ``[N]``, the rows of the cache.
+
+        Returns:
+            ``hidden`` ``[N, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
+        """
+        n, q = tokens.shape
+        mask = cache.expect(tokens, positions, visible, rows=rows, dtype=self.tokens.dtype)
+        place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
+        x = F.embedding(tokens, self.tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
+        for i, block in enumerate(self.blocks):
+            query, keys, values = block.project(x, n, self._room)
+            keys, values = cache.update(keys, values, i)
+            if q > 1 and i == len(self.blocks) - 1:  # from here on nothing is looked at but the chosen tokens
+                row = torch.arange(n, device=tokens.device)
+                x, query = x.view(n, q, -1)[row, last], query[row, :, last].unsqueeze(2)
+                mask = scores(place[row, last].unsqueeze(-1), keys.shape[2], x.dtype)
+            x = block.finish(x, query, keys, values, mask, self._room)
+        hidden = F.layer_norm(x, *self.final_norm)
+        return (hidden, x) if self.expose_pre_norm else (hidden,)
+
+    def _room(self, name: str, rows: int, width: int) -> Tensor:
+        """Memory for ``[rows, width]`` numbers, the same each time: fresh pages cost as much as the work in them."""
+        if rows * width > _KEPT:
+            return self.tokens.new_empty(rows, width)
+        found = self._rooms.get((name, width))
+        if found is None or found.shape[0] < rows:
+            found = self._rooms[name, width] = self.tokens.new_empty(rows, width)
+        return found[:rows]
+
+
+_Room = Callable[[str, int, int], Tensor]
+
+
+class _Block:
+    """One layer's weights."""
+
+    def __init__(self, block: Any) -> None:
+        attention, mlp = block.attn, block.mlp
+        self.heads, self.scaling = attention.num_heads, attention.scaling
+        self.norm_1, self.norm_2 = _norm(block.ln_1), _norm(block.ln_2)
+        layers = (attention.c_attn, attention.c_proj, mlp.c_fc, mlp.c_proj)
+        self.into, self.out, self.up, self.down = ((layer.bias, layer.weight) for layer in layers)
+        self.activation = _ACTIVATIONS[type(mlp.act)]
+
+    def project(self, x: Tensor, n: int, room: _Room) -> tuple[Tensor, ...]:
+        """Queries, keys and values, ``[N q, H] -> [N, heads, q, D]``."""
+        bias, weight = self.into
+        out = room("attention", x.shape[0], weight.shape[1])
+        torch.addmm(bias, F.layer_norm(x, *self.norm_1), weight, out=out)
+        return out.view(n, -1, 3, self.heads, x.shape[-1] // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def finish(
+        self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, room: _Room
+    ) -> Tensor:
+        """Attention and MLP, ``[N q, H] -> [N q, H]``; writes into ``x``."""
+        causal = mask is None and query.shape[2] > 1
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=self.scaling)
+        x = x.add_(torch.addmm(self.out[0], seen.transpose(1, 2).reshape(x.shape), self.out[1]))
+        inner, more = (room(name, x.shape[0], self.up[1].shape[1]) for name in ("inner", "activation"))
+        inner = self.activation(torch.addmm(self.up[0], F.layer_norm(x, *self.norm_2), self.up[1], out=inner), more)
+        return x.add_(torch.addmm(self.down[0], inner, self.down[1]))
+
+
+def _norm(norm: Any) -> tuple[Any, ...]:
+    """Arguments of :func:`torch.nn.functional.layer_norm`."""
+    return norm.normalized_shape, norm.weight, norm.bias, norm.eps
+
+
+def _plain(module: nn.Module, kind: type) -> bool:
+    """Whether a module is what Hugging Face built, with nothing put in, on or around it."""
+    own: Any = vars(module)
+    hooked = own["_forward_hooks"] or len(own["_forward_pre_hooks"]) > len(_keepers(module))
+    if type(module) is not kind or module.training or hooked or "forward" in own or own.get("_compiled_call_impl"):
+        return False
+    children = own["_modules"]
+    if kind is nn.ModuleList:
+        return all(_plain(child, GPT2Block) for child in children.values())
+    if kind is nn.Embedding:
+        return own["max_norm"] is None
+    if kind is GPT2Attention and own["config"]._attn_implementation != "sdpa":
+        return False
+    parts = dict(_PARTS.get(kind, {}))
+    if kind is GPT2MLP and type(children.get("act")) in _ACTIVATIONS:
+        parts["act"] = type(children["act"])
+    return list(children) == list(parts) and all(_plain(child, parts[name]) for name, child in children.items())
+
+
+def _keepers(module: nn.Module) -> list[Trunk]:
+    """The trunks that keep what goes into a module, by hooks."""
+    hooks: Any = module._forward_pre_hooks.values()
+    return [hook.__self__ for hook in hooks if getattr(hook, "__func__", None) is Trunk._keep_pre_norm]

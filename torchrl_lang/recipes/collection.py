@@ -1,0 +1,187 @@
+"""Games played without end by the policy that is being trained: a TorchRL collector, and the rows that come out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import EnvBase
+
+from torchrl_lang.data import EpisodeRows
+from torchrl_lang.recipes.tasks import Task
+from torchrl_lang.schema import ACTION_MASK
+
+__all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
+
+CollectorKind = Literal["single", "sync", "async"]
+
+VERSION = "policy_version"
+
+
+class Played(NamedTuple):
+    """Rows of games that have ended, and how old the weights were that played them."""
+
+    rows: TensorDict
+    """``[N]``, with ``token_log_prob`` and ``state_value`` as acting wrote them."""
+    staleness: float
+    """Updates of the weights between the saying of a token and now, in the mean."""
+    dropped: int
+    """Games that were left out because they were too old."""
+
+
+class Games:
+    """Plays with the weights as they are; rows come whole, with what the policy wrote while acting.
+
+    ``"single"`` plays in this process. ``"sync"`` plays in worker processes while this one waits; ``"async"`` workers
+    go on playing while this process learns, with weights that are some updates old: how old, each row says.
+
+    Args:
+        task: what is played.
+        policy: writes ``action``, ``token_log_prob`` and ``state_value``; in one process it is the one that is trained.
+        kind: of the collector.
+        workers: processes of the other two kinds.
+        games: played side by side, in all processes together.
+        turns: of each game between two updates.
+        seed: of the games. Those of a single process are the same again; the words of several workers are not.
+        device: where environments and policy are.
+        max_staleness: games with a token that is older, in updates, are left out.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        policy: TensorDictModuleBase,
+        *,
+        kind: CollectorKind,
+        workers: int,
+        games: int,
+        turns: int,
+        seed: int,
+        device: torch.device,
+        max_staleness: int | None = None,
+    ) -> None:
+        self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
+        self._updates = 0
+        self._rows = EpisodeRows({key: key for key in ("token_log_prob", "state_value")} | {VERSION: ("next", VERSION)})
+        common: dict[str, Any] = {
+            "total_frames": -1,
+            "auto_register_policy_transforms": False,
+            "track_policy_version": True,
+        }
+        self._env: EnvBase | None = None
+        if kind == "single":
+            self._env = task.env(games, seed=seed, device=device)
+            self._make = functools.partial(Collector, self._env, policy, frames_per_batch=games * turns, **common)
+            self._batches = 1
+        else:
+            share = games // workers
+            makers = [functools.partial(_make_env, task, share, seed + 1 + k, device) for k in range(workers)]
+            multi = MultiSyncCollector if kind == "sync" else MultiAsyncCollector
+            frames = share * turns * (workers if kind == "sync" else 1)
+            self._make = functools.partial(multi, makers, policy, frames_per_batch=frames, **common)
+            self._batches = 1 if kind == "sync" else workers  # as many games an update, whatever the kind
+        self._collector: Any = None
+        self._steps: Iterator[TensorDictBase] = iter(())
+
+    def play(self) -> Played:
+        """Play on, until games have ended.
+
+        Raises:
+            ChildProcessError: a worker has died.
+        """
+        if self._collector is None:
+            self._open()
+        found: list[TensorDict] = []
+        while not found:
+            for _ in range(self._batches):
+                rows = self._rows(self._next())
+                found += [rows] if len(rows) else []
+        every: Any = torch.cat(found)  # typed as a tensor by torch
+        age = self._updates - every.pop(VERSION)
+        agent = every.get(ACTION_MASK)
+        fresh = torch.ones(len(every), dtype=torch.bool, device=age.device)
+        if self.max_staleness is not None:
+            fresh = torch.where(agent, age, 0).amax(-1) <= self.max_staleness
+        return Played(every[fresh], _mean(age.float(), agent), int((~fresh).sum()))
+
+    def weights_changed(self) -> None:
+        """Tell the workers the weights as they are now."""
+        self._updates += 1
+        self._collector.update_policy_weights_()
+
+    def restart(self, step: int) -> None:
+        """Begin new games, those of this step of the run: a run that is continued from here plays the same.
+
+        Workers play on where they are: they have no order that could be repeated.
+        """
+        if self._env is None:
+            return
+        self._shut_down(close_env=False)
+        self._rows.forget()
+        self._updates = 0
+        self._env.set_seed(self.seed + step)
+
+    def close(self) -> None:
+        """End the workers and the environments."""
+        self._shut_down()
+        if self._env is not None and not self._env.is_closed:
+            self._env.close()
+
+    def _open(self) -> None:
+        self._collector = self._make()
+        self._steps = iter(self._collector)
+
+    def _next(self) -> TensorDictBase:
+        try:
+            return next(self._steps)
+        except RuntimeError as error:
+            dead = [worker for worker in getattr(self._collector, "procs", ()) if not _is_alive(worker)]
+            if not dead:
+                raise
+            self.close()
+            raise ChildProcessError(
+                f"A worker that played games has died ({error}). Everything else was ended; the same command goes on "
+                "from the last checkpoint."
+            ) from error
+
+    def _shut_down(self, **options: Any) -> None:
+        collector, self._collector = self._collector, None
+        self._steps = iter(())
+        if collector is not None:
+            collector.shutdown(**options)
+
+
+class InPrecision(TensorDictModuleBase):
+    """A policy that computes in another precision, as it is trained; workers of a collector take it along."""
+
+    def __init__(self, policy: TensorDictModuleBase, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.policy, self.dtype = policy, dtype
+        self.in_keys, self.out_keys = policy.in_keys, policy.out_keys
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """See the policy."""
+        device = next(self.policy.parameters()).device.type
+        with torch.autocast(device, dtype=self.dtype):
+            return self.policy(tensordict)
+
+
+def _make_env(task: Task, games: int, seed: int, device: torch.device) -> EnvBase:
+    return task.env(games, seed=seed, device=device)
+
+
+def _mean(values: Tensor, counted: Tensor) -> float:
+    return float(values[counted].mean()) if counted.any() else 0.0
+
+
+def _is_alive(process: Any) -> bool:
+    try:
+        return process.is_alive()
+    except ValueError:  # closed
+        return False

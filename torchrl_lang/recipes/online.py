@@ -1,0 +1,211 @@
+"""Online training: games are played, kept near the start, learned from, and played again with the new weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.objectives import LossModule
+
+from torchrl_lang.data import row_buffer
+from torchrl_lang.recipes.collection import Games, InPrecision, Played
+from torchrl_lang.recipes.online_options import OnlineOptions
+from torchrl_lang.recipes.options import check_record, write_options
+from torchrl_lang.recipes.start import Start, load_start
+from torchrl_lang.training import (
+    Checkpointer,
+    Progress,
+    RandomState,
+    Stateful,
+    adamw,
+    make_log,
+    muon_adamw,
+    seed_everything,
+    train_steps,
+    warmup_cosine,
+)
+from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform
+
+__all__ = ["Learner", "OnlineRun", "begin", "train_online"]
+
+
+class Learner(Protocol):
+    """What is learned from games, and from which of them."""
+
+    loss: LossModule
+
+    def choose(self, rows: TensorDictBase) -> TensorDictBase:
+        """From the games just played, kept near the start, those to learn from, with all that the loss reads."""
+
+    def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
+        """What is minimised in this iteration."""
+
+    def moves_policy(self, iteration: int) -> bool:
+        """Whether the policy learns in this iteration, or only what will judge it."""
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """What else a checkpoint must hold."""
+
+
+def begin(options: OnlineOptions) -> Start:
+    """Seed everything and take the model that the run starts from."""
+    seed_everything(options.seed)
+    return load_start(
+        options.start,
+        options.torch_device(),
+        lora_rank=options.lora_rank,
+        top_layers=options.top_layers,
+        temperature=options.temperature,
+        seed=options.seed if options.collector == "single" else None,
+    )
+
+
+class OnlineRun:
+    """Everything that an iteration of playing and learning needs."""
+
+    def __init__(self, options: OnlineOptions, start: Start, learner: Learner) -> None:
+        self.options, self.start, self.learner = options, start, learner
+        make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
+        self.optimizer = make_optimizer(learner.loss, options.lr)
+        warmup = min(options.warmup, options.iterations // 10)
+        self.scheduler = warmup_cosine(self.optimizer, options.iterations, warmup=warmup, final=options.final_lr)
+        controller: Any = ConstantKLController(options.kl_coef)
+        if options.kl_target is not None:
+            controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
+        self.near = KLConstrainedTransform(start.reference, controller, estimator="k1")
+        self.games = Games(
+            start.task,
+            InPrecision(start.policy, torch.bfloat16) if options.bf16 else start.policy,
+            kind=options.collector,
+            workers=options.workers,
+            games=options.games,
+            turns=options.turns,
+            seed=options.seed + 1000,  # not the games of the evaluations
+            device=options.torch_device(),
+            max_staleness=options.max_staleness,
+        )
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint must hold. The reference is not among it: it is made anew from the start."""
+        words = {"words": self.start.policy.decoder.generator} if self.options.collector == "single" else {}
+        own: dict[str, Stateful] = {
+            "loss": self.learner.loss,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "near": self.near,
+            "random": RandomState(**words),
+        }
+        return own | dict(self.learner.parts())
+
+    def iterate(self, iteration: int) -> dict[str, Any]:
+        """Play, pay for the divergence, learn, hand out the weights. Returns figures."""
+        began = time.perf_counter()
+        played = self.games.play()
+        middle = time.perf_counter()
+        with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
+            rows = self.near(played.rows)
+        if self.learner.moves_policy(iteration):
+            self.near.update(rows)
+        chosen = self.learner.choose(rows)
+        learned = self._learn(chosen, iteration) if len(chosen) else {}
+        self.scheduler.step()
+        self.games.weights_changed()
+        seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
+        # A loss may have a divergence of its own under the same name: the one in the rewards is meant.
+        return learned | self._figures(played, rows) | {"learned_from": len(chosen)} | seconds
+
+    def _learn(self, rows: TensorDictBase, iteration: int) -> dict[str, Tensor]:
+        """Some epochs over the rows; the mean of the steps' figures."""
+        options = self.options
+        size = min(options.batch_size, len(rows))
+        batches = options.epochs * -(-len(rows) // size)
+        self.learner.loss.eval()  # a policy learns as it acts, without dropout
+        steps = train_steps(
+            partial(self.learner.losses, iteration=iteration),
+            row_buffer(rows, size, seed=options.seed + iteration).sample,
+            self.optimizer,
+            steps=max(batches // options.accumulate, 1),
+            accumulate=options.accumulate,
+            max_grad_norm=options.max_grad_norm,
+            autocast=torch.bfloat16 if options.bf16 else None,
+        )
+        found = [figures for _, figures in steps]
+        return {key: torch.stack([figures[key].float() for figures in found]).mean() for key in found[0]}
+
+    def _figures(self, played: Played, rows: TensorDictBase) -> dict[str, Any]:
+        """How the games went: returns are the environment's, without what the divergence costs."""
+        return {
+            "return": rows.get("raw_reward").sum(-1).mean(),
+            "kl": rows.get("kl").sum(-1).mean(),
+            "kl_coef": self.near.coef.detach().clone(),
+            "games": len(rows),
+            "staleness": played.staleness,
+            "too_old": played.dropped,
+        }
+
+
+def train_online(options: OnlineOptions, start: Start, learner: Learner) -> float:
+    """Play and learn; at the end the best checkpoint by return becomes the run's model.
+
+    The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
+    killed goes on from its last checkpoint; where one process plays, to the same numbers as one that was not.
+    Checkpoints do not hold the reference: it is made anew from ``start``, and a start that has changed is refused.
+
+    Returns:
+        The best mean return of the evaluations, of games that are not learned from.
+    """
+    checkpoints = Checkpointer(options.out / "checkpoints")
+    _record(options, start, continued=bool(checkpoints.steps()))
+    run = OnlineRun(options, start, learner)
+    for name, part in run.parts().items():
+        checkpoints.register(name, part)
+    done = checkpoints.restore() or 0
+    log = make_log(options.out, trackers=options.logger)
+    log.rewind(done or None)
+    progress = Progress(
+        options.iterations, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval")
+    )
+    try:
+        with progress:
+            run.games.restart(done)
+            for iteration in range(done + 1, options.iterations + 1):
+                figures = run.iterate(iteration)
+                progress.update(iteration, figures)
+                if iteration % options.log_every == 0 or iteration == options.iterations:
+                    log.log(iteration, figures)
+                if iteration % options.eval_every == 0 or iteration == options.iterations:
+                    scalars = _judge(options, start)
+                    log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
+                    progress.update(iteration, {"eval": scalars["return"]})
+                    checkpoints.save(iteration, scalars)
+                    run.games.restart(iteration)
+    finally:
+        run.games.close()
+        log.close()
+    best = checkpoints.restore("best")
+    start.save(options.out / "model")
+    found = checkpoints.metrics("best")["return"]
+    print(f"{options.out.name}: best at iteration {best}, mean return {found:.2f}; model in {options.out / 'model'}")
+    return found
+
+
+def _judge(options: OnlineOptions, start: Start) -> dict[str, float]:
+    """Figures of games that are not learned from; the policy speaks as it does in playing."""
+    device = options.torch_device()
+    summary, _ = start.task.judge(start.policy, games=options.eval_games, seed=options.seed + 1, device=device)
+    return summary.scalars()
+
+
+def _record(options: OnlineOptions, start: Start, *, continued: bool) -> None:
+    """Write down what the run is, or make sure that what is to be continued is the same."""
+    path = options.out / "config.json"
+    about = {"notes": start.task.notes(), "reference": f"the model in {options.start / 'model'}, frozen"}
+    if continued:
+        check_record(path, options, free=("start", "out", "logger", "device", "collector", "workers"), **about)
+    else:
+        write_options(path, options, **about)

@@ -1,0 +1,72 @@
+"""Rejection sampling and expert iteration: imitate the best of the games that the policy itself plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from torchrl_lang.data import BestRows, best_rows
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.recipes.online import begin, train_online
+from torchrl_lang.recipes.online_options import OnlineOptions
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.start import Start
+from torchrl_lang.training import Stateful
+
+__all__ = ["BestGames", "Rejection", "main"]
+
+
+@dataclass(frozen=True)
+class Rejection(OnlineOptions):
+    """Imitation of the best games that the policy plays, by their return less what their divergence costs."""
+
+    fraction: float = option(0.25, "share of the games just played that is imitated")
+    best_so_far: int | None = option(None, "keep so many of the best games ever played, and imitate those instead")
+    turn_gamma: float = option(1.0, "discount of a turn in the ranking")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 imitates the best tenth.")
+        if self.best_so_far is not None and self.best_so_far < 1:
+            raise ValueError(f"best_so_far must be at least 1 game, got {self.best_so_far}.")
+
+
+class BestGames:
+    """The best games, of those just played or of all so far."""
+
+    def __init__(self, options: Rejection, start: Start) -> None:
+        self.loss = BCLoss(start.actor)
+        self.fraction = options.fraction
+        self.ranking: dict[str, Any] = {
+            "gamma": options.turn_gamma,
+            "end_of_action": start.tokenizer.control.end_of_action,
+        }
+        self.pool = None if options.best_so_far is None else BestRows(options.best_so_far, **self.ranking)
+
+    def choose(self, rows: TensorDictBase) -> TensorDictBase:
+        """The games to imitate."""
+        if self.pool is None:
+            return best_rows(rows, fraction=self.fraction, **self.ranking)
+        return self.pool.extend(rows).rows
+
+    def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
+        """Those of imitation."""
+        return self.loss(batch)
+
+    def moves_policy(self, iteration: int) -> bool:
+        """Always."""
+        return True
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The games that are kept."""
+        return {} if self.pool is None else {"pool": self.pool}
+
+
+def main(options: Rejection) -> float:
+    """Train; returns the best mean return."""
+    start = begin(options)
+    return train_online(options, start, BestGames(options, start))
