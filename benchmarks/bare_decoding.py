@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from transformers import GPT2LMHeadModel
 
 from benchmarks.common import device
+from torchrl_lang.modules.decoding.gpt2_step import fast_gelu
 
 __all__ = ["BareDecoding"]
 
@@ -15,7 +16,8 @@ __all__ = ["BareDecoding"]
 class BareDecoding:
     """Matrix products, GELU and attention of the calls that a game takes, on kept keys and values, and nothing else.
 
-    No norm, no residual, no embedding, no head, no cache that is written to, no choice of a word: what remains when
+    Of several tokens of a row the last layer computes keys and values of all, and all else of the last one only. No
+    norm, no residual, no embedding, no head, no cache that is written to, no choice of a word: what remains when
     everything else costs nothing.
 
     Args:
@@ -39,8 +41,9 @@ class BareDecoding:
         """Compute all of it once."""
         for new, visible, mask in self.calls:
             states = self.states[new]
-            for weights, kept in zip(self.layers, self.kept, strict=True):
-                states = self._layer(states, weights, kept, mask, new, visible)
+            for i, (weights, kept) in enumerate(zip(self.layers, self.kept, strict=True)):
+                asked = 1 if i == len(self.layers) - 1 else new
+                states = self._layer(states, weights, kept, mask[:, :, -asked:], asked, visible)
 
     def _layer(
         self,
@@ -48,16 +51,22 @@ class BareDecoding:
         weights: list[tuple[Tensor, Tensor]],
         kept: tuple[Tensor, Tensor],
         mask: Tensor,
-        new: int,
+        asked: int,
         visible: int,
     ) -> Tensor:
         into, out, up, down = weights
-        query = torch.addmm(into[1], states, into[0])[:, : self.width]
-        query = query.view(-1, new, self.heads, self.width // self.heads).transpose(1, 2)
+        if asked * mask.shape[0] == states.shape[0]:
+            query = torch.addmm(into[1], states, into[0])[:, : self.width]
+        else:
+            torch.addmm(into[1][self.width :], states, into[0][:, self.width :])  # keys and values
+            last = states.view(mask.shape[0], -1, self.width)[:, -1]
+            query = torch.addmm(into[1][: self.width], last, into[0][:, : self.width])
+        query = query.view(-1, asked, self.heads, self.width // self.heads).transpose(1, 2)
         keys, values = (entry[:, :, :visible] for entry in kept)
         seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         states = torch.addmm(out[1], seen.transpose(1, 2).reshape(-1, self.width), out[0])
-        states = F.gelu(torch.addmm(up[1], states, up[0]), approximate="tanh")
+        states = torch.addmm(up[1], states, up[0])
+        states = fast_gelu(states, torch.empty_like(states))
         return torch.addmm(down[1], states, down[0])
 
     @staticmethod

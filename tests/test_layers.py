@@ -61,7 +61,8 @@ def test_optional_packages_are_imported_in_one_file_each():
             for name in names:
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(path.name)
-    assert users == {"matplotlib": {"plots.py"}, "peft": {"start.py"}, "textworld": {"engine_process.py"}, "wandb": set()}
+    found = {"matplotlib": {"plots.py"}, "peft": {"start.py"}, "textworld": {"engine_process.py"}, "wandb": set()}
+    assert users == found
 
 
 def test_importing_everything_leaves_the_random_stream_and_needs_no_extras():

@@ -61,8 +61,7 @@ def rows(actor):
     """Games in which about half of the turns are examples."""
     steps = env(12).rollout(3, mixed(actor), break_when_any_done=False)
     assert 0.2 < steps["is_example"].float().mean() < 0.8
-    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "learned"])
-    return rows.set("loss_mask", learned_mask(rows["learned"], rows["action_mask"]))
+    return rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "learned"])
 
 
 def test_never_an_example_is_the_policy_itself(actor):
@@ -147,8 +146,9 @@ def test_the_mask_of_a_row(rows):
     ours = learned & agent
     assert ours.any()
     assert (agent & ~learned).any()
-    assert torch.equal(rows["loss_mask"] & decision_mask(agent), shift_left(ours))
-    assert rows["loss_mask"][~decision_mask(agent)].all()
+    mask = learned_mask(learned, agent)
+    assert torch.equal(mask & decision_mask(agent), shift_left(ours))
+    assert mask[~decision_mask(agent)].all()
     assert (rows["token_log_prob"][agent & ~learned] == 0).all()
 
 
@@ -177,7 +177,6 @@ def gradients(loss, rows):
 @pytest.mark.parametrize("name", ["bc", "ilql", "ppo"])
 def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
     loss = make(name, actor, reduction="sum")
-    loss.loss_mask_key = "loss_mask"
     if name == "ppo":
         rows = loss.estimate(rows.clone())
         loss.normalize_advantage = False
@@ -191,20 +190,18 @@ def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
     for key, gradient in gradients(loss, other).items():
         assert torch.equal(gradient, found[key]), key
     # Position by position it is the loss without a mask, at the decisions that are learned.
-    all_of_it, masked = make(name, actor, reduction="none"), make(name, actor, reduction="none")
-    masked.loss_mask_key = "loss_mask"
-    for each in (all_of_it, masked):
-        each.normalize_advantage = False
-    left, whole = masked(rows), all_of_it(rows)
+    each = make(name, actor, reduction="none")
+    each.normalize_advantage = False
+    left, whole = each(rows), each(rows.exclude("learned"))
+    mask = learned_mask(rows["learned"], rows["action_mask"])
     for key, value in left.items():
         if key.startswith("loss_") and value.ndim == 2:
-            expected = torch.where(rows["loss_mask"], whole[key], 0.0)
+            expected = torch.where(mask, whole[key], 0.0)
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_gradient_of_cloning_by_hand(actor, rows):
     loss = make("bc", actor)
-    loss.loss_mask_key = "loss_mask"
     found = gradients(loss, rows)
     parameters = dict(loss.named_parameters())
     learned = rows["learned"] & rows["action_mask"]

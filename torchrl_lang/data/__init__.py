@@ -6,7 +6,6 @@ from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.dialogues import parse_dialogue
 from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.data.fractions import top_fraction
 from torchrl_lang.data.generate import generate_dataset
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, read_jsonl
@@ -47,6 +46,5 @@ __all__ = [
     "to_row",
     "to_rows",
     "tokenizer_from_config",
-    "top_fraction",
     "write_dataset",
 ]

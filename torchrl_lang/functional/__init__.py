@@ -7,6 +7,7 @@ from torchrl_lang.functional.advantages import (
     standardized,
     turn_end_mask,
     two_clock_advantages,
+    with_known_values,
 )
 from torchrl_lang.functional.decisions import (
     Decisions,
@@ -67,4 +68,5 @@ __all__ = [
     "top_p_filter",
     "turn_end_mask",
     "two_clock_advantages",
+    "with_known_values",
 ]

@@ -17,6 +17,7 @@ __all__ = [
     "standardized",
     "turn_end_mask",
     "two_clock_advantages",
+    "with_known_values",
 ]
 
 Bootstrap = Literal["first", "mean"]
@@ -135,6 +136,48 @@ def two_clock_advantages(
     increment = torch.where(decision, reward + discount * (1 - trust) * following, 0.0)
     target = torch.where(decision, reverse_linear_scan(decay, increment, last_value), 0.0)
     return Advantages(torch.where(decision, target - value, 0.0), target)
+
+
+def with_known_values(
+    value: Tensor,
+    reward: Tensor,
+    last_value: Tensor,
+    decision: Tensor,
+    turn_end: Tensor,
+    *,
+    gamma: Tensor | float = 1.0,
+    turn_gamma: Tensor | float = 0.99,
+) -> Tensor:
+    """Values with those that nobody computed, NaN, filled in by what follows: ``V_j = r_j + g_j V_{j+1}``.
+
+    Such a decision has no temporal difference, and those before it see through it. For tokens that the policy did not
+    choose: the certain end of an utterance that ran out of room, or another player's turn.
+
+    Args:
+        value: float ``[*B, T]``, NaN where it is not known.
+        reward: and all others: as in :func:`two_clock_advantages`.
+        last_value: float ``[*B]``.
+        decision: bool ``[*B, T]``.
+        turn_end: bool ``[*B, T]``.
+        gamma: discount inside an utterance.
+        turn_gamma: discount across turns.
+
+    Returns:
+        float ``[*B, T]``, zero where there is no decision.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import with_known_values
+        >>> always, never = torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)
+        >>> value, reward = torch.tensor([7.0, torch.nan, torch.nan]), torch.tensor([0.0, 1.0, 2.0])
+        >>> with_known_values(value, reward, torch.tensor(4.0), always, never, gamma=0.5)
+        tensor([7., 3., 4.])
+    """
+    unknown = decision & value.isnan()
+    discount = _clock(turn_end, turn_gamma, gamma, value)
+    decay = torch.where(decision, torch.where(unknown, discount, 0.0), 1.0)
+    increment = torch.where(decision, torch.where(unknown, reward, value), 0.0)
+    return torch.where(decision, reverse_linear_scan(decay, increment, last_value), 0.0)
 
 
 def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -9,6 +11,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from torchrl_lang.functional import RandomStream
+from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.schema import ACTION, DONE, TOKENS, entry
 
 __all__ = ["IS_EXAMPLE", "LEARNED", "ExampleTurns"]
@@ -35,17 +38,12 @@ class ExampleTurns(TensorDictModuleBase):
     ``learned``     bool ``[*B, K]``   False on the tokens of such a turn
     ==============  =================  =================================================================================
 
-    and zero, in rows with an example, into whatever the policy writes (``token_log_prob``, say), but for the action and
-    for what it reads again, which is its memory.
+    and, in rows with an example, zero into whatever the policy writes (``token_log_prob``, say), NaN into
+    ``state_value``; but for the action and for what it reads again, which is its memory.
 
-    To train on such games carry ``learned`` into the rows::
-
-        rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "learned"])
-        rows["loss_mask"] = learned_mask(rows["learned"], rows["action_mask"])
-        loss.loss_mask_key = "loss_mask"
-
-    Rewards kept near a reference leave examples out with ``KLConstrainedTransform(..., mask_key="learned")``. Values
-    are to be estimated from the rows, not carried along.
+    To train on such games carry ``learned`` into the rows, ``rows_from_rollout(steps, unfinished="drop",
+    carry=["token_log_prob", "learned"])``: the losses of this library leave those tokens out by themselves. Rewards
+    kept near a reference do with ``KLConstrainedTransform(..., mask_key="learned")``.
 
     Under TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` the policy speaks alone. Otherwise examples
     are played in evaluation, too: evaluate the policy itself.
@@ -105,7 +103,7 @@ class ExampleTurns(TensorDictModuleBase):
         for key in self.policy.out_keys:
             value = said.get(key, None)
             if value is not None and key not in self.policy.in_keys:
-                tensordict.set(key, value.masked_fill(_like(chosen, value), 0))
+                tensordict.set(key, value.masked_fill(_like(chosen, value), math.nan if key == STATE_VALUE else 0))
             elif value is not None:
                 tensordict.set(key, value)
         tensordict.set(ACTION, torch.where(chosen, shown, action))

@@ -20,7 +20,7 @@ class BCLoss(RowLoss):
     ``loss_actor = sum_t w_t * CE(pi(. | x_<=t), x_t+1) / n`` with ``w_t = 1`` on the agent's tokens and
     ``transition_weight`` on the environment's. One pass of the trunk; the language-model head is evaluated at
     decisions, and at every real token only with a ``transition_weight``. On a data set's best episodes
-    (:func:`torchrl_lang.data.top_fraction`) this is %BC.
+    (:func:`torchrl_lang.data.best_rows`) this is %BC.
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and

@@ -22,6 +22,7 @@ from torchrl_lang.functional import (
     standardized,
     turn_end_mask,
     two_clock_advantages,
+    with_known_values,
 )
 from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.functional.precision import widened
@@ -249,9 +250,9 @@ class PPOLoss(RowLoss):
             rows: the entries of a row and ``terminated`` ``[*B, 1]``: a row that is not terminated is bootstrapped from
                 its last position.
             reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
-                terminated are read, for the value of their last position. NaN, which
-                :class:`~torchrl_lang.modules.UtteranceActor` writes in the certain last slot, stands for a state that
-                is worth what follows it: the value that makes its temporal difference zero.
+                terminated are read, for the value of their last position. NaN stands for a state that was not read,
+                that of a certain last slot or of another player's token: it is worth what follows it
+                (:func:`~torchrl_lang.functional.with_known_values`).
 
         Returns:
             The same ``rows``.
@@ -270,9 +271,7 @@ class PPOLoss(RowLoss):
                 value = self._values(self._value_states(batch.rows), batch.state_place)
                 value = batch.scatter(value, batch.state_place)
                 last_value = value.gather(-1, _last(batch)[:, None]).squeeze(-1)
-        last_value = torch.where(batch.row_terminated, 0.0, last_value)
-        value = self._with_certain_slots(value, last_value, batch)
-        found = self._advantages(value, last_value, batch, lmbda=self.lmbda, turn_lmbda=self.turn_lmbda)
+        value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
         values = {
             "advantage": found.advantage,
             "value_target": found.value_target,
@@ -282,41 +281,24 @@ class PPOLoss(RowLoss):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
 
-    def _advantages(
-        self, value: Tensor, last_value: Tensor, batch: DecisionBatch, *, lmbda: float, turn_lmbda: float
-    ) -> Advantages:
-        """Advantages of the decisions from their values ``[B, T]`` and those of the rows' ends ``[B]``."""
+    def _advantages(self, value: Tensor, last_value: Tensor, batch: DecisionBatch) -> tuple[Tensor, Advantages]:
+        """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
         agent = shift_right(batch.decision)
-        return two_clock_advantages(
-            batch.next_reward.to(value.dtype),
+        ends = turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action)
+        reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
+        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
+        advantages = two_clock_advantages(
+            reward,
             value,
             last_value,
             batch.decision,
-            turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action),
-            gamma=self.gamma,
-            lmbda=lmbda,
-            turn_gamma=self.turn_gamma,
-            turn_lmbda=turn_lmbda,
+            ends,
+            lmbda=self.lmbda,
+            turn_lmbda=self.turn_lmbda,
             bootstrap=self.bootstrap,
+            **gammas,
         )
-
-    def _with_certain_slots(self, value: Tensor, last_value: Tensor, batch: DecisionBatch) -> Tensor:
-        """Values without the NaN that acting wrote in last slots, where it had no choice and read no state.
-
-        Such a state is worth what follows it, ``V = r + gamma' V'``: its temporal difference is zero, and the tokens
-        before see through it.
-        """
-        unknown = batch.decision & value.isnan()
-        if not bool(unknown.any()):
-            return value
-        if self.bootstrap == "mean":
-            raise ValueError(
-                f"{int(unknown.sum())} values are NaN, of certain last slots, so that turns have no mean value: take "
-                "bootstrap='first', or have the values computed (reuse_values=False)."
-            )
-        value = torch.where(unknown, 0.0, value)
-        one_step = self._advantages(value, last_value, batch, lmbda=0.0, turn_lmbda=0.0).advantage
-        return torch.where(unknown, one_step, value)
+        return value, advantages
 
     def _acted_values(self, rows: TensorDictBase, batch: DecisionBatch) -> Tensor:
         """V at the decisions, as acting wrote it, ``[B, T]``."""

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import LossModule
 
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left
+from torchrl_lang.functional import decision_mask, find_decisions, learned_mask, shift_left
 
 __all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces"]
 
@@ -95,6 +95,7 @@ class RowLoss(LossModule):
         action_mask: NestedKey = "action_mask"
         token_reward: NestedKey = "token_reward"
         terminated: NestedKey = "terminated"
+        learned: NestedKey = "learned"
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
@@ -200,8 +201,12 @@ class RowLoss(LossModule):
         return rows
 
     def _mask(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
-        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key``; None where no mask is present."""
+        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``learned``; None where all do."""
+        learned = tensordict.get(self.tensor_keys.learned, None)
         counted = None
+        if learned is not None:  # stands at tokens, masks at the states before them
+            agent = tensordict.get(self.tensor_keys.action_mask)
+            counted = learned_mask(learned, agent).reshape(attention_mask.shape)
         for key in self._loss_mask_keys():
             mask = tensordict.get(key, None)
             if mask is not None:

@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torchrl.objectives import LossModule, TargetNetUpdater
 from transformers import PreTrainedModel
 
-from torchrl_lang.data import RowDataset, row_buffer, top_fraction
+from torchrl_lang.data import RowDataset, best_rows, row_buffer
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.tasks import Task
@@ -151,7 +151,7 @@ def train_offline(
     checkpoints = Checkpointer(options.out / "checkpoints")
     _record(options, dataset, continued=bool(checkpoints.steps()))
     device = options.torch_device()
-    rows = dataset if options.fraction == 1.0 else top_fraction(dataset, options.fraction)
+    rows = dataset if options.fraction == 1.0 else best_rows(dataset, fraction=options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
     make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
     optimizer = make_optimizer(loss, options.lr, weight_decay=options.weight_decay)

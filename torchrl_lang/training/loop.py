@@ -55,7 +55,8 @@ def train_steps(
     restored, and continued with ``start=step`` gives the numbers of a run that never stopped.
 
     Args:
-        loss_module: a loss module, or any function: batch -> tensordict with ``loss_*`` (summed and minimised) and perhaps metrics.
+        loss_module: a loss module, or any function: batch -> tensordict with ``loss_*`` (summed and minimised) and
+            perhaps metrics.
         batches: called for each batch, such as ``replay_buffer.sample``, or iterated over, again and again.
         optimizer: over the loss module's parameters.
         steps: of the optimiser, in all.
