@@ -22,6 +22,8 @@ NAMES = (
     "rivals",
     "large_vocabulary",
     "decoding",
+    "online",
+    "textworld_env",
     "kl_transforms",
     "scaling",
 )

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
+from torchrl_lang.functional import masked_mean
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.rows import LogitsChunk, RowLoss
+from torchrl_lang.objectives.said import checked_reference, read_reference, row_batch, score_decisions
+from torchrl_lang.transforms.controllers import KLController, as_controller
+from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["BCLoss"]
 
@@ -20,20 +27,28 @@ class BCLoss(RowLoss):
     ``loss_actor = sum_t w_t * CE(pi(. | x_<=t), x_t+1) / n`` with ``w_t = 1`` on the agent's tokens and
     ``transition_weight`` on the environment's. One pass of the trunk; the language-model head is evaluated at
     decisions, and at every real token only with a ``transition_weight``. On a data set's best episodes
-    (:func:`torchrl_lang.data.best_rows`) this is %BC.
+    (:func:`torchrl_lang.data.best_rows`) this is %BC, on the best of a policy's own games rejection sampling.
+
+    With a ``kl_weight`` the policy is kept near a reference, ``loss_kl = kl_weight * mean_j KL(pi(. | s_j) || ref(. |
+    s_j))`` over the decisions, exact over the vocabulary, of the distribution that an utterance actor acts by.
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and
-            a head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``.
+            a head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``; or an
+            :class:`~torchrl_lang.modules.UtteranceActor` over one, whose language model is cloned into.
         transition_weight: weight of the environment's tokens.
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
         logits_chunk: positions whose logits exist at a time, where the head is one linear layer. Gradients are then
             computed piece by piece beside the loss, and equal those of the plain form. ``"auto"``: a few dozen
             megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
+        kl_weight: weight of the divergence, a number or a :class:`~torchrl_lang.transforms.KLController`.
+        reference: with a ``kl_weight``: :func:`~torchrl_lang.transforms.frozen_copy` or
+            :func:`~torchrl_lang.transforms.adapters_off` of the actor.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``, and
-    is left as it was. The output holds ``loss_actor``.
+    is left as it was. The output holds ``loss_actor`` and, with a ``kl_weight``, ``loss_kl`` and the metric ``kl``, the
+    mean divergence of a decision in nats, detached.
 
     Examples:
         >>> import torch
@@ -57,17 +72,20 @@ class BCLoss(RowLoss):
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
-    actor_network: ProbabilisticTensorDictSequential
+    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    kl_controller: KLController | None
     out_keys = ["loss_actor"]
     _row_entries = ("tokens", "attention_mask", "action_mask")
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",
         logits_chunk: LogitsChunk = "auto",
+        kl_weight: float | KLController = 0.0,
+        reference: FrozenActor | None = None,
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
@@ -76,15 +94,24 @@ class BCLoss(RowLoss):
         self.actor_network = actor_network
         self.transition_weight = transition_weight
         self.actor_normalizer = actor_normalizer
+        none = not isinstance(kl_weight, KLController) and float(kl_weight) == 0
+        self.kl_controller = None if none else as_controller(kl_weight)
+        if none and reference is not None:
+            raise ValueError("A reference is read with a kl_weight alone: give both or none.")
+        if not none:
+            self.reference = checked_reference(actor_network, reference)
+            self.out_keys = ["loss_actor", "loss_kl", "kl"]
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
-        trunk, head, _ = split_actor(self.actor_network)
+        scorer = RowScorer(self.actor_network)
+        trunk, head, _ = split_actor(scorer.language_actor)
         batch = self._find(tensordict)
+        states = trunk(batch.rows.copy())
         loss = actor_loss(
             batch,
-            trunk(batch.rows),
+            states,
             head,
             None,
             transition_weight=self.transition_weight,
@@ -92,4 +119,18 @@ class BCLoss(RowLoss):
             reduction=self.reduction,
             logits_chunk=self.logits_chunk,
         )
-        return TensorDict({"loss_actor": loss})
+        out = {"loss_actor": loss}
+        if self.kl_controller is not None and self.reference is not None:
+            rows = row_batch(batch, batch.rows.get(self.tensor_keys.tokens))
+            said = score_decisions(
+                scorer,
+                rows,
+                {key: states.get(key) for key in trunk.out_keys},
+                reference=read_reference(self.reference, rows),
+                logits_chunk=self.logits_chunk,
+            )
+            assert said.kl is not None
+            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(said.kl, batch)
+            counted = torch.ones_like(batch.last) if batch.counted is None else batch.counted
+            out["kl"] = masked_mean(said.kl.detach(), counted)
+        return TensorDict(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +37,14 @@ from torchrl_lang.objectives.ppo_terms import (
     value_loss,
 )
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
-from torchrl_lang.objectives.said import Said, checked_reference, row_batch, score_decisions, utterance_end
+from torchrl_lang.objectives.said import (
+    Said,
+    checked_reference,
+    read_reference,
+    row_batch,
+    score_decisions,
+    utterance_end,
+)
 from torchrl_lang.transforms.controllers import KLController, as_controller
 from torchrl_lang.transforms.frozen import FrozenActor
 
@@ -231,11 +237,6 @@ class PPOLoss(RowLoss):
         always = ("tokens", "attention_mask", "action_mask", "token_log_prob", "advantage")
         return (*always, *(name for name, is_read in wanted.items() if is_read))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> PPOLoss:
-        if self.reference is not None:
-            self.reference.apply_to_owned(fn)
-        return super()._apply(fn)
-
     # -- advantages, once a batch ----------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -394,18 +395,12 @@ class PPOLoss(RowLoss):
 
     def _said(self, batch: DecisionBatch, states: TensorDictBase) -> Said:
         scorer, rows = self.scorer, row_batch(batch, batch.rows.get(self.tensor_keys.tokens))
-        reference = None
-        if self.reference is not None:
-            self.reference.check_unchanged()
-            theirs = RowScorer(self.reference.actor)
-            with self.reference.evaluating(), torch.no_grad():
-                reference = theirs, theirs.states(rows)
         return score_decisions(
             scorer,
             rows,
             {key: states.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys},
             entropy_gradient=bool(self.entropy_weight),
-            reference=reference,
+            reference=None if self.reference is None else read_reference(self.reference, rows),
             logits_chunk=self.logits_chunk,
         )
 

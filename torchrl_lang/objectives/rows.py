@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, learned_mask, shift_left
+from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces"]
 
@@ -103,6 +105,8 @@ class RowLoss(LossModule):
 
     # Weight of the environment's words, where a loss learns them as well.
     transition_weight: float = 0.0
+    # What a loss with an exact divergence is kept near. It is no module: its weights are in nobody's parameters().
+    reference: FrozenActor | None = None
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
@@ -112,6 +116,11 @@ class RowLoss(LossModule):
         self.reduction = "mean" if reduction is None else reduction
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> RowLoss:
+        if self.reference is not None:
+            self.reference.apply_to_owned(fn)
+        return super()._apply(fn)
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         self._in_keys = None

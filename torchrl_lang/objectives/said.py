@@ -19,7 +19,7 @@ from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.transforms.adapters import adapter_layers
 from torchrl_lang.transforms.frozen import FrozenActor
 
-__all__ = ["Said", "checked_reference", "row_batch", "score_decisions", "utterance_end"]
+__all__ = ["Said", "checked_reference", "read_reference", "row_batch", "score_decisions", "utterance_end"]
 
 
 class Said(NamedTuple):
@@ -111,6 +111,19 @@ def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None
     if reference.actor is actor and head is not None and adapter_layers(head):
         raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")
     return reference
+
+
+@torch.no_grad()
+def read_reference(reference: FrozenActor, rows: RowBatch) -> tuple[RowScorer, States]:
+    """The frozen model and what its trunk makes of the rows, for the exact divergence.
+
+    Raises:
+        RuntimeError: its weights have changed.
+    """
+    reference.check_unchanged()
+    scorer = RowScorer(reference.actor)
+    with reference.evaluating():
+        return scorer, scorer.states(rows)
 
 
 def _entropy(log_prob: Tensor) -> Tensor:

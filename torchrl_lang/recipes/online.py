@@ -31,7 +31,7 @@ from torchrl_lang.training import (
 )
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform
 
-__all__ = ["Learner", "OnlineRun", "begin", "train_online"]
+__all__ = ["Learner", "OnlineRun", "begin", "keep_near", "train_online"]
 
 
 class Learner(Protocol):
@@ -65,19 +65,23 @@ def begin(options: OnlineOptions) -> Start:
     )
 
 
+def keep_near(options: OnlineOptions, start: Start) -> KLConstrainedTransform:
+    """What pays in the rewards for the divergence from the start; its controller says how much a nat costs."""
+    controller: Any = ConstantKLController(options.kl_coef)
+    if options.kl_target is not None:
+        controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
+    return KLConstrainedTransform(start.reference, controller, estimator="k1")
+
+
 class OnlineRun:
     """Everything that an iteration of playing and learning needs."""
 
-    def __init__(self, options: OnlineOptions, start: Start, learner: Learner) -> None:
-        self.options, self.start, self.learner = options, start, learner
+    def __init__(self, options: OnlineOptions, start: Start, near: KLConstrainedTransform, learner: Learner) -> None:
+        self.options, self.start, self.near, self.learner = options, start, near, learner
         make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
         self.optimizer = make_optimizer(learner.loss, options.lr)
         warmup = min(options.warmup, options.iterations // 10)
         self.scheduler = warmup_cosine(self.optimizer, options.iterations, warmup=warmup, final=options.final_lr)
-        controller: Any = ConstantKLController(options.kl_coef)
-        if options.kl_target is not None:
-            controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
-        self.near = KLConstrainedTransform(start.reference, controller, estimator="k1")
         self.games = Games(
             start.task,
             InPrecision(start.policy, torch.bfloat16) if options.bf16 else start.policy,
@@ -149,7 +153,7 @@ class OnlineRun:
         }
 
 
-def train_online(options: OnlineOptions, start: Start, learner: Learner) -> float:
+def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransform, learner: Learner) -> float:
     """Play and learn; at the end the best checkpoint by return becomes the run's model.
 
     The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
@@ -161,7 +165,7 @@ def train_online(options: OnlineOptions, start: Start, learner: Learner) -> floa
     """
     checkpoints = Checkpointer(options.out / "checkpoints")
     _record(options, start, continued=bool(checkpoints.steps()))
-    run = OnlineRun(options, start, learner)
+    run = OnlineRun(options, start, near, learner)
     for name, part in run.parts().items():
         checkpoints.register(name, part)
     done = checkpoints.restore() or 0

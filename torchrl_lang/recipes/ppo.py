@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import PPOLoss
-from torchrl_lang.recipes.online import begin, train_online
+from torchrl_lang.recipes.online import begin, keep_near, train_online
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.start import Start
@@ -72,4 +72,4 @@ class PPOLearner:
 def main(options: PPO) -> float:
     """Train; returns the best mean return."""
     start = begin(options)
-    return train_online(options, start, PPOLearner(options, start))
+    return train_online(options, start, keep_near(options, start), PPOLearner(options, start))

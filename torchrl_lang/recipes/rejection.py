@@ -10,18 +10,19 @@ from tensordict import TensorDictBase
 
 from torchrl_lang.data import BestRows, best_rows
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.online import begin, train_online
+from torchrl_lang.recipes.online import begin, keep_near, train_online
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.start import Start
 from torchrl_lang.training import Stateful
+from torchrl_lang.transforms import KLController
 
 __all__ = ["BestGames", "Rejection", "main"]
 
 
 @dataclass(frozen=True)
 class Rejection(OnlineOptions):
-    """Imitation of the best games that the policy plays, by their return less what their divergence costs."""
+    """Imitation of the best games that the policy plays: rejection sampling, or expert iteration, near the start."""
 
     fraction: float = option(0.25, "share of the games just played that is imitated")
     best_so_far: int | None = option(None, "keep so many of the best games ever played, and imitate those instead")
@@ -36,10 +37,19 @@ class Rejection(OnlineOptions):
 
 
 class BestGames:
-    """The best games, of those just played or of all so far."""
+    """The best games, of those just played or of all so far, by their return less what their divergence costs.
 
-    def __init__(self, options: Rejection, start: Start) -> None:
-        self.loss = BCLoss(start.actor)
+    Which games are chosen says little about how far the policy goes; so imitation pays for the divergence as well, at
+    the same price.
+    """
+
+    def __init__(self, options: Rejection, start: Start, price: KLController) -> None:
+        self.loss = BCLoss(
+            start.policy,
+            actor_normalizer="action",
+            kl_weight=price if options.kl_coef else 0.0,
+            reference=start.reference.frozen if options.kl_coef else None,
+        )
         self.fraction = options.fraction
         self.ranking: dict[str, Any] = {
             "gamma": options.turn_gamma,
@@ -69,4 +79,5 @@ class BestGames:
 def main(options: Rejection) -> float:
     """Train; returns the best mean return."""
     start = begin(options)
-    return train_online(options, start, BestGames(options, start))
+    near = keep_near(options, start)
+    return train_online(options, start, near, BestGames(options, start, near.controller))

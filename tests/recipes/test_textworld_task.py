@@ -1,0 +1,207 @@
+"""TextWorld as a task of the recipes: games apart, one tokenizer, won games known by their records, end to end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.textworld import (
+    TEMPLATES,
+    ExpertPlayer,
+    RandomAdmissiblePlayer,
+    TextWorldRewards,
+    game_texts,
+    word_tokenizer,
+)
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.recipes import bc, ilql, textworld_data, textworld_evaluate
+from torchrl_lang.recipes.tasks import task_from_notes
+from torchrl_lang.recipes.textworld_data import MixedExperts, TextWorldData
+from torchrl_lang.recipes.textworld_evaluate import TextWorldEvaluate
+from torchrl_lang.recipes.textworld_task import TextWorldTask, solution, split_games
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(pytestconfig):
+    """Games are built once and kept in pytest's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("recipes")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def coins():
+    """Eight games of two rooms: four exits, so at most four solutions."""
+    fields = {"games": 8, "valid": 1, "test": 2, "action_length": 10}  # so few games do not know every word
+    return TextWorldTask.of("coin_collector", options={"level": 2}, **fields)
+
+
+@pytest.fixture(scope="module")
+def meals():
+    return TextWorldTask.of("simple", games=4, valid=1, test=1)
+
+
+def test_games_of_one_solution_are_in_one_set(coins):
+    sets = coins.sets()
+    solutions = [{solution(game) for game in games} for games in (sets.train, sets.valid, sets.test)]
+    assert sum(map(len, solutions)) == len(set.union(*solutions)) >= 3
+    assert len(sets.train) + len(sets.valid) + len(sets.test) == len({*sets.train, *sets.valid, *sets.test}) == 8
+    assert len(sets.train) >= 1
+    assert len(sets.valid) >= 1
+    assert len(sets.test) >= 2
+    games = [*sets.train, *sets.valid, *sets.test]
+    random.Random(0).shuffle(games)
+    assert split_games(games, valid=1, test=2) == sets
+    freely = split_games(games, valid=1, test=2, apart="games")
+    assert (len(freely.train), len(freely.valid), len(freely.test)) == (5, 1, 2)  # no two of them are the same
+    with pytest.raises(ValueError, match="leave none to learn from"):
+        split_games(games, valid=4, test=4)
+
+
+def test_the_task_travels(coins):
+    task = TextWorldTask.of("custom", options={"quest_length": 2}, rewards=TextWorldRewards(living=-0.1), seed=3)
+    assert task_from_notes(json.loads(json.dumps(task.notes()))) == task != coins
+    assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
+    assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
+
+
+def test_words_come_from_training_games_alone(meals):
+    tokenizer, sets = meals.tokenizer(), meals.sets()
+    template = TEMPLATES[meals.template]
+    assert tokenizer.config() == word_tokenizer(game_texts(sets.train, template)).config()
+    assert tokenizer.config() != word_tokenizer(game_texts([*sets.train, *sets.test], template)).config()
+    unheard = "a xylophone, ~ and 5!"
+    assert tokenizer.decode(tokenizer.encode(unheard)) == unheard
+
+
+class Glutton(ExpertPlayer):
+    """Eats what it is told to cook."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def forward(self, tensordict):
+        super().forward(tensordict)
+        for row, commands in enumerate(tensordict["admissible_action"]):
+            for command in commands[tensordict["admissible_mask"][row]]:
+                if self.tokenizer.decode(command.tolist()).startswith("eat "):
+                    tensordict["action"][row] = command
+        return tensordict
+
+
+@pytest.mark.parametrize("rewards", [TextWorldRewards(), TextWorldRewards(living=-1, win=0.5, loss=-2, admissible=0.9)])
+def test_a_won_game_is_known_by_its_records(meals, rewards):
+    """Won, lost (the dinner is eaten) and cut off, side by side, against what the engine says."""
+    task = TextWorldTask.from_notes({**meals.notes(), "rewards": vars(rewards)})
+    env = task.env(4, offers=("expert", "admissible"), order="cycle")
+
+    class Table(torch.nn.Module):
+        """The expert, the glutton, and two who never do anything."""
+
+        def __init__(self):
+            super().__init__()
+            self.players = [ExpertPlayer(), Glutton(task.tokenizer())]
+
+        def forward(self, tensordict):
+            expert, eats = (player(tensordict.clone())["action"] for player in self.players)
+            wait = torch.full_like(expert, env.tokenizer.control.pad)
+            wait[:, 0] = env.tokenizer.control.end_of_action
+            return tensordict.set("action", torch.stack([expert[0], eats[1], wait[2], wait[3]]))
+
+    try:
+        td, ends = env.reset(), {}
+        policy = Table()
+        for _ in range(task.max_turns):
+            td = env.step(policy(td))["next"]
+            for row in td["done"].squeeze(-1).nonzero().flatten().tolist():
+                ends.setdefault(row, {key: bool(td[key][row]) for key in ("won", "lost", "terminated", "truncated")})
+            td = env.maybe_reset(td)
+        records = play_games(env, policy, games=4, seed=0)
+    finally:
+        env.close()
+    assert ends[0] == {"won": True, "lost": False, "terminated": True, "truncated": False}
+    assert ends[1] == {"won": False, "lost": True, "terminated": True, "truncated": False}
+    assert ends[2] == {"won": False, "lost": False, "terminated": False, "truncated": True}
+    assert records.terminated.tolist() == [True, True, False, False]
+    assert task.won(records).tolist() == [True, False, False, False]
+    assert task.summary(records, "all").win_rate == 0.25
+
+
+def test_one_game_built_twice_is_in_one_set(coins, tmp_path):
+    games = [coins.sets().train[0], coins.sets().test[0]]
+    copies = [tmp_path / game.name for game in games]
+    for game, copy in zip(games, copies, strict=True):
+        content = json.loads(game.with_suffix(".json").read_text())
+        content["metadata"]["uuid"] = "another"
+        copy.with_suffix(".json").write_text(json.dumps(content))
+    sets = split_games([*games, *copies], valid=0, test=1, apart="games")
+    assert [game.name for game in sets.test] == [sets.test[0].name] * 2
+    assert [game.name for game in sets.train] == [sets.train[0].name] * 2
+
+
+def test_weights_that_hide_who_won_are_refused():
+    with pytest.raises(ValueError, match=r"lost game's last turn may earn 3 and a won game's 1"):
+        TextWorldTask(rewards=TextWorldRewards(loss=3))
+
+
+def test_judging_plays_the_held_out_games_in_turn(coins):
+    held = len(coins.sets().test)
+    expert = {"offers": "expert", "split": "test", "seed": 0}
+    summary, records = coins.judge(ExpertPlayer(), games=2 * held, name="expert", **expert)
+    assert (summary.name, summary.games, summary.win_rate, summary.mean_turns) == ("expert", 2 * held, 1.0, 2.0)
+    assert torch.equal(records.rows["tokens"][:held], records.rows["tokens"][held:])
+    _, narrow = coins.judge(ExpertPlayer(), games=2 * held, batch=1, **expert)
+    assert torch.equal(records.rows["tokens"], narrow.rows["tokens"])
+    chance, _ = coins.judge(RandomAdmissiblePlayer(seed=0), games=32, offers="admissible", seed=0)
+    assert chance.win_rate > 0
+    assert chance.mean_turns > 2.0
+
+
+def test_experts_err_as_often_as_they_should():
+    experts = MixedExperts((0.0, 1.0, 0.25), seed=0)
+    rows = 3000
+    offered = TensorDict(
+        expert_action=torch.full((rows, 2), 7),
+        admissible_action=torch.full((rows, 1, 2), 8),
+        admissible_mask=torch.ones(rows, 1, dtype=torch.bool),
+        batch_size=[rows],
+    )
+    errs = (experts(offered)["action"] == 8).all(-1).reshape(-1, 3).double().mean(0)
+    assert errs[:2].tolist() == [0.0, 1.0]
+    assert abs(errs[2] - 0.25) < 0.05
+    with pytest.raises(ValueError, match=r"each expert, got \(1.5,\)"):
+        MixedExperts((1.5,))
+
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "batch_size": 8, "eval_games": 4, "log_every": 2, "device": "cpu"}
+SHORT = {"steps": 4, "eval_every": 4}
+
+
+def test_from_games_to_a_table(tmp_path, capsys):
+    told = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
+    data = textworld_data.main(TextWorldData(out=tmp_path / "data", episodes=24, **told))
+    dataset = load_dataset(data)
+    task = task_from_notes(dataset.manifest["notes"])
+    assert len(dataset) == 24
+    assert dataset.tokenizer.config() == task.tokenizer().config()
+    bc.main(bc.BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))
+    ilql.main(ilql.ILQL(data=data, out=tmp_path / "ilql", **SMALL, **SHORT))
+    capsys.readouterr()
+    textworld_evaluate.main(TextWorldEvaluate(run=tmp_path / "ilql", also=(tmp_path / "bc",), beta=(2.0,)))
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "ilql" / "evaluation.json").read_text())
+    names = [player["name"] for player in figures["players"]]
+    assert names == ["random admissible", "expert", "ilql beta 2 greedy", "bc sample", "bc greedy"]
+    assert all(name in out for name in names)
+    assert figures["games"] == figures["players"][0]["games"] == len(task.sets().test)
+    assert figures["players"][1]["win_rate"] == 1.0
+    assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()

@@ -1,0 +1,125 @@
+"""Make a data set of TextWorld games: experts of mixed care in a TorchRL collector, on the games to learn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang.data import generate_dataset
+from torchrl_lang.envs.textworld import RandomAdmissiblePlayer
+from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.textworld_task import TextWorldTask
+from torchrl_lang.schema import ACTION
+
+__all__ = ["MixedExperts", "TextWorldData", "main", "task_of"]
+
+
+@dataclass(frozen=True)
+class TextWorldData:
+    """A data set of TextWorld games, played by experts of which some err."""
+
+    out: Path = required("folder of the data set")
+    kind: Literal["coin_collector", "simple", "treasure_hunter", "cooking", "custom"] = option(
+        "coin_collector", "the engine's kind of game"
+    )
+    level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5")
+    episodes: int = option(2000, "episodes that are played")
+    epsilon: tuple[float, ...] = option(
+        (0.0, 0.1, 0.2), "shares of random commands: as many experts, who play an equal number of rows each"
+    )
+    games: int = option(400, "games that are built, 1 to 3 seconds each and core, once for all")
+    valid: int = option(32, "of these, at least so many are for watching the learning")
+    test: int = option(48, "and so many for the final table")
+    apart: Literal["solutions", "games"] = option(
+        "solutions", "what the sets do not share: the commands that win, or merely the game with all its words"
+    )
+    template: str | None = option(None, "how the games are told; none takes what fits the kind")
+    row_length: int | None = option(None, "tokens of a row; none takes what fits the kind")
+    action_length: int | None = option(None, "tokens of a command, its end included; none takes what fits the kind")
+    max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind")
+    batch: int = option(96, "games played side by side")
+    seed: int = option(0, "seed of episodes and players; the games' own seeds are 0, 1, ...")
+    overwrite: bool = option(False, "replace a data set that is there")
+
+
+def task_of(options: TextWorldData) -> TextWorldTask:
+    """The task that the options describe."""
+    chosen = {name: getattr(options, name) for name in ("template", "row_length", "action_length", "max_turns")}
+    return TextWorldTask.of(
+        options.kind,
+        options={} if options.level is None else {"level": options.level},
+        games=options.games,
+        valid=options.valid,
+        test=options.test,
+        apart=options.apart,
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+
+
+def main(options: TextWorldData) -> Path:
+    """Build, play and write; returns the folder."""
+    task = task_of(options)
+    print(f"building what is missing of {task.games} games", flush=True)
+    sets = task.sets()
+    env = task.env(min(options.batch, options.episodes), offers=("expert", "admissible"))
+    try:
+        dataset = generate_dataset(
+            env,
+            MixedExperts(options.epsilon, seed=options.seed),
+            options.out,
+            episodes=options.episodes,
+            seed=options.seed,
+            source=f"experts with epsilon {options.epsilon} on {len(sets.train)} {options.kind} games",
+            notes={
+                **task.notes(),
+                "epsilon": list(options.epsilon),
+                "batch": options.batch,
+                "seed_of_play": options.seed,
+            },
+            overwrite=options.overwrite,
+        )
+    finally:
+        env.close()
+    figures = dataset.manifest
+    print(
+        f"{len(dataset)} episodes on {len(sets.train)} games, mean return {figures['mean_return']:.2f}, "
+        f"{figures['tokens']} tokens: {options.out}; {len(sets.valid)} games to watch, {len(sets.test)} to judge"
+    )
+    return options.out
+
+
+class MixedExperts(TensorDictModuleBase):
+    """Experts who say a random admissible command every so often: row ``r`` of the batch errs with ``epsilon[r % n]``.
+
+    A game stays in its row, so one of them plays it from its beginning to its end. What they say after an error shows
+    how one gets back on the way, which those who never err cannot show.
+
+    Args:
+        epsilon: probability of a random command, for each of the experts.
+        seed: seed of errors and of random commands.
+
+    Raises:
+        ValueError: there is no expert, or a probability is none.
+    """
+
+    def __init__(self, epsilon: tuple[float, ...], *, seed: int | None = None) -> None:
+        super().__init__()
+        if not epsilon or not all(0 <= share <= 1 for share in epsilon):
+            raise ValueError(f"epsilon holds the probability of a random command of each expert, got {epsilon}.")
+        self.random = RandomAdmissiblePlayer(seed=seed)
+        self.in_keys, self.out_keys = ["expert_action", *self.random.in_keys], [ACTION]
+        self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float64), persistent=False)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``action``, int64 ``[*B, K]``."""
+        expert = tensordict.get("expert_action")
+        other = self.random(tensordict).get(ACTION)
+        rows = torch.arange(expert[..., 0].numel(), device=expert.device).reshape(expert.shape[:-1])
+        epsilon = self.epsilon[rows % len(self.epsilon)]  # [*B]
+        errs = self.random.stream.uniform(tuple(epsilon.shape)).to(expert.device) < epsilon
+        return tensordict.set(ACTION, torch.where(errs[..., None], other, expert))

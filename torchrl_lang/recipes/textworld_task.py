@@ -1,0 +1,255 @@
+"""What all TextWorld recipes share: which games are to learn from and which to judge by, and how they are told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs.textworld import (
+    TEMPLATES,
+    TextWorldEnv,
+    TextWorldRewards,
+    TextWorldSpec,
+    build_games,
+    game_texts,
+    word_tokenizer,
+)
+from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize
+
+__all__ = ["GameSets", "TextWorldTask", "solution", "split_games"]
+
+Split = Literal["train", "valid", "test"]
+Apart = Literal["solutions", "games"]
+
+_FITTING: dict[str, dict[str, Any]] = {
+    "coin_collector": {"template": "exits", "row_length": 192, "action_length": 4, "max_turns": 15},
+    "simple": {"template": "orders", "row_length": 448, "action_length": 12, "max_turns": 25},
+}
+"""How games of a kind are told, where nothing else is said."""
+_OTHERS = {"template": "short", "row_length": 1024, "action_length": 16, "max_turns": 30}
+
+
+@dataclass(frozen=True)
+class TextWorldTask:
+    """Games that TextWorld builds, in three sets: to learn from, to watch the learning, and for the final table.
+
+    All ``games`` are built, from the seeds ``seed``, ``seed + 1``, ... They are dealt out by their *solutions*, the
+    commands of the engine's walkthrough: all games of one solution are in one set. So no judged game equals a game of
+    training, and none is won by a sequence of commands that was learned by heart. How many solutions there are is the
+    engine's: 108 corridors of ``coin_collector`` at level 5 (four choices of the first exit, three of each later one);
+    36 ways to cook in ``simple`` (two hiding places of the key, six foods, three places of the food). Games of one
+    solution differ in the wording of objective and rooms. With ``apart="games"`` only equal games are kept together:
+    those whose world, words and solution are the same. Then a judged game may have a solution that was learned, and
+    has to be read all the same.
+
+    The tokenizer knows the words of the training games; other words are spelt.
+
+    Args:
+        kind: a kind of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`.
+        options: its options, such as ``{"level": 5}``, as sorted pairs; give :meth:`of` keywords instead.
+        games: games that are built; 1 to 3 s a game and core, once for all, in the user's cache.
+        valid: watch the learning on at least so many of them.
+        test: keep at least so many for the final table.
+        seed: seed of the first game.
+        apart: what no two sets have in common, "solutions" or merely "games".
+        template: the name of one of :data:`~torchrl_lang.envs.textworld.TEMPLATES`.
+        row_length, action_length, max_turns: of the environment.
+        rewards: what a turn earns.
+
+    Raises:
+        ValueError: the template or what is apart is unknown; the last reward would not tell whether a game was won; on
+            building, too few games are left to learn from.
+    """
+
+    name: ClassVar[str] = "textworld"
+
+    kind: Any = "coin_collector"
+    options: tuple[tuple[str, Any], ...] = ()
+    games: int = 400
+    valid: int = 32
+    test: int = 48
+    seed: int = 0
+    apart: Apart = "solutions"
+    template: str = "exits"
+    row_length: int = 192
+    action_length: int = 4
+    max_turns: int = 15
+    rewards: TextWorldRewards = field(default_factory=TextWorldRewards)
+
+    def __post_init__(self) -> None:
+        if self.apart not in ("solutions", "games"):
+            raise ValueError(f"apart={self.apart!r} is unknown: choose 'solutions' or 'games'.")
+        if self.template not in TEMPLATES:
+            raise ValueError(f"template={self.template!r} is unknown: choose among {list(TEMPLATES)}.")
+        won, lost = self._last_rewards
+        if not won > lost:
+            raise ValueError(
+                f"With these weights a lost game's last turn may earn {lost:g} and a won game's {won:g}, so that they "
+                f"cannot be told apart: {self.rewards}. Make score + win greater than loss + admissible."
+            )
+
+    @classmethod
+    def of(cls, kind: str, *, options: Mapping[str, Any] | None = None, **fields: Any) -> TextWorldTask:
+        """Games of a kind, told as fits the kind where ``fields`` do not say otherwise.
+
+        Examples:
+            >>> from torchrl_lang.recipes.textworld_task import TextWorldTask
+            >>> task = TextWorldTask.of("coin_collector", options={"level": 5}, games=100, valid=16, test=16)
+            >>> task.template, TextWorldTask.from_notes(task.notes()) == task
+            ('exits', True)
+        """
+        pairs = tuple(sorted((options or {}).items()))
+        return cls(kind, pairs, **{**_FITTING.get(kind, _OTHERS), **fields})
+
+    def specs(self) -> list[TextWorldSpec]:
+        """What is built."""
+        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
+
+    def sets(self) -> GameSets:
+        """The files of the three sets, built where they are not there yet."""
+        return _sets(self)
+
+    def tokenizer(self) -> CharTokenizer:
+        """The words of the training games."""
+        return _tokenizer(self)
+
+    def env(self, batch_size: int, *, split: Split = "train", **options: Any) -> TextWorldEnv:
+        """The environment on one of the sets, by default on the games to learn from."""
+        told: dict[str, Any] = {
+            "template": self.template,
+            "rewards": self.rewards,
+            "row_length": self.row_length,
+            "action_length": self.action_length,
+            "max_turns": self.max_turns,
+        }
+        games = getattr(self.sets(), split)
+        return TextWorldEnv(games, self.tokenizer(), batch_size=[batch_size], **{**told, **options})
+
+    def judge(
+        self,
+        policy: Any,
+        *,
+        games: int,
+        seed: int,
+        name: str = "",
+        batch: int = 256,
+        device: Any = None,
+        split: Split = "valid",
+        **options: Any,
+    ) -> tuple[Summary, GameRecords]:
+        """Play the games of a set in turn, again from the first where ``games`` are more than there are, and sum up."""
+        env = self.env(min(batch, games), split=split, order="cycle", device=device, **options)
+        try:
+            records = play_games(env, policy, games=games, seed=seed)
+        finally:
+            env.close()
+        return self.summary(records, name), records
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Figures of games that were played."""
+        return summarize(records, name=name, won=self.won)
+
+    def won(self, records: GameRecords) -> Tensor:
+        """Games that were won, bool ``[N]``: they ended, and their last turn earned what only a winning turn earns.
+
+        The command that wins completes the last quest, so the score goes up with it; the command that loses completes
+        none.
+        """
+        won, lost = self._last_rewards
+        return records.terminated & (records.last_reward > (won + lost) / 2)
+
+    @property
+    def _last_rewards(self) -> tuple[float, float]:
+        """The least that the last turn of a won game earns, and the most that the last turn of a lost one does."""
+        rewards = self.rewards
+        won = rewards.living + rewards.score + rewards.win + min(rewards.admissible, 0.0)
+        return won, rewards.living + rewards.loss + max(rewards.admissible, 0.0) + max(rewards.invalid, 0.0)
+
+    def notes(self) -> dict[str, Any]:
+        """For a data set's manifest."""
+        return {"task": self.name, **asdict(self), "options": dict(self.options)}
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> TextWorldTask:
+        """From a data set's manifest, or a run's record."""
+        values = {key: notes[key] for key in cls.__dataclass_fields__ if key in notes}
+        options, rewards = tuple(sorted(notes["options"].items())), TextWorldRewards(**notes["rewards"])
+        return cls(**{**values, "options": options, "rewards": rewards})
+
+
+@dataclass(frozen=True)
+class GameSets:
+    """Files of games in three sets that have nothing in common of what is to be apart."""
+
+    train: tuple[Path, ...]
+    valid: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+
+def solution(game: Path) -> str:
+    """The commands of a game's walkthrough, a line each, from the ``.json`` beside its file."""
+    return "\n".join(_content(game)["metadata"]["walkthrough"])
+
+
+def _whole(game: Path) -> str:
+    """All that a game is, but for the numbers that it was made from."""
+    content = {key: value for key, value in _content(game).items() if key != "metadata"}
+    return json.dumps([content, solution(game)], sort_keys=True)
+
+
+def _content(game: Path) -> dict[str, Any]:
+    return json.loads(game.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = "solutions") -> GameSets:
+    """Deal out games, those alike together: to ``test``, then to ``valid``, until they are served, the rest to train.
+
+    The order is that of hashes, so it is the same for everyone and has nothing to do with what the games are like.
+
+    Raises:
+        ValueError: nothing is left to learn from.
+    """
+    alike: dict[bytes, list[Path]] = {}
+    for game in games:
+        common = solution(game) if apart == "solutions" else _whole(game)
+        alike.setdefault(hashlib.sha256(common.encode()).digest(), []).append(game)
+    sets: dict[str, list[Path]] = {"test": [], "valid": [], "train": []}
+    wanted = {"test": test, "valid": valid, "train": len(games)}
+    for _, members in sorted(alike.items()):
+        served = next(name for name, given in sets.items() if len(given) < wanted[name])
+        sets[served] += members
+    if not sets["train"]:
+        raise ValueError(
+            f"{len(games)} games, {len(alike)} when {apart} are apart, leave none to learn from besides valid={valid} "
+            f"and test={test}: build more games, or judge on fewer."
+        )
+    return GameSets(**{name: tuple(sorted(given)) for name, given in sets.items()})
+
+
+@lru_cache(maxsize=8)
+def _sets(task: TextWorldTask) -> GameSets:
+    return split_games(build_games(task.specs()), valid=task.valid, test=task.test, apart=task.apart)
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(task: TextWorldTask) -> CharTokenizer:
+    """Kept beside the games: playing them all takes a while, and every process that plays needs the words."""
+    games, template = task.sets().train, TEMPLATES[task.template]
+    content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config()]
+    path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
+    if not path.exists():
+        tokenizer = word_tokenizer(game_texts(games, template, workers=os.cpu_count() or 1, steps=200))
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".writing", delete=False) as file:
+            json.dump(tokenizer.config(), file)
+        os.replace(file.name, path)
+    return CharTokenizer.from_config(json.loads(path.read_text(encoding="utf-8")))
