@@ -24,6 +24,11 @@ CHECKS = [
         and space["near"].coef < 0.1
         and "raw_reward" in space["steps"]["next"].keys()
     ),
+    lambda space: (
+        space["rows"]["terminated"].all()
+        and space["rows"]["advantage"].isfinite().all()
+        and (space["rows"]["kl"] != 0).any()  # the policy has moved, and pays for it
+    ),
 ]
 
 

@@ -26,7 +26,10 @@ class Recipe(NamedTuple):
 
 
 COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
-    "generate": ("make a data set", {"wordle": Recipe("wordle_data", "WordleData")}),
+    "generate": (
+        "make a data set",
+        {"wordle": Recipe("wordle_data", "WordleData"), "textworld": Recipe("textworld_data", "TextWorldData")},
+    ),
     "train": (
         "learn from a data set, or from the games of a policy",
         {
@@ -34,12 +37,26 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
             "wordle_ilql": Recipe("ilql", "ILQL"),
             "wordle_ppo": Recipe("ppo", "PPO"),
             "wordle_rejection": Recipe("rejection", "Rejection"),
+            "textworld_bc": Recipe("bc", "TextWorldBC"),
+            "textworld_ilql": Recipe("ilql", "TextWorldILQL"),
+            "textworld_ppo": Recipe("ppo", "TextWorldPPO"),
+            "textworld_rejection": Recipe("rejection", "Rejection"),
         },
     ),
-    "evaluate": ("judge a trained run", {"wordle": Recipe("wordle_evaluate", "WordleEvaluate")}),
+    "evaluate": (
+        "judge a trained run",
+        {
+            "wordle": Recipe("wordle_evaluate", "WordleEvaluate"),
+            "textworld": Recipe("textworld_evaluate", "TextWorldEvaluate"),
+        },
+    ),
     "play": ("play yourself, or watch", {"wordle": Recipe("wordle_play", "WordlePlay")}),
 }
-DEMO = Recipe("demo", "Demo")
+WHOLE = {
+    "demo": ("play, learn and compare, about ten minutes", Recipe("demo", "Demo")),
+    "textworld": ("the same on TextWorld, half an hour, or five minutes", Recipe("textworld_demo", "TextWorldDemo")),
+}
+"""Commands that go all the way by themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.command == "list":
         print(_listing())
         return 0
-    recipe = DEMO if parsed.command == "demo" else COMMANDS[parsed.command][1][parsed.recipe]
+    recipe = WHOLE[parsed.command][1] if parsed.command in WHOLE else COMMANDS[parsed.command][1][parsed.recipe]
     options, run = recipe.load()
     try:
         run(options_from(options, parsed))
@@ -58,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchrl_lang: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = parsed.command in ("train", "demo")
+        resumes = parsed.command == "train" or parsed.command in WHOLE
         print("stopped" + "; the same command goes on from the last checkpoint" * resumes, file=sys.stderr)
         return 130
     return 0
@@ -69,9 +86,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torchrl_lang", description="Reinforcement learning on language.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("list", help="list what there is")
-    demo = commands.add_parser("demo", help="play, learn and compare, about ten minutes")
-    if argv[:1] == ["demo"]:
-        add_options(demo, DEMO.load()[0])
+    for name, (text, recipe) in WHOLE.items():
+        whole = commands.add_parser(name, help=text)
+        if argv[:1] == [name]:
+            add_options(whole, recipe.load()[0])
     for name, (text, recipes) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(recipes))
@@ -89,8 +107,8 @@ def _listing() -> str:
     for name, (text, recipes) in COMMANDS.items():
         lines.append(f"{name}: {text}")
         for recipe_name, recipe in recipes.items():
-            lines.append(f"  {name} {recipe_name:12} {recipe.load()[0].__doc__.splitlines()[0]}")
-    lines.append(f"demo: {DEMO.load()[0].__doc__.splitlines()[0]}")
+            lines.append(f"  {name} {recipe_name:19} {recipe.load()[0].__doc__.splitlines()[0]}")
+    lines += [f"{name}: {recipe.load()[0].__doc__.splitlines()[0]}" for name, (_, recipe) in WHOLE.items()]
     return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND RECIPE --help"])
 
 

@@ -44,7 +44,7 @@ def test_list_names_every_recipe(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     assert all(
-        name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo")
+        name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo", "textworld")
     )
 
 
@@ -189,6 +189,7 @@ class Everything:
     maybe: int | None = option(None, "a number or none")
     perhaps: Literal["c", "d"] | None = option(None, "a choice or none")
     many: tuple[float, ...] = option((1.0, 2.0), "numbers")
+    some: tuple[Literal["e", "f"], ...] = option(("e",), "choices")
 
 
 def test_options_of_every_kind():
@@ -198,6 +199,7 @@ def test_options_of_every_kind():
     add_options(parser, Everything)
     assert options_from(Everything, parser.parse_args([])) == Everything()
     words = ["--path", "y", "--kind", "b", "--no-flag", "--maybe", "3", "--perhaps", "d", "--many", "4", "5"]
-    expected = Everything(Path("y"), "b", False, 3, "d", (4.0, 5.0))
+    words += ["--some", "f", "e"]
+    expected = Everything(Path("y"), "b", False, 3, "d", (4.0, 5.0), ("f", "e"))
     assert options_from(Everything, parser.parse_args(words)) == expected
     assert "default: 1.0 2.0" in parser.format_help()

@@ -23,7 +23,7 @@ from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
-__all__ = ["ILQL", "build_loss", "main"]
+__all__ = ["ILQL", "TextWorldILQL", "build_loss", "main"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,19 @@ class ILQL(OfflineOptions):
     lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q")
     transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
     tau: float = option(0.02, "step of the target heads towards the online ones")
+
+
+@dataclass(frozen=True)
+class TextWorldILQL(ILQL):
+    """Implicit language Q-learning from experts of mixed care in TextWorld games."""
+
+    steps: int = option(700, "optimiser steps")
+    beta: float = option(2.0, "strength of the values in the policy that is evaluated while training")
+    transition_weight: float = option(0.05, "weight of the environment's words in the policy's loss")
+    weight_decay: float = option(0.05, "AdamW's weight decay")
+    batch_size: int = option(32, "games in a batch")
+    eval_every: int = option(350, "steps between evaluations, each with a checkpoint")
+    eval_games: int = option(64, "games an evaluation")
 
 
 def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:

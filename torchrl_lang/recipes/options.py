@@ -66,8 +66,7 @@ def _reader(kind: Any) -> dict[str, Any]:
         read = _reader(inner)["type"]
         return {"type": lambda text: None if text.lower() == "none" else read(text), "metavar": inner.__name__.upper()}
     if get_origin(kind) is tuple:
-        inner = get_args(kind)[0]
-        return {"type": inner, "nargs": "*", "metavar": inner.__name__.upper()}
+        return {**_reader(get_args(kind)[0]), "nargs": "*"}
     return {"type": kind, "metavar": kind.__name__.upper()}
 
 

@@ -15,7 +15,7 @@ from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.start import Start
 from torchrl_lang.training import Stateful
 
-__all__ = ["PPO", "PPOLearner", "main"]
+__all__ = ["PPO", "PPOLearner", "TextWorldPPO", "main"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,22 @@ class PPO(OnlineOptions):
     turn_lmbda: float = option(0.95, "trust in what follows across turns")
     detach_value: bool = option(True, "values read the states of the model and do not pull at them")
     value_warmup: int = option(10, "iterations in which values alone learn: wrong ones would push the policy about")
+
+
+@dataclass(frozen=True)
+class TextWorldPPO(PPO):
+    """Proximal policy optimisation in TextWorld games, from a run that imitates experts, near to it."""
+
+    iterations: int = option(60, "times of playing and learning")
+    games: int = option(96, "games played side by side")
+    turns: int = option(12, "turns of each of them between two updates")
+    batch_size: int = option(32, "games in a batch")
+    lr: float = option(1e-4, "peak learning rate of AdamW; Muon's is ten times that")
+    kl_coef: float = option(0.1, "what a nat of divergence from the start costs, at first")
+    kl_target: float | None = option(1.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
+    turn_gamma: float = option(0.95, "discount from turn to turn")
+    eval_every: int = option(15, "iterations between evaluations, each with a checkpoint")
+    eval_games: int = option(96, "games an evaluation")
 
 
 class PPOLearner:

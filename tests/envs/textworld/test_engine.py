@@ -120,6 +120,17 @@ def test_a_command_that_hangs_fails_alone(pool, games):
     assert "Studio" in answers[0]["feedback"]
 
 
+def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
+    """A command that begins with a backslash hangs it as well; cleaned it is a command that nobody understands."""
+    pool.begin({0: str(games["coin"])})
+    pool.time_limit = 0.5
+    with pytest.warns(UserWarning, match="was silent"):
+        assert isinstance(pool.tell({0: "\\mput coin"})[0], Failed)
+    env = make_env(batch_size=[1])
+    env.reset()
+    assert not say(env, "\\mput coin")["engine_failed"].any()
+
+
 def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
     env = make_env(batch_size=[2], workers=1, time_limit=0.5)
     env.reset()

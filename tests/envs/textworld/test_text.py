@@ -17,6 +17,8 @@ from .conftest import COIN
         ("  Go   EAST ", "go east"),
         ("go\x00 east", "go east"),
         ("\x00", ""),
+        ("\\mput apple", "mput apple"),  # the interpreter's hot keys begin with one, and hang
+        ("go\\east", "go east"),
         ("\x1b[2Jlook", "[2jlook"),
         ("look\nquit", "look"),
         ("look. save", "look"),

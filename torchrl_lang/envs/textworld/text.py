@@ -31,7 +31,8 @@ _BANNER = re.compile(r"(?m)^[\s_$|\\/<>-]*(?:\$\$|____)[\s_$|\\/<>-]*$")
 
 
 def clean_command(text: str) -> str:
-    r"""The one command that a text begins with: no control characters, nothing after a full stop or ``then``.
+    r"""The one command that a text begins with: no control characters or backslashes, nothing after a full stop or
+    ``then``.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import clean_command
@@ -41,7 +42,8 @@ def clean_command(text: str) -> str:
         'go east'
     """
     first = re.split(r"[\n\r.,;:!?\"]|\bthen\b", text.strip().lower(), maxsplit=1)[0]
-    return " ".join("".join(c if c.isprintable() else " " for c in first).split())
+    # A backslash calls the interpreter's hot keys, which wait for ever for more.
+    return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in first).split())
 
 
 def refused(feedback: str) -> str:
