@@ -43,9 +43,8 @@ def train(recipe, data, out, *more):
 def test_list_names_every_recipe(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert all(
-        name in out for name in ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo", "textworld")
-    )
+    named = ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo", "textworld")
+    assert all(name in out for name in named)
 
 
 def test_train_evaluate_and_watch(data, tmp_path, capsys):

@@ -61,7 +61,7 @@ def language_actor(
         lm: a causal language model, with or without PEFT adapters, or a :class:`Trunk` together with ``head``.
         head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own.
         length_groups: see :class:`Trunk`.
-        compile: compile the trunk, see :meth:`Trunk.compile`. It is for GPUs: on a CPU steps of GPT-2 are as fast without.
+        compile: compile the trunk, see :meth:`Trunk.compile`. It is for GPUs: on a CPU GPT-2 acts as fast without.
         expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
