@@ -115,10 +115,10 @@ def _seed_above_zero(env) -> int:
 def test_table_lines_up_and_leaves_out_empty_columns():
     rows = [Summary("a", 10, -1.0, 0.5, 1.0, 0.0, 2.0, {2: 10}), Summary("b", 1000, -3.25, 0.125, 0.5, 0.1, 2.0)]
     lines = format_table(rows).splitlines()
-    assert lines[0].split() == ["player", "games", "return", "won", "guesses"]
+    assert lines[0].split() == ["player", "games", "return", "won", "turns"]
     assert len({len(line) for line in lines}) == 1
     assert "-3.25 ± 0.12" in lines[3]
-    assert lines[3].endswith("-")  # nothing won, so no mean number of guesses
+    assert lines[3].endswith("-")  # nothing won, so no mean number of turns
 
 
 def test_line_leaves_out_what_is_unknown():

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import (
     TEMPLATES,
@@ -22,7 +23,7 @@ from torchrl_lang.envs.textworld import (
     word_tokenizer,
 )
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.recipes import bc, ilql, textworld_data, textworld_evaluate
+from torchrl_lang.recipes import bc, ilql, textworld_data, textworld_demo, textworld_evaluate
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.textworld_data import MixedExperts, TextWorldData
 from torchrl_lang.recipes.textworld_evaluate import TextWorldEvaluate
@@ -205,3 +206,24 @@ def test_from_games_to_a_table(tmp_path, capsys):
     assert figures["games"] == figures["players"][0]["games"] == len(task.sets().test)
     assert figures["players"][1]["win_rate"] == 1.0
     assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()
+
+
+def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
+    """Data, imitation, PPO and a table; the second call finds everything there."""
+    told = {"games": 8, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
+    often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": told})
+    monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})
+    practice = {"iterations": 2, "games": 4, "turns": 4, "value_warmup": 1, **often}
+    monkeypatch.setattr(textworld_demo, "_PPO", {"coin_collector": practice})
+    call = ["textworld", "--kinds", "coin_collector", "--out", str(tmp_path / "run")]
+    assert main(call) == 0
+    out = capsys.readouterr().out
+    assert all(
+        name in out for name in ("random admissible", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]")
+    )
+    assert main(call) == 0
+    assert "using the data set that is there" in capsys.readouterr().out
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**told, "test": 1}})
+    assert main(call) == 2
+    assert "holds games of other options" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def _percent(value: float | None, error: float | None = None) -> str | None:
     return _pm(100 * value, None if error is None else 100 * error, 1) + " %"
 
 
-def _mean_guesses(summary: Summary) -> str | None:
+def _mean_turns_to_win(summary: Summary) -> str | None:
     won = sum(summary.guesses.values())
     return f"{sum(turns * count for turns, count in summary.guesses.items()) / won:.2f}" if won else None
 
@@ -34,7 +34,7 @@ _COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
     ("games", ">", lambda s: str(s.games)),
     ("return", ">", lambda s: _pm(s.mean_return, s.return_error, 2)),
     ("won", ">", lambda s: _percent(s.win_rate, s.win_error)),
-    ("guesses", ">", _mean_guesses),
+    ("turns", ">", _mean_turns_to_win),
     ("invalid", ">", lambda s: _percent(s.invalid_rate)),
     ("KL/token", ">", lambda s: _number(s.kl_per_token)),
     ("entropy", ">", lambda s: _number(s.entropy)),
