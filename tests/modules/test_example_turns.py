@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -289,3 +289,39 @@ def test_a_copy_goes_on_with_the_same_turns(actor):
     free = ExampleTurns(policy.policy, policy.example, 0.5)
     draws = [p(td.clone())["is_example"] for _ in range(4) for p in (free, pickle.loads(pickle.dumps(free)))]  # noqa: S301
     assert len({tuple(draw.flatten().tolist()) for draw in draws}) > 1
+
+
+def test_the_example_is_not_asked_where_it_cannot_speak(actor):
+    """So a policy with examples is judged in environments that offer nothing to them."""
+
+    class Refuses(TensorDictModuleBase):
+        in_keys, out_keys = ("not_there",), ("action",)
+
+        def forward(self, tensordict):
+            raise AssertionError
+
+    policy = ExampleTurns(speaker(actor), Refuses(), 0.5, seed=0)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        steps = env().rollout(2, policy)
+    assert steps["learned"].all()
+
+
+def test_a_recurrent_policys_memory_is_its_own(actor):
+    """What it reads again is left as it wrote it; values, wherever they stand, are not made up."""
+
+    class Recurrent(TensorDictModuleBase):
+        in_keys, out_keys = ("tokens", "h"), ("action", ("next", "h"), ("a", "state_value"))
+
+        def forward(self, td):
+            n = td["tokens"].shape[0]
+            td.set(("next", "h"), td["h"] + 1).set(("a", "state_value"), torch.ones(n, 2))
+            return td.set("action", torch.zeros(n, 2, dtype=torch.int64))
+
+    example = TensorDictModule(lambda tokens: torch.ones(len(tokens), 2, dtype=torch.int64), ["tokens"], ["action"])
+    rows = TensorDict(tokens=torch.zeros(16, 4, dtype=torch.int64), h=torch.full((16, 1), 5.0), batch_size=[16])
+    said = ExampleTurns(Recurrent(), example, 0.5, seed=0)(rows)
+    chosen = said["is_example"].squeeze(-1)
+    assert chosen.any()
+    assert not chosen.all()
+    assert (said["next", "h"] == 6).all()
+    assert torch.equal(said["a", "state_value"].isnan().all(-1), chosen)

@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 from torch import nn
 from torch.nn.utils import parametrizations
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from tests.modules.test_decoding import K, guidance
@@ -223,3 +224,17 @@ def test_gelu(dtype):
     expected = nn.functional.gelu(x, approximate="tanh")
     torch.testing.assert_close(fast_gelu(x, torch.empty_like(x)), expected, atol=1e-6, rtol=1e-5)
     assert torch.equal(x, kept)
+
+
+def test_kernels_that_others_put_in_its_place_are_used(monkeypatch):
+    """By Hugging Face's registry of attention functions, or by a class's forward."""
+    lm = causal_lm(vocab_size=12, layers=1, width=8, heads=2, max_length=16).eval()
+    trunk = Trunk(lm)
+    assert GPT2Step.of(trunk) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Conv1D, "forward", lambda self, x: x @ self.weight + self.bias)
+        assert GPT2Step.of(trunk) is None
+    with monkeypatch.context() as patch:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *args, **kwargs: None)
+        assert GPT2Step.of(trunk) is None
+    assert GPT2Step.of(trunk) is not None

@@ -413,3 +413,15 @@ def test_a_collector_whose_weights_are_updated_in_place():
         collector.shutdown()
     assert torch.equal(played[0][0], played[1][0])
     assert played[0][1] < 0.6 * played[1][1]
+
+
+def test_a_module_of_another_class_is_seen():
+    """As quantising and sharding libraries make it, in place."""
+    lm = lm_of()
+    watch = ModelWatch([lm])
+    layer = lm.transformer.h[0].mlp.c_fc
+    before = type(layer)
+    layer.__class__ = type("Another", (before,), {})
+    assert not watch.unchanged([lm])
+    layer.__class__ = before
+    assert watch.unchanged([lm])

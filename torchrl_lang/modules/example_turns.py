@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
@@ -93,8 +93,9 @@ class ExampleTurns(TensorDictModuleBase):
             done = torch.zeros((*tokens.shape[:-1], 1), dtype=torch.bool, device=tokens.device)
         chosen = self._chosen(done) & ~done
         said = self.policy(tensordict.copy().set(DONE, done | chosen))
-        shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
-        action = said.get(ACTION)
+        shown = action = said.get(ACTION)
+        if self.prob and exploration_type() not in _WITHOUT_CHANCE:  # else nobody needs what the example reads
+            shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != shown.shape:
             raise ValueError(
                 f"The policy's actions are {tuple(action.shape)} and the example's {tuple(shown.shape)}: give both one "
@@ -102,13 +103,17 @@ class ExampleTurns(TensorDictModuleBase):
             )
         for key in self.policy.out_keys:
             value = said.get(key, None)
-            if value is not None and key not in self.policy.in_keys:
-                tensordict.set(key, value.masked_fill(_like(chosen, value), math.nan if key == STATE_VALUE else 0))
-            elif value is not None:
-                tensordict.set(key, value)
+            if value is not None:
+                tensordict.set(key, value if self._is_memory(key) else _without(value, chosen, key))
         tensordict.set(ACTION, torch.where(chosen, shown, action))
         tensordict.set(IS_EXAMPLE, chosen)
         return tensordict.set(LEARNED, (~chosen).expand(action.shape).clone())
+
+    def _is_memory(self, key: NestedKey) -> bool:
+        """Whether the policy reads again what it writes there, as ``"h"`` and ``("next", "h")`` of a recurrent one."""
+        parts = key if isinstance(key, tuple) else (key,)
+        read = [known if isinstance(known, tuple) else (known,) for known in self.policy.in_keys]
+        return parts in read or (parts[0] == "next" and parts[1:] in read)
 
     def _chosen(self, like: Tensor) -> Tensor:
         """The rows of this turn that get an example, were they not done, bool ``[*B, 1]``."""
@@ -117,7 +122,8 @@ class ExampleTurns(TensorDictModuleBase):
         return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
 
 
-def _like(chosen: Tensor, value: Tensor) -> Tensor:
-    """Rows, bool ``[*B, 1]``, shaped to go with ``[*B, ...]``."""
+def _without(value: Tensor, chosen: Tensor, key: NestedKey) -> Tensor:
+    """What the policy wrote, ``[*B, ...]``, with nothing in it of the rows that are not its own, bool ``[*B, 1]``."""
     batch = chosen.shape[:-1]
-    return chosen.reshape(*batch, *[1] * (value.ndim - len(batch)))
+    nothing = math.nan if (key[-1] if isinstance(key, tuple) else key) == STATE_VALUE else 0
+    return value.masked_fill(chosen.reshape(*batch, *[1] * (value.ndim - len(batch))), nothing)

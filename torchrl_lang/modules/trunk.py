@@ -206,7 +206,8 @@ class Trunk(nn.Module):
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(super().__getstate__()) | {"_compiled": {}}
+        # What was kept of the last pass has a graph, and is none of a copy's.
+        return dict(super().__getstate__()) | {"_compiled": {}, "_pre_norm": None}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]

@@ -84,7 +84,8 @@ class TurnRewardTransform(Transform):
 
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
         """Check that the environment has what is read."""
-        present = list(observation_spec.keys(True, True))
+        ends = [] if self.parent is None else [*self.parent.full_done_spec.keys(True, True), REWARD]
+        present = [*observation_spec.keys(True, True), *ends]
         for key in (TOKEN_REWARD, *self.in_keys):
             if key not in present:
                 raise KeyError(

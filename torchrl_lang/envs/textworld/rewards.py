@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchrl_lang.envs.textworld.text import is_admissible
+
 __all__ = ["TextWorldRewards"]
 
 
@@ -53,5 +55,5 @@ class TextWorldRewards:
         if self.invalid:
             reward += self.invalid * (after["moves"] == before["moves"])
         if self.admissible:
-            reward += self.admissible * (command in before["admissible_commands"])
+            reward += self.admissible * is_admissible(command, before["admissible_commands"])
         return float(reward)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed
 from torchrl_lang.envs.textworld.rewards import TextWorldRewards
-from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_meta, refused
+from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
 
 __all__ = ["Seat"]
 
@@ -52,7 +52,7 @@ class Seat:
     def was_admissible(self) -> bool:
         """Whether the last command was among the admissible ones, word by word."""
         before, command = self._turn
-        return command in (before.get("admissible_commands") or ())
+        return is_admissible(command, before.get("admissible_commands") or ())
 
     def choose(self, seed: int) -> str:
         """The file of the game that a seed plays."""

@@ -46,6 +46,11 @@ def clean_command(text: str) -> str:
     return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in first).split())
 
 
+def is_admissible(command: str, admissible: Iterable[str]) -> bool:
+    """Whether a cleaned command is one of those that the engine names, which may have capitals."""
+    return command in {clean_command(text) for text in admissible}
+
+
 def refused(feedback: str) -> str:
     """The engine's last feedback with :data:`REFUSED` in the place of its words; the status line stays."""
     status = _STATUS.search(feedback)

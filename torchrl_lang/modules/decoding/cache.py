@@ -76,14 +76,21 @@ class RowCache(Cache):
         """
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
-        mask = self.expect(tokens, positions, visible, rows=rows, dtype=self._dtype)
+        mask = self.expect(tokens, positions, visible, rows=rows, dtype=self._dtype, rounded=trunk.compiled)
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
         # The mask is taken as it is by Hugging Face models.
         return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
 
     def expect(
-        self, tokens: Tensor, positions: Tensor | None, visible: int | None, *, rows: Tensor | None, dtype: torch.dtype
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        visible: int | None,
+        *,
+        rows: Tensor | None,
+        dtype: torch.dtype,
+        rounded: bool = False,
     ) -> Tensor | None:
         """Prepare for what a model will write with :meth:`update`, once in each layer; for :meth:`extend`'s arguments.
 
@@ -95,7 +102,8 @@ class RowCache(Cache):
         if max(visible, tokens.shape[-1]) > self.size:
             raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
         self._rows, self._positions, self._slots = rows, positions, None
-        self._visible = visible if tokens.is_cpu else _rounded(visible)
+        # Few different numbers of slots, where kernels are compiled or chosen for each; a CPU reads what it must.
+        self._visible = _rounded(visible) if rounded or not tokens.is_cpu else visible
         return None if positions is None else scores(positions, self._visible, dtype)
 
     def update(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention, GPT2Block, GPT2Model
 from transformers.pytorch_utils import Conv1D
 
@@ -26,6 +28,13 @@ _PARTS: dict[type, dict[str, type]] = {
     GPT2Attention: {"c_attn": Conv1D, "c_proj": Conv1D, "attn_dropout": nn.Dropout, "resid_dropout": nn.Dropout},
     GPT2MLP: {"c_fc": Conv1D, "c_proj": Conv1D, "act": nn.Module, "dropout": nn.Dropout},
 }
+
+# As they are when this is imported: whoever puts faster kernels there wants them used.
+_KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in parts.values())} - {
+    nn.Module,
+    nn.ModuleList,
+}
+_FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS}
 
 # Numbers that are kept room for; whole prompts of many rows take more.
 _KEPT = 1 << 22
@@ -75,6 +84,9 @@ class GPT2Step:
         """The step of a trunk; None unless its model is a plain GPT-2 in evaluation mode, without hooks or adapters."""
         model: Any = trunk.model
         if type(trunk) is not Trunk or type(model) is not GPT2Model or not _plain(model, GPT2Model):
+            return None
+        patched = any(kind.forward is not forward for kind, forward in _FORWARDS.items())
+        if patched or ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
             return None
         parameters = list(model.parameters())
         alike = len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter

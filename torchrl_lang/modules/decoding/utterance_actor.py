@@ -82,14 +82,13 @@ class UtteranceActor(TensorDictModuleBase):
     change of the trunks (weights by whatever means, device, adapters, autocast: see
     :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) starts all rows anew, so what it says is always what it
     would say without, up to rounding. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
-    numbers a row, allocated once, until the next batch of another size or :meth:`forget`. Copies of the actor, pickled
-    or not, start with nothing remembered, and ``state_dict`` knows nothing of it. Trunks that cannot be read piece by
-    piece, and ``cached=False``, read all rows anew.
-
-    With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was said,
-    the one that predicted it: zero on padding, NaN in the certain last slot, whose state is never read;
-    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its advantage zero. The utterances stay
-    the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
+    numbers a row, allocated once, until the next batch of another size or :meth:`forget`, and for GPT-2 on top of that
+    up to 50 MB of room to compute in. Copies of the actor, pickled or not, start with nothing remembered, and
+    ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
+    anew. With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was
+    said, the one that predicted it: zero on padding, NaN in the certain last slot, whose state is never read;
+    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its advantage zero. The utterances stay the
+    same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
 
     Raises:
         ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.

@@ -131,11 +131,11 @@ class _Itself:
 class _Stand:
     """One module as it stood: its children and settings."""
 
-    __slots__ = ("attention", "children", "holding", "module", "settings", "size")
+    __slots__ = ("attention", "children", "holding", "kind", "module", "settings", "size")
 
     def __init__(self, module: nn.Module) -> None:
         entries = vars(module)
-        self.module, self.size = module, len(entries)
+        self.module, self.kind, self.size = module, type(module), len(entries)
         self.children = list(entries["_modules"].values())
         related = [(key, value) for key, value in entries.items() if key not in _UNRELATED]
         self.settings = [(key, value, _plain(value)) for key, value in related]
@@ -145,7 +145,11 @@ class _Stand:
     def holds(self) -> bool:
         """Whether it still stands so."""
         entries = vars(self.module)
-        if len(entries) != self.size or not _same(entries["_modules"].values(), self.children):
+        if (
+            type(self.module) is not self.kind
+            or len(entries) != self.size
+            or not _same(entries["_modules"].values(), self.children)
+        ):
             return False
         for key, then, facts in self.settings:
             now = entries.get(key, _Itself)
