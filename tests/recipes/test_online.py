@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from torchrl_lang.__main__ import main
+from torchrl_lang.modules import row_log_prob
 from torchrl_lang.recipes.collection import Games
+from torchrl_lang.recipes.start import load_start
 
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "8", "--kl-horizon", "16"]
@@ -230,12 +232,34 @@ def command_line(pid):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--games", "0"], "games must be at least 1, got 0"),
-        (["--collector", "sync", "--games", "2", "--workers", "3"], "3 workers need at least a game each"),
+        (["--collector", "sync", "--games", "4", "--workers", "3"], "games=4 cannot be shared out to 3 workers"),
+        (["--iterations", "1", "--value-warmup", "1"], "leave none for the policy to learn"),
         (["--kl-coef", "0"], "kl_coef must not be negative, and above 0 with a kl_target"),
         (["--lora-rank", "2", "--top-layers", "1"], "Train adapters or the top layers"),
     ],
-    ids=["start", "games", "workers", "kl", "both"],
+    ids=["start", "games", "workers", "warmup", "kl", "both"],
 )
 def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
     assert main(arguments("wordle_ppo", start, tmp_path / "run", *more)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_workers_do_not_see_weights_that_nobody_sent(start):
+    """A step of the optimiser that is half done must not speak."""
+    begun = load_start(start, torch.device("cpu"))
+    options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
+    games = Games(begun.task, begun.policy, **options)
+    try:
+        games.play()
+        with torch.no_grad():
+            for parameter in begun.actor.parameters():
+                parameter.mul_(1.5)
+        assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # said by the weights before
+        games.weights_changed()
+        assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
+    finally:
+        games.close()
+
+
+def error(begun, rows):
+    return (row_log_prob(begun.policy, rows).detach() - rows["token_log_prob"]).abs().max()

@@ -194,7 +194,8 @@ class BestRows:
         fresh = self._best(rows)
         if self._rows is not None:
             _check_alike(self._rows, fresh)
-            fresh = self._best(torch.cat([self._rows, fresh.to(self._rows.device)], 0))
+            kept = self._rows if fresh.device is None else self._rows.to(fresh.device)
+            fresh = self._best(torch.cat([kept, fresh], 0))
         self._rows = fresh
         return self
 

@@ -42,7 +42,7 @@ _COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
 
 
 def format_table(rows: Sequence[Summary]) -> str:
-    """A plain-text table, one line a player; ``±`` is one standard error, ``guesses`` the mean over games won.
+    """A plain-text table, one line a player; ``±`` is one standard error, ``turns`` the mean over games won.
 
     A column that no player has a value for is left out.
 
@@ -51,10 +51,10 @@ def format_table(rows: Sequence[Summary]) -> str:
         >>> bc = Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290)
         >>> ilql = Summary("ILQL beta 4", 1000, -2.41, 0.05, 0.91, 0.0091, 3.5, {3: 910}, 90)
         >>> print(format_table([bc, ilql]))
-        player       games        return           won  guesses
-        -------------------------------------------------------
-        BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %     3.58
-        ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %     3.00
+        player       games        return           won  turns
+        -----------------------------------------------------
+        BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %   3.58
+        ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.00
     """
     columns = []
     for title, align, show in _COLUMNS:
@@ -73,7 +73,7 @@ def format_line(summary: Summary) -> str:
     Examples:
         >>> from torchrl_lang.evaluation import Summary, format_line
         >>> format_line(Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290))
-        'BC: games 1000, return -4.06 ± 0.06, won 71.0 ± 1.4 %, guesses 3.58'
+        'BC: games 1000, return -4.06 ± 0.06, won 71.0 ± 1.4 %, turns 3.58'
     """
     cells = [(title, show(summary)) for title, _, show in _COLUMNS[1:]]
     return f"{summary.name}: " + ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)

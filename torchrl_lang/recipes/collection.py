@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
 CollectorKind = Literal["single", "sync", "async"]
 
 VERSION = "policy_version"
+_PATIENCE = 200
+"""Batches that may go by without a game to learn from."""
 
 
 class Played(NamedTuple):
@@ -32,7 +35,7 @@ class Played(NamedTuple):
     staleness: float
     """Updates of the weights between the saying of a token and now, in the mean."""
     dropped: int
-    """Games that were left out because they were too old."""
+    """Games that were left out since the last ones because they were too old."""
 
 
 class Games:
@@ -84,8 +87,10 @@ class Games:
             makers = [functools.partial(_make_env, task, share, seed + 1 + k, device) for k in range(workers)]
             multi = MultiSyncCollector if kind == "sync" else MultiAsyncCollector
             frames = share * turns * (workers if kind == "sync" else 1)
-            self._make = functools.partial(multi, makers, policy, frames_per_batch=frames, **common)
+            # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
+            self._make = functools.partial(multi, makers, deepcopy(policy), frames_per_batch=frames, **common)
             self._batches = 1 if kind == "sync" else workers  # as many games an update, whatever the kind
+        self._policy = policy
         self._collector: Any = None
         self._steps: Iterator[TensorDictBase] = iter(())
 
@@ -97,28 +102,36 @@ class Games:
         """
         if self._collector is None:
             self._open()
-        found: list[TensorDict] = []
-        while not found:
-            for _ in range(self._batches):
-                rows = self._rows(self._next())
-                found += [rows] if len(rows) else []
-        every: Any = torch.cat(found)  # typed as a tensor by torch
-        age = self._updates - every.pop(VERSION)
-        agent = every.get(ACTION_MASK)
-        fresh = torch.ones(len(every), dtype=torch.bool, device=age.device)
-        if self.max_staleness is not None:
-            fresh = torch.where(agent, age, 0).amax(-1) <= self.max_staleness
-        return Played(every[fresh], _mean(age.float(), agent), int((~fresh).sum()))
+        dropped = 0
+        for _ in range(_PATIENCE):
+            found = [self._rows(self._next()) for _ in range(self._batches)]
+            every: Any = torch.cat(found)  # typed as a tensor by torch
+            age = self._updates - every.pop(VERSION)
+            agent = every.get(ACTION_MASK)
+            fresh = torch.ones(len(every), dtype=torch.bool, device=age.device)
+            if self.max_staleness is not None:
+                fresh = torch.where(agent, age, 0).amax(-1) <= self.max_staleness
+            dropped += int((~fresh).sum())
+            if fresh.any():
+                return Played(every[fresh], _mean(age.float(), agent), dropped)
+        raise ValueError(
+            f"In {_PATIENCE} batches no game has ended that is young enough, {dropped} were too old: allow a larger "
+            f"max_staleness than {self.max_staleness}, or play more turns between updates."
+        )
 
     def weights_changed(self) -> None:
         """Tell the workers the weights as they are now."""
         self._updates += 1
-        self._collector.update_policy_weights_()
+        if self.kind == "single":
+            self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
+        else:
+            self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
 
     def restart(self, step: int) -> None:
         """Begin new games, those of this step of the run: a run that is continued from here plays the same.
 
-        Workers play on where they are: they have no order that could be repeated.
+        Games that were running are dropped, the long ones with them, so this is not for every update. Workers play on
+        where they are: they have no order that could be repeated.
         """
         if self._env is None:
             return
@@ -130,8 +143,8 @@ class Games:
     def close(self) -> None:
         """End the workers and the environments."""
         self._shut_down()
-        if self._env is not None and not self._env.is_closed:
-            self._env.close()
+        if self._env is not None:
+            self._env.close(raise_if_closed=False)
 
     def _open(self) -> None:
         self._collector = self._make()

@@ -82,9 +82,10 @@ class OnlineRun:
         self.optimizer = make_optimizer(learner.loss, options.lr)
         warmup = min(options.warmup, options.iterations // 10)
         self.scheduler = warmup_cosine(self.optimizer, options.iterations, warmup=warmup, final=options.final_lr)
+        self.policy = InPrecision(start.policy, torch.bfloat16) if options.bf16 else start.policy
         self.games = Games(
             start.task,
-            InPrecision(start.policy, torch.bfloat16) if options.bf16 else start.policy,
+            self.policy,
             kind=options.collector,
             workers=options.workers,
             games=options.games,
@@ -95,7 +96,10 @@ class OnlineRun:
         )
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint must hold. The reference is not among it: it is made anew from the start."""
+        """What a checkpoint must hold. The reference is not among it: it is made anew from the start.
+
+        What does not train stands there with what does: frozen layers, and the weights below adapters.
+        """
         words = {"words": self.start.policy.decoder.generator} if self.options.collector == "single" else {}
         own: dict[str, Stateful] = {
             "loss": self.learner.loss,
@@ -113,27 +117,38 @@ class OnlineRun:
         middle = time.perf_counter()
         with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
             rows = self.near(played.rows)
-        if self.learner.moves_policy(iteration):
-            self.near.update(rows)
-        chosen = self.learner.choose(rows)
-        learned = self._learn(chosen, iteration) if len(chosen) else {}
+            if self.learner.moves_policy(iteration):
+                self.near.update(rows)
+            chosen = self.learner.choose(rows)
+        learned = self._learn(chosen, iteration)
         self.scheduler.step()
         self.games.weights_changed()
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
         # A loss may have a divergence of its own under the same name: the one in the rewards is meant.
         return learned | self._figures(played, rows) | {"learned_from": len(chosen)} | seconds
 
+    def judge(self) -> dict[str, float]:
+        """Figures of games that are not learned from; the policy speaks as it does in playing."""
+        options = self.options
+        summary, _ = self.start.task.judge(
+            self.policy, games=options.eval_games, seed=options.seed + 1, device=options.torch_device()
+        )
+        return summary.scalars()
+
     def _learn(self, rows: TensorDictBase, iteration: int) -> dict[str, Tensor]:
         """Some epochs over the rows; the mean of the steps' figures."""
         options = self.options
-        size = min(options.batch_size, len(rows))
+        number = -(-len(rows) // options.batch_size)
+        size = -(-len(rows) // number)  # all about as large: a last, small one would weigh as much as the others
         batches = options.epochs * -(-len(rows) // size)
+        device = options.torch_device()
+        buffer = row_buffer(rows, size, seed=options.seed + iteration)
         self.learner.loss.eval()  # a policy learns as it acts, without dropout
         steps = train_steps(
             partial(self.learner.losses, iteration=iteration),
-            row_buffer(rows, size, seed=options.seed + iteration).sample,
+            lambda: buffer.sample().to(device),
             self.optimizer,
-            steps=max(batches // options.accumulate, 1),
+            steps=-(-batches // options.accumulate),
             accumulate=options.accumulate,
             max_grad_norm=options.max_grad_norm,
             autocast=torch.bfloat16 if options.bf16 else None,
@@ -183,7 +198,7 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
                 if iteration % options.log_every == 0 or iteration == options.iterations:
                     log.log(iteration, figures)
                 if iteration % options.eval_every == 0 or iteration == options.iterations:
-                    scalars = _judge(options, start)
+                    scalars = run.judge()
                     log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                     progress.update(iteration, {"eval": scalars["return"]})
                     checkpoints.save(iteration, scalars)
@@ -198,18 +213,12 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
     return found
 
 
-def _judge(options: OnlineOptions, start: Start) -> dict[str, float]:
-    """Figures of games that are not learned from; the policy speaks as it does in playing."""
-    device = options.torch_device()
-    summary, _ = start.task.judge(start.policy, games=options.eval_games, seed=options.seed + 1, device=device)
-    return summary.scalars()
-
-
 def _record(options: OnlineOptions, start: Start, *, continued: bool) -> None:
     """Write down what the run is, or make sure that what is to be continued is the same."""
     path = options.out / "config.json"
-    about = {"notes": start.task.notes(), "reference": f"the model in {options.start / 'model'}, frozen"}
-    if continued:
-        check_record(path, options, free=("start", "out", "logger", "device", "collector", "workers"), **about)
+    if continued:  # a start that is another one by now is known by its weights
+        free = ("start", "out", "logger", "device", "workers")
+        check_record(path, options, free=free, notes=start.task.notes())
     else:
-        write_options(path, options, **about)
+        reference = f"the model in {options.start / 'model'}, frozen"
+        write_options(path, options, notes=start.task.notes(), reference=reference)

@@ -53,8 +53,10 @@ class OnlineOptions:
         for name in (*names, "eval_games", "log_every", "kl_horizon", "top_layers", "lora_rank"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.collector != "single" and self.games < self.workers:
-            raise ValueError(f"{self.workers} workers need at least a game each, got games={self.games}.")
+        if self.collector != "single" and self.games % self.workers:
+            raise ValueError(f"games={self.games} cannot be shared out to {self.workers} workers: give a multiple.")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"max_staleness must not be negative, got {self.max_staleness}: 0 takes no old games.")
         if self.kl_coef < 0 or (self.kl_target is not None and (self.kl_target <= 0 or self.kl_coef == 0)):
             raise ValueError(
                 "kl_coef must not be negative, and above 0 with a kl_target, which must be above 0: got "

@@ -32,6 +32,13 @@ class PPO(OnlineOptions):
     detach_value: bool = option(True, "values read the states of the model and do not pull at them")
     value_warmup: int = option(10, "iterations in which values alone learn: wrong ones would push the policy about")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.value_warmup < self.iterations:
+            raise ValueError(
+                f"value_warmup={self.value_warmup} of {self.iterations} iterations leave none for the policy to learn."
+            )
+
 
 @dataclass(frozen=True)
 class TextWorldPPO(PPO):
@@ -53,7 +60,7 @@ class PPOLearner:
     """All games are learned from; log-probabilities and values are those that acting wrote."""
 
     def __init__(self, options: PPO, start: Start) -> None:
-        self.value_warmup = options.value_warmup
+        self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
         self.loss = PPOLoss(
             start.policy,
             value_module(start.value),
@@ -73,8 +80,10 @@ class PPOLearner:
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
         """All of them, or at first the values' alone."""
+        moves = self.moves_policy(iteration)
+        self.loss.detach_value = self.detach_value or not moves
         losses = self.loss(batch)
-        return losses if self.moves_policy(iteration) else losses.select("loss_critic", "explained_variance")
+        return losses if moves else losses.select("loss_critic", "explained_variance")
 
     def moves_policy(self, iteration: int) -> bool:
         """Whether the values have been warmed up."""

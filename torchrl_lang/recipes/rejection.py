@@ -30,6 +30,8 @@ class Rejection(OnlineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.temperature != 1:
+            raise ValueError(f"Imitation is at temperature 1, got {self.temperature}: it would learn what nobody said.")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 imitates the best tenth.")
         if self.best_so_far is not None and self.best_so_far < 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.evaluation import format_table, write_transcripts
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, write_transcripts
 from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.tasks import of_kind
 from torchrl_lang.recipes.textworld_task import TextWorldTask
@@ -47,14 +47,15 @@ def main(options: TextWorldEvaluate) -> Path:
         task.judge(RandomAdmissiblePlayer(seed=options.seed), name="random admissible", offers="admissible", **told),
         task.judge(ExpertPlayer(), name="expert", offers="expert", **told),
     ]
+    mine: list[tuple[Summary, GameRecords]] = []
     for folder, run in runs.items():
         for name, policy in _players(options, folder.name, run):
             played.append(task.judge(policy, name=name, **told))
+            mine += played[-1:] if folder == options.run else []
             print(f"played {name}: won {100 * played[-1][0].win_rate:.1f} %", flush=True)
     summaries = [summary for summary, _ in played]
     table = format_table(summaries)
     print(f"{games} episodes on {len(held)} {options.split} games\n{table}")
-    mine = [pair for pair in played if pair[0].name.startswith(options.run.name)]
     best, records = max(mine, key=lambda pair: (pair[0].win_rate, pair[0].mean_return))
     tokenizer = runs[options.run].tokenizer
     lost = (~task.won(records)).nonzero().flatten().tolist()[:5]
