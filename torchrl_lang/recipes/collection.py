@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
@@ -23,6 +27,8 @@ __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
 CollectorKind = Literal["single", "sync", "async"]
 
 VERSION = "policy_version"
+_GRACE = 5.0
+"""Seconds in which a collector may notice by itself that a worker has died."""
 _PATIENCE = 200
 """Batches that may go by without a game to learn from."""
 
@@ -120,7 +126,7 @@ class Games:
         )
 
     def weights_changed(self) -> None:
-        """Tell the workers the weights as they are now."""
+        """Tell the workers the weights as they are now. Where one has died, this process is interrupted before long."""
         self._updates += 1
         if self.kind == "single":
             self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
@@ -146,22 +152,43 @@ class Games:
         if self._env is not None:
             self._env.close(raise_if_closed=False)
 
+    def check_workers(self) -> None:
+        """Raise where a worker has died.
+
+        Raises:
+            ChildProcessError: with what to do.
+        """
+        if any(not _is_alive(worker) for worker in self._workers()):
+            raise ChildProcessError(
+                "A worker that played games has died. Everything else was ended; the same command goes on from the "
+                "last checkpoint."
+            )
+
+    def _workers(self) -> list[Any]:
+        return list(getattr(self._collector, "procs", ()))
+
     def _open(self) -> None:
         self._collector = self._make()
         self._steps = iter(self._collector)
+        if self._env is None:
+            threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
+
+    def _watch(self, collector: Any) -> None:
+        """Wake this process where a worker has died: it may wait for ever for an answer, or for a lock left behind."""
+        while collector is self._collector:
+            if any(not _is_alive(worker) for worker in self._workers()):
+                time.sleep(_GRACE)  # the collector mostly finds out by itself
+                if collector is self._collector:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.5)
 
     def _next(self) -> TensorDictBase:
         try:
             return next(self._steps)
-        except RuntimeError as error:
-            dead = [worker for worker in getattr(self._collector, "procs", ()) if not _is_alive(worker)]
-            if not dead:
-                raise
-            self.close()
-            raise ChildProcessError(
-                f"A worker that played games has died ({error}). Everything else was ended; the same command goes on "
-                "from the last checkpoint."
-            ) from error
+        except RuntimeError:
+            self.check_workers()
+            raise
 
     def _shut_down(self, **options: Any) -> None:
         collector, self._collector = self._collector, None

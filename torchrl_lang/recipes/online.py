@@ -203,6 +203,9 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
                     progress.update(iteration, {"eval": scalars["return"]})
                     checkpoints.save(iteration, scalars)
                     run.games.restart(iteration)
+    except KeyboardInterrupt:
+        run.games.check_workers()  # which may be the reason
+        raise
     finally:
         run.games.close()
         log.close()
