@@ -33,6 +33,8 @@ __all__ = [
     "ATTENTION_MASK",
     "BEHAVIOR_LOG_PROB",
     "DONE",
+    "IS_EXAMPLE",
+    "LEARNED",
     "REWARD",
     "ROW_KEYS",
     "TERMINATED",
@@ -57,6 +59,10 @@ BEHAVIOR_LOG_PROB = "behavior_log_prob"
 """float ``[*B, K]``: log-probability of each token of an action under the model that made the data."""
 TOKEN_ENTROPY = "token_entropy"
 """float ``[*B, K]``: entropy of the distribution that each token of an action was drawn from."""
+LEARNED = "learned"
+"""bool ``[*B, K]`` beside an action, ``[*B, T]`` in a row: False on tokens of the agent that are not to be learned."""
+IS_EXAMPLE = "is_example"
+"""bool ``[*B, 1]``: the turn was played by somebody else than the policy."""
 REWARD = "reward"
 DONE = "done"
 TERMINATED = "terminated"

@@ -50,6 +50,31 @@ def test_batches_of_any_length_give_the_same_episodes(talk, turns):
         assert torch.equal(sorted_rows(got)[key], sorted_rows(expected)[key]), key
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+def test_waiting_episodes_are_followed_to_their_end(talk, turns):
+    """All that begin in the first turns come out, the long ones too, and none that begins later."""
+    env = functools.partial(talk, seed=0, batch_size=[16], row_length=60)
+    rollout = env().rollout(12, speak, break_when_any_done=False)
+    expected = rollout["next"][of_those_that_begin_within(turns, rollout["next", "done"].squeeze(-1))]
+    rows_of, found = EpisodeRows(carry=["figure"]), []
+    for steps in batches(env(), 16 * turns, 6):
+        found.append(rows_of(steps, only_waiting=bool(found)))
+        if not rows_of.waiting:
+            break
+    got = torch.cat(found)
+    assert rows_of.waiting == 0
+    assert len(got) == len(expected) >= 16
+    assert torch.equal(sorted_rows(got)["tokens"], sorted_rows(expected)["tokens"])
+    after = rows_of(steps, only_waiting=True)  # nobody waits
+    assert (len(after), rows_of.waiting) == (0, 0)
+
+
+def of_those_that_begin_within(turns, done):
+    """Of the ends of episodes, bool ``[B, time]``: one of them may lie behind those turns, and none has begun there."""
+    late = done & (torch.arange(done.shape[1]) >= turns - 1)
+    return done & (late.cumsum(1) <= 1)
+
+
 def test_a_figure_a_turn_goes_to_all_its_tokens(talk):
     env = talk(seed=0, batch_size=[3], row_length=40)
     rows_of = EpisodeRows(carry={"when": "turn", "figure": "figure"})

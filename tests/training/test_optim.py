@@ -66,6 +66,30 @@ def test_same_step_fused_or_not(fused):
     torch.testing.assert_close(layer.weight, plain.weight)
 
 
+def test_a_head_may_have_a_rate_of_its_own():
+    """Sign by sign: a first step of Adam's moves every weight by its learning rate."""
+    trunk, head = nn.Linear(3, 3), nn.Linear(3, 1)
+    modules = nn.ModuleDict({"trunk": trunk, "head": head})
+    optimizer = adamw(modules, 0.01, weight_decay=0.0, rates=[(head, 0.1)])
+    before = {name: p.detach().clone() for name, p in modules.named_parameters()}
+    for parameter in modules.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for name, p in modules.named_parameters():
+        moved = 0.1 if name.startswith("head") else 0.01
+        torch.testing.assert_close(before[name] - p, torch.full_like(p, moved))
+    assert [
+        (group["lr"], group["weight_decay"]) for group in adamw(modules, 0.01, rates=[(head, 0.1)]).param_groups
+    ] == [
+        (0.01, 0.01),
+        (0.01, 0.0),
+        (0.1, 0.01),
+        (0.1, 0.0),
+    ]
+    with pytest.raises(ValueError, match="not among those to train"):
+        adamw(trunk, 0.01, rates=[(head, 0.1)])
+
+
 def test_nothing_to_train():
     with pytest.raises(ValueError, match="requires a gradient"):
         adamw(nn.Linear(1, 1).requires_grad_(False), 0.1)

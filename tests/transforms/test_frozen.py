@@ -573,6 +573,46 @@ def test_what_cannot_be_switched_off_is_refused():
         pass
 
 
+@pytest.mark.parametrize("make", [frozen_copy, adapters_off])
+@pytest.mark.parametrize("merge", ["merge_adapter", "merge_and_unload"])
+def test_adapters_that_are_merged_into_shared_weights_are_noticed(make, merge):
+    model, _ = lora()
+    reference = make(language_actor(model))
+    before = [weight.clone() for weight in reference.state().values()]
+    reference.check_unchanged()
+    getattr(model, merge)()
+    assert not all(map(torch.equal, before, reference.state().values()))
+    with pytest.raises(RuntimeError, match=r"adapters are merged.*unmerge_adapter\(\).*share=False"):
+        reference.check_unchanged()
+
+
+def test_a_reference_of_its_own_weights_outlives_merged_adapters():
+    model, _ = lora()
+    actor, batch = language_actor(model), rows()
+    reference = frozen_copy(actor, share=False)
+    before = logits_of(reference, batch)
+    model.merge_adapter()
+    reference.check_unchanged()
+    assert torch.equal(logits_of(reference, batch), before)
+
+
+def test_a_copied_reference_looks_at_adapters_of_its_own():
+    model, _ = lora()
+    reference = adapters_off(language_actor(model))
+    model.merge_adapter()
+    with pytest.raises(RuntimeError, match="adapters are merged"):
+        pickle.dumps(reference)
+    model.unmerge_adapter()
+    copied = copy.deepcopy(reference)
+    model.merge_adapter()
+    copied.check_unchanged()
+    for layer in copied.actor.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+    with pytest.raises(RuntimeError, match="adapters are merged"):
+        copied.check_unchanged()
+
+
 def test_learnt_prompts_are_refused():
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     with pytest.raises(ValueError, match="Learnt prompts"):

@@ -94,6 +94,7 @@ def test_length_groups_are_replayed_in_order(kind):
     actor = actor_of(kind, 2, length_groups=3)
     both = both_of(actor)
     nudge(actor)
+    assert both.depth == 2
     compare(both, rows(n=7), groups=3)
 
 

@@ -85,7 +85,7 @@ def by_hand(rows):
 
 
 def test_the_rules_of_language_environments():
-    check_language_env(paid(3), utterances=("crane", "slate", "zzzzz", ""))
+    check_language_env(paid(3), paid, utterances=("crane", "slate", "zzzzz", ""))
 
 
 def test_rows_earn_the_same_alone_and_beside_others():

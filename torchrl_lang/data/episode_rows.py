@@ -63,9 +63,15 @@ class EpisodeRows:
         """Drop the episodes that have not ended, as where the collector was reset."""
         self._steps = None
 
-    def __call__(self, steps: TensorDictBase) -> TensorDict:
-        """Rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``, the time last; there may be none."""
+    def __call__(self, steps: TensorDictBase, *, only_waiting: bool = False) -> TensorDict:
+        """Rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``, the time last; there may be none.
+
+        With ``only_waiting``, episodes that begin in ``steps`` are left out, whatever their length. Who collects so
+        until none is :attr:`waiting`, and then begins anew, has lost none of those that had begun before.
+        """
         flat = self._needed(steps).reshape(-1)
+        if only_waiting:
+            flat = flat[self._is_waiting(flat)]
         if self._steps is not None:
             flat = torch.cat([self._steps, flat])
         # Stable, so that the steps of an episode keep their order.
@@ -77,6 +83,13 @@ class EpisodeRows:
         if self.carry:
             rows.update(carried(flat, ends, rows.get("action_mask"), list(self.carry)))
         return rows
+
+    def _is_waiting(self, flat: TensorDictBase) -> Tensor:
+        """True on the steps of episodes that have begun before, bool ``[M]``."""
+        trajectory = flat.get(_TRAJECTORY)
+        if self._steps is None:
+            return torch.zeros_like(trajectory, dtype=torch.bool)
+        return torch.isin(trajectory, self._steps.get(_TRAJECTORY))
 
     def _needed(self, steps: TensorDictBase) -> TensorDict:
         """What rows are made of, and nothing else."""

@@ -19,12 +19,13 @@ from torchrl_lang.functional.decisions import (
     shift_right,
 )
 from torchrl_lang.functional.divergences import categorical_kl, projected_kl
+from torchrl_lang.functional.entropy import categorical_entropy
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
 from torchrl_lang.functional.learned import learned_mask
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
-from torchrl_lang.functional.random_stream import RandomStream
+from torchrl_lang.functional.random_stream import RandomStream, generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.sampled_terms import sampled_cross_entropy, systematic_sample
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
@@ -39,12 +40,14 @@ __all__ = [
     "RandomStream",
     "advantage_weight",
     "bootstrap_mask",
+    "categorical_entropy",
     "categorical_kl",
     "cql_term",
     "decision_mask",
     "expectile_loss",
     "filter_logits",
     "find_decisions",
+    "generators",
     "group_advantages",
     "kl_estimate",
     "lambda_returns",

@@ -150,8 +150,9 @@ def with_known_values(
 ) -> Tensor:
     """Values with those that nobody computed, NaN, filled in by what follows: ``V_j = r_j + g_j V_{j+1}``.
 
-    Such a decision has no temporal difference, and those before it see through it. For tokens that the policy did not
-    choose: the certain end of an utterance that ran out of room, or another player's turn.
+    Such a decision has no temporal difference (with ``bootstrap="mean"`` at the end of a turn only nearly), so that its
+    advantage is the decayed one of the next decision, and those before it see through it. For tokens that the policy
+    did not choose: the certain end of an utterance that ran out of room, or another player's turn.
 
     Args:
         value: float ``[*B, T]``, NaN where it is not known.

@@ -10,7 +10,7 @@ __all__ = ["one_of", "within"]
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
     """Raise ValueError unless an option is one of the known words."""
     if value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}.")
+        raise ValueError(f"{name}={value!r} is unknown: {name} must be one of {list(known)}.")
 
 
 def within(name: str, value: float, low: float, high: float, *, inclusive: bool = True) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RandomStream"]
+__all__ = ["RandomStream", "generators"]
 
 
 class RandomStream(nn.Module):
@@ -54,6 +54,17 @@ class RandomStream(nn.Module):
         self.generator = _generator(self.seed)
         if drawn is not None:
             self.generator.set_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+
+
+def generators(policy: Any) -> list[torch.Generator]:
+    """The generators that a policy, or one of its modules, holds as attributes; each once, in a fixed order.
+
+    Args:
+        policy: a module, or any object. What stands in a closure is not found.
+    """
+    holders = policy.modules() if isinstance(policy, nn.Module) else [policy]
+    attributes = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    return list({id(value): value for value in attributes if isinstance(value, torch.Generator)}.values())
 
 
 def _generator(seed: int | None) -> torch.Generator:

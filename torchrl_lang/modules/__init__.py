@@ -13,7 +13,7 @@ from torchrl_lang.modules.actor import (
     value_module,
 )
 from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
-from torchrl_lang.modules.example_turns import IS_EXAMPLE, LEARNED, ExampleTurns
+from torchrl_lang.modules.example_turns import ExampleTurns
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.qvalue_head import QValueHead
@@ -23,6 +23,7 @@ from torchrl_lang.modules.saving import SavedModel, language_model_of, load_lang
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 from torchrl_lang.modules.value_head import ValueHead
+from torchrl_lang.schema import IS_EXAMPLE, LEARNED
 
 __all__ = [
     "ACTION_VALUE",

@@ -8,17 +8,13 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torchrl.envs.utils import ExplorationType, exploration_type
 
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.schema import ACTION, DONE, TOKENS, entry
+from torchrl_lang.modules.exploration import draws
+from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, LEARNED, TOKENS, entry
 
-__all__ = ["IS_EXAMPLE", "LEARNED", "ExampleTurns"]
-
-IS_EXAMPLE = "is_example"
-LEARNED = "learned"
-_WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
+__all__ = ["ExampleTurns"]
 
 
 class ExampleTurns(TensorDictModuleBase):
@@ -94,7 +90,7 @@ class ExampleTurns(TensorDictModuleBase):
         chosen = self._chosen(done) & ~done
         said = self.policy(tensordict.copy().set(DONE, done | chosen))
         shown = action = said.get(ACTION)
-        if self.prob and exploration_type() not in _WITHOUT_CHANCE:  # else nobody needs what the example reads
+        if self.prob and draws():  # else nobody needs what the example reads
             shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != shown.shape:
             raise ValueError(
@@ -117,7 +113,7 @@ class ExampleTurns(TensorDictModuleBase):
 
     def _chosen(self, like: Tensor) -> Tensor:
         """The rows of this turn that get an example, were they not done, bool ``[*B, 1]``."""
-        if exploration_type() in _WITHOUT_CHANCE:
+        if not draws():
             return torch.zeros_like(like)
         return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
 

@@ -10,7 +10,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from torchrl_lang.functional import shift_left
+from torchrl_lang.functional import categorical_entropy, shift_left
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
@@ -59,8 +59,7 @@ class RowTokenDistribution(Distribution):
         if batch.empty:
             return batch.zeros()
         parts = [scorer.log_softmax(self._states, batch.place[part]) for part in scorer.parts(batch, self._states)]
-        # Below the bound probabilities are zero in any precision; infinity times zero were not a number.
-        entropy = torch.cat([-(part.exp() * part.clamp_min(-1e4)).sum(-1) for part in parts])
+        entropy = torch.cat([categorical_entropy(part) for part in parts])
         certain = scorer.certain(batch)
         return batch.scatter(entropy if certain is None else torch.where(certain, 0.0, entropy))
 

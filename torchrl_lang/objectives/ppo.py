@@ -10,25 +10,11 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 
-from torchrl_lang.functional import (
-    Advantages,
-    Bootstrap,
-    KLEstimator,
-    masked_mean,
-    row_length,
-    shift_left,
-    shift_right,
-    standardized,
-    turn_end_mask,
-    two_clock_advantages,
-    with_known_values,
-)
-from torchrl_lang.functional.checks import one_of, within
-from torchrl_lang.functional.precision import widened
+from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.modes import evaluating
-from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.advantages import AdvantageRowLoss
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
     corrected_kl,
@@ -36,15 +22,9 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
-from torchrl_lang.objectives.said import (
-    Said,
-    checked_reference,
-    read_reference,
-    row_batch,
-    score_decisions,
-    utterance_end,
-)
+from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
+from torchrl_lang.objectives.said import Said, checked_reference, read_reference, row_batch, score_decisions
+from torchrl_lang.schema import TOKEN_LOG_PROB
 from torchrl_lang.transforms.controllers import KLController, as_controller
 from torchrl_lang.transforms.frozen import FrozenActor
 
@@ -62,7 +42,7 @@ _ADVICE = {
 }
 
 
-class PPOLoss(RowLoss):
+class PPOLoss(AdvantageRowLoss):
     r"""Proximal policy optimisation over rows of tokens, each token an action.
 
     At each decision ``j`` with state ``s_j`` and token ``a_j``, with ``b_j`` the log-probability that acting wrote down
@@ -152,20 +132,14 @@ class PPOLoss(RowLoss):
     """
 
     @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss` and those of acting and estimating."""
+    class _AcceptedKeys(AdvantageRowLoss._AcceptedKeys):
+        """The keys of :class:`AdvantageRowLoss` and those of acting."""
 
-        token_log_prob: NestedKey = "token_log_prob"
+        token_log_prob: NestedKey = TOKEN_LOG_PROB
         ref_log_prob: NestedKey = "ref_log_prob"
-        advantage: NestedKey = "advantage"
-        value_target: NestedKey = "value_target"
-        state_value: NestedKey = "state_value"
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
-    value_network: TensorDictModule
-    value_trunk: TensorDictModule | None
     kl_controller: KLController | None
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl", *_METRICS]
 
@@ -194,14 +168,22 @@ class PPOLoss(RowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
-        for name, number in clocks.items():
-            within(name, number, 0, 1)
-        one_of("bootstrap", bootstrap, ("first", "mean"))
+        super().__init__(
+            actor_network,
+            value_network,
+            value_trunk=value_trunk,
+            gamma=gamma,
+            lmbda=lmbda,
+            turn_gamma=turn_gamma,
+            turn_lmbda=turn_lmbda,
+            bootstrap=bootstrap,
+            end_of_action=end_of_action,
+            detach_value=detach_value,
+            logits_chunk=logits_chunk,
+            reduction=reduction,
+        )
         one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
         one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
-        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
         if self.scorer.has_values:
             raise ValueError("PPOLoss trains what a language model says by itself: build the actor without guidance=.")
         self.clip_epsilon, self.value_clip = _bounds(clip_epsilon), value_clip
@@ -213,19 +195,8 @@ class PPOLoss(RowLoss):
         if reference is not None and not exact:
             raise ValueError("A reference is read with a kl_weight and kl_estimator='exact' alone: give both or none.")
         self.reference = checked_reference(actor_network, reference) if exact else None
-        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
-        self.bootstrap = bootstrap
-        self.end_of_action = end_of_action
-        self.normalize_advantage = normalize_advantage
-        self.loss_critic_type, self.detach_value = loss_critic_type, detach_value
+        self.normalize_advantage, self.loss_critic_type = normalize_advantage, loss_critic_type
         self._row_entries = self._entries_read()
-
-    # -- set-up ----------------------------------------------------------------------------------------------------
-
-    @property
-    def scorer(self) -> RowScorer:
-        """What says how likely the agent's tokens are, as the actor acts."""
-        return RowScorer(self.actor_network)
 
     def _entries_read(self) -> tuple[str, ...]:
         """The entries that ``forward`` reads with these options."""
@@ -236,110 +207,6 @@ class PPOLoss(RowLoss):
         }
         always = ("tokens", "attention_mask", "action_mask", "token_log_prob", "advantage")
         return (*always, *(name for name, is_read in wanted.items() if is_read))
-
-    # -- advantages, once a batch ----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
-        """Write ``advantage``, ``value_target`` and ``state_value`` into ``rows``, each float ``[*B, T]``.
-
-        They stand at the tokens that the agent wrote, zero elsewhere: what a token earned beyond what its state was
-        worth, what its state turned out to be worth, and what it was thought to be worth. One pass of the values' trunk
-        in evaluation mode, without gradients.
-
-        Args:
-            rows: the entries of a row and ``terminated`` ``[*B, 1]``: a row that is not terminated is bootstrapped from
-                its last position.
-            reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
-                terminated are read, for the value of their last position. NaN stands for a state that was not read,
-                that of a certain last slot or of another player's token: it is worth what follows it
-                (:func:`~torchrl_lang.functional.with_known_values`).
-
-        Returns:
-            The same ``rows``.
-
-        Raises:
-            KeyError: an entry is missing.
-        """
-        reader = RowLoss()  # reads rewards and ends, which the loss itself does not
-        reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
-        batch = reader._find(rows)
-        modules = [self.actor_network, self.value_network]
-        with evaluating(torch.nn.ModuleList(modules if self.value_trunk is None else [*modules, self.value_trunk])):
-            if reuse_values:
-                value, last_value = self._acted_values(rows, batch), self._last_values(batch)
-            else:
-                value = self._values(self._value_states(batch.rows), batch.state_place)
-                value = batch.scatter(value, batch.state_place)
-                last_value = value.gather(-1, _last(batch)[:, None]).squeeze(-1)
-        value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
-        values = {
-            "advantage": found.advantage,
-            "value_target": found.value_target,
-            "state_value": torch.where(batch.decision, value, 0.0),
-        }
-        for name, dense in values.items():
-            rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
-        return rows
-
-    def _advantages(self, value: Tensor, last_value: Tensor, batch: DecisionBatch) -> tuple[Tensor, Advantages]:
-        """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
-        agent = shift_right(batch.decision)
-        ends = turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action)
-        reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
-        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
-        advantages = two_clock_advantages(
-            reward,
-            value,
-            last_value,
-            batch.decision,
-            ends,
-            lmbda=self.lmbda,
-            turn_lmbda=self.turn_lmbda,
-            bootstrap=self.bootstrap,
-            **gammas,
-        )
-        return value, advantages
-
-    def _acted_values(self, rows: TensorDictBase, batch: DecisionBatch) -> Tensor:
-        """V at the decisions, as acting wrote it, ``[B, T]``."""
-        key = self.tensor_keys.state_value
-        acted = rows.get(key, None)
-        if acted is None:
-            raise KeyError(
-                f"reuse_values=True needs {key!r} in the rows, they have {sorted(map(str, rows.keys(True)))}: carry it "
-                "from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
-            )
-        return shift_left(acted.reshape(batch.decision.shape))
-
-    def _last_values(self, batch: DecisionBatch) -> Tensor:
-        """V of the last position of the rows that are not terminated, ``[B]``; zero for the others."""
-        going_on = (~batch.row_terminated).nonzero().squeeze(-1)
-        out = torch.zeros(batch.decision.shape[0], device=going_on.device)
-        if not going_on.shape[0]:
-            return out
-        states = self._value_states(batch.rows[going_on])
-        place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
-        last = self._values(states, place + _last(batch)[going_on])
-        return out.to(last.dtype).index_copy(0, going_on, last)
-
-    @property
-    def _end_of_action(self) -> int | None:
-        ends = utterance_end(self.actor_network)
-        return self.end_of_action if self.end_of_action is not None or ends is None else ends[0]
-
-    def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with what the values' trunk makes of them."""
-        trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
-        return trunk(rows.copy())
-
-    def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
-        """V at places of the flattened batch, ``[N]``."""
-        inputs = gather_inputs(self.value_network, states, place)
-        out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        return widened(out.get(self.value_network.out_keys[0]).squeeze(-1))
-
-    # -- the loss --------------------------------------------------------------------------------------------------
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -425,11 +292,6 @@ class PPOLoss(RowLoss):
             "explained_variance": nan,
             "kl": nan,
         }
-
-
-def _last(batch: DecisionBatch) -> Tensor:
-    """The last real position of each row, int64 ``[B]``."""
-    return (row_length(batch.attention_mask) - 1).clamp_min(0)
 
 
 def _bounds(clip_epsilon: float | tuple[float, float]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, learned_mask, shift_left
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, LEARNED, TERMINATED, TOKEN_REWARD, TOKENS
 from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces"]
@@ -92,12 +93,12 @@ class RowLoss(LossModule):
     class _AcceptedKeys:
         """Keys that ``set_keys`` can change, with their defaults."""
 
-        tokens: NestedKey = "tokens"
-        attention_mask: NestedKey = "attention_mask"
-        action_mask: NestedKey = "action_mask"
-        token_reward: NestedKey = "token_reward"
-        terminated: NestedKey = "terminated"
-        learned: NestedKey = "learned"
+        tokens: NestedKey = TOKENS
+        attention_mask: NestedKey = ATTENTION_MASK
+        action_mask: NestedKey = ACTION_MASK
+        token_reward: NestedKey = TOKEN_REWARD
+        terminated: NestedKey = TERMINATED
+        learned: NestedKey = LEARNED
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.

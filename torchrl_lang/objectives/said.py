@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchrl_lang.functional import categorical_kl, shift_right
+from torchrl_lang.functional import categorical_entropy, categorical_kl, shift_right
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.readers import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -66,7 +66,7 @@ def score_decisions(
         log_prob = scorer.log_softmax(states, place)
         out = [log_prob.gather(-1, action[:, None]).squeeze(-1)]
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            out.append(_entropy(log_prob))
+            out.append(categorical_entropy(log_prob))
         if reference is not None:
             with torch.no_grad():
                 ref_log_prob = reference[0].log_softmax(reference[1], place)
@@ -124,12 +124,6 @@ def read_reference(reference: FrozenActor, rows: RowBatch) -> tuple[RowScorer, S
     scorer = RowScorer(reference.actor)
     with reference.evaluating():
         return scorer, scorer.states(rows)
-
-
-def _entropy(log_prob: Tensor) -> Tensor:
-    """Entropy in nats, ``[N, V] -> [N]``, with finite gradients where tokens are out of the question."""
-    # Below the bound probabilities are zero in any precision.
-    return -(log_prob.exp() * log_prob.clamp_min(-1e4)).sum(-1)
 
 
 def _pieces(scorer: RowScorer, batch: RowBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:

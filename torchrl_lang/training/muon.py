@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ def muon_adamw(
     momentum: float = 0.95,
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.99),
+    rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> MuonAdamW:
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of a trunk's linear layers, AdamW for all else.
 
@@ -70,6 +71,8 @@ def muon_adamw(
         momentum: Muon's.
         weight_decay: of the matrices, Muon's and AdamW's.
         betas: AdamW's.
+        rates: modules with a learning rate of their own, as in :func:`~torchrl_lang.training.adamw`; heads, say, since
+            the matrices of a trunk have Muon's.
 
     Raises:
         ValueError: there is no matrix for Muon.
@@ -86,7 +89,7 @@ def muon_adamw(
     matrices = _linear_weights([layer for root in roots for layer in root.modules()])
     if not matrices:
         raise ValueError("There is no weight of a linear layer for Muon: use adamw().")
-    rest = adamw(roots, lr, weight_decay=weight_decay, betas=betas)
+    rest = adamw(roots, lr, weight_decay=weight_decay, betas=betas, rates=rates)
     for group in rest.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in matrices]
     rest.param_groups = [group for group in rest.param_groups if group["params"]]

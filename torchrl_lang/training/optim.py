@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -20,6 +20,7 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     fused: bool | None = None,
+    rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> AdamW:
     """AdamW (arXiv 1711.05101) that decays matrices only: not biases, norms or embeddings.
 
@@ -33,9 +34,10 @@ def adamw(
         betas: decay of the two moments.
         eps: added to the denominator.
         fused: one kernel for all parameters; by default wherever all of them lie on a CPU or a CUDA device.
+        rates: modules with a learning rate of their own, such as a value head beside a trunk that is to move slowly.
 
     Raises:
-        ValueError: there is nothing to train.
+        ValueError: there is nothing to train; a module with a rate of its own is not among what is trained.
 
     Examples:
         >>> import torch
@@ -52,18 +54,31 @@ def adamw(
     kept = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
     # By name, too: the stacked biases and norms of value heads have two and three dimensions.
     kept |= {id(p) for module in modules for name, p in module.named_parameters() if _is_bias_or_norm(name)}
-    decayed = [p for key, p in trained.items() if p.ndim >= 2 and key not in kept]
-    others = [p for key, p in trained.items() if p.ndim < 2 or key in kept]
-    groups = [(decayed, weight_decay), (others, 0.0)]
+    own = _own_rates(rates, trained)
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, True): [], (lr, False): []}
+    for key, p in trained.items():
+        groups.setdefault((own.get(key, lr), p.ndim >= 2 and key not in kept), []).append(p)
     if fused is None:
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
     return AdamW(
-        [{"params": params, "weight_decay": decay} for params, decay in groups if params],
+        [
+            {"params": params, "lr": rate, "weight_decay": weight_decay if decays else 0.0}
+            for (rate, decays), params in groups.items()
+            if params
+        ],
         lr=lr,
         betas=betas,
         eps=eps,
         fused=fused,
     )
+
+
+def _own_rates(rates: Sequence[tuple[nn.Module, float]], trained: Mapping[int, nn.Parameter]) -> dict[int, float]:
+    """Learning rates by parameter."""
+    found = {id(p): rate for module, rate in rates for p in module.parameters() if p.requires_grad}
+    if not found.keys() <= trained.keys():
+        raise ValueError("A module with a learning rate of its own has parameters that are not among those to train.")
+    return found
 
 
 def _is_bias_or_norm(name: str) -> bool:

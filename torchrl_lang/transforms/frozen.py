@@ -31,6 +31,7 @@ class FrozenActor:
         shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
         copied: True where ``actor`` and its submodules are the reference's own objects, in evaluation mode.
         differentiable: whether gradients flow through the reference.
+        adapters: the policy's PEFT layers, which may merge their adapters into weights that are shared.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class FrozenActor:
         *,
         copied: bool,
         differentiable: bool = False,
+        adapters: Collection[Any] = (),
     ) -> None:
         self.actor = actor
+        self._adapters = list(adapters)
         self.differentiable = differentiable
         self._copied = copied
         self._thread = OneThread()
@@ -144,14 +147,20 @@ class FrozenActor:
         """Raise unless the weights shared with the policy are still frozen and still the same.
 
         Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
-        what writes through ``.data`` moves none and goes unnoticed, as does PEFT's ``merge_adapter()``. A function that
-        was compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
+        what writes through ``.data`` moves none and goes unnoticed. PEFT merges adapters in that way, so
+        the policy's layers are asked whether they have; a copy of this object knows none to ask. A function that was
+        compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
 
         Raises:
             RuntimeError: they are not.
         """
         if not self._shared_names or torch.compiler.is_compiling():
             return
+        if any(layer.merged_adapters for layer in self._adapters):
+            raise RuntimeError(
+                "The reference changed: the policy's adapters are merged into weights that the reference shares; call "
+                "unmerge_adapter() on the PEFT model, or use frozen_copy(actor, share=False)."
+            )
         thawed = any(tensor.requires_grad for tensor in self._shared)
         if not thawed and [tensor._version for tensor in self._shared] == self._versions:
             return
@@ -172,10 +181,11 @@ class FrozenActor:
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
-        return {name: value for name, value in vars(self).items() if name not in ("_shared", "_versions")}
+        return {name: value for name, value in vars(self).items() if name not in ("_adapters", "_shared", "_versions")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self._adapters = [] if self._copied else adapter_layers(self.actor)
         self._look()
 
 
@@ -217,15 +227,15 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
-    if share:
-        refuse_merged(adapter_layers(actor))
+    adapters = adapter_layers(actor) if share else []
+    refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
     copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
     for parameter in copied.parameters():
         if id(parameter) not in kept:
             parameter.requires_grad_(differentiable and parameter.requires_grad)
     shared = [name for name, parameter in copied.named_parameters() if id(parameter) in kept]
-    return FrozenActor(copied.eval(), shared, copied=True, differentiable=differentiable)
+    return FrozenActor(copied.eval(), shared, copied=True, differentiable=differentiable, adapters=adapters)
 
 
 def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
@@ -263,7 +273,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
             f"{len(training)} weights other than the adapters' train, {_first(training)}: without its adapters the "
             "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
-    return FrozenActor(actor, [name for name, _ in base], copied=False)
+    return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
 
 
 def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:

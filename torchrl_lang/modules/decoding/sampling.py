@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchrl_lang.functional import categorical_entropy
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.memory import departure
 from torchrl_lang.modules.decoding.readers import Reader, apply_head
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["Prompt", "Utterances", "entropy", "pick", "sample_utterances", "taken"]
+__all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "taken"]
 
 
 class Prompt(NamedTuple):
@@ -135,7 +136,8 @@ def sample_utterances(
         token = pick(log_prob, None if uniform is None else uniform[:, slot])
         said = {"action": token, "token_log_prob": taken(log_prob, token)}
         if diagnostics:
-            said |= {"behavior_log_prob": taken(rule.behavior(states), token), "token_entropy": entropy(log_prob)}
+            said["behavior_log_prob"] = taken(rule.behavior(states), token)
+            said["token_entropy"] = categorical_entropy(log_prob)
         if value is not None:
             said["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
         records.add(row, slot, finished, said)
@@ -195,8 +197,3 @@ class _Records:
 def taken(values: Tensor, token: Tensor) -> Tensor:
     """Each row's value at its token, ``[N, V], int64 [N] -> [N]``."""
     return values.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-
-
-def entropy(log_prob: Tensor) -> Tensor:
-    """Entropy of each row's distribution in nats, ``[N, V] -> [N]``; ``-inf`` is no trouble."""
-    return torch.special.entr(log_prob.exp()).sum(-1)

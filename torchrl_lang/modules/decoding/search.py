@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional import categorical_entropy
 from torchrl_lang.modules.decoding.readers import Reader
 from torchrl_lang.modules.decoding.rule import NextTokenRule
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, entropy, sample_utterances, taken
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["beam_search", "best_of"]
@@ -73,7 +74,7 @@ def beam_search(
         out.token_log_prob[:, slot] = taken(log_prob, token)
         if diagnostics:
             out.behavior_log_prob[:, slot] = taken(rule.behavior(states)[parent], token).masked_fill(finished, 0.0)
-            out.token_entropy[:, slot] = entropy(log_prob)
+            out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
         if bool(finished.all()):  # the one wait for the device
             break

@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, exploration_type
 
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -17,6 +16,7 @@ from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.memory import PrefixMemory
 from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.exploration import draws
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -31,8 +31,6 @@ from torchrl_lang.schema import (
 )
 
 __all__ = ["UtteranceActor"]
-
-_WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)
 
 
 class UtteranceActor(TensorDictModuleBase):
@@ -87,8 +85,8 @@ class UtteranceActor(TensorDictModuleBase):
     ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
     anew. With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was
     said, the one that predicted it: zero on padding, NaN in the certain last slot, whose state is never read;
-    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its advantage zero. The utterances stay the
-    same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
+    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its temporal difference zero. The utterances
+    stay the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
 
     Raises:
         ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
@@ -180,7 +178,7 @@ class UtteranceActor(TensorDictModuleBase):
         """Write an utterance for every row into ``tensordict``."""
         tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
         method = self.method
-        if method in ("sample", "best_of") and exploration_type() in _WITHOUT_CHANCE:
+        if method in ("sample", "best_of") and not draws():
             method = "greedy"
         done = tensordict.get(DONE, None)
         said = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)

@@ -1,0 +1,26 @@
+"""Entropy of a distribution over a vocabulary."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["categorical_entropy"]
+
+
+def categorical_entropy(log_prob: Tensor) -> Tensor:
+    """Entropy in nats of normalised distributions, with finite gradients where tokens are out of the question.
+
+    Args:
+        log_prob: float ``[*B, V]``, logarithms of probabilities that sum to one; ``-inf`` is no trouble.
+
+    Returns:
+        ``[*B]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import categorical_entropy
+        >>> categorical_entropy(torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]).log())
+        tensor([0.6931, 1.0397])
+    """
+    # Below the bound probabilities are zero in any precision; infinity times zero were not a number.
+    return -(log_prob.exp() * log_prob.clamp_min(-1e4)).sum(-1)
