@@ -7,10 +7,12 @@ from copy import deepcopy
 import pytest
 import torch
 from torchrl.data import Unbounded
+from torchrl.envs import Compose, StepCounter, TransformedEnv
 
 from torchrl_lang.envs import LanguageEnvError, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import ACTION
+from torchrl_lang.transforms import LivingCost, TurnRewardTransform
 
 
 def edited(**edits):
@@ -221,6 +223,31 @@ def test_a_broken_environment_is_found(rule, broken):
         )
     assert caught.value.rule == rule, caught.value
     assert str(caught.value).startswith(f"[{rule}]")
+
+
+class PaysLater(TurnRewardTransform):
+    """Pays by the turns before, which another transform counts."""
+
+    def earned(self, before, after):
+        return before["step_count"].float()
+
+
+def paid(n):
+    return TransformedEnv(CorridorEnv(batch_size=[n]), Compose(StepCounter(), LivingCost(0.5), PaysLater()))
+
+
+def test_rewards_by_transforms_keep_the_rules():
+    check_language_env(paid(4), paid, utterances="lr")
+
+
+def test_a_transform_that_breaks_a_rule_is_found():
+    class PaysBesideTheRow(LivingCost):
+        def _step(self, tensordict, next_tensordict):
+            row = next_tensordict["token_reward"]
+            return super()._step(tensordict, next_tensordict).set("token_reward", row)
+
+    with pytest.raises(LanguageEnvError, match=r"\[reward\]"):
+        check_language_env(TransformedEnv(CorridorEnv(batch_size=[4]), PaysBesideTheRow(0.5)), utterances="lr")
 
 
 def test_global_stream_is_left_alone():

@@ -147,6 +147,27 @@ def test_progress_ends_at_the_number_of_games(guess, bisect):
     assert seen[-1] == 10
 
 
+def test_entries_of_the_last_observation_are_kept(guess, bisect):
+    env, base = guess(4), guess(11)
+    counted = TransformedEnv(env, StepCounter())
+    records = play_games(counted, bisect(env), games=11, seed=7, keep=["step_count", "truncated"])
+    assert sorted(records.kept.keys()) == ["step_count", "truncated"]
+    assert torch.equal(records.kept["step_count"], records.turns)
+    assert torch.equal(records.kept["truncated"], records.truncated)
+    assert records.turns.unique().numel() > 1
+    plain = play_games(base, bisect(base), games=11, seed=7)
+    assert_equal(records, plain)
+    assert plain.kept.is_empty()
+
+
+def test_what_cannot_be_kept(guess, bisect):
+    env = guess(2)
+    with pytest.raises(KeyError, match=r"no 'won' to be kept: the environment's steps have .*'tokens'"):
+        play_games(env, bisect(env), games=2, keep=["won"])
+    with pytest.raises(ValueError, match=r"'tokens' is \(2, \d+\), what is kept has one value for each of 2 games"):
+        play_games(env, bisect(env), games=2, keep=["tokens"])
+
+
 def test_no_games(guess, bisect):
     env = guess(2)
     with pytest.raises(ValueError, match="at least 1"):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
@@ -73,8 +73,9 @@ def check_language_env(
     Seeds the environment and leaves it in the middle of an episode. Torch's global random stream is left alone.
 
     Args:
-        env: a :class:`~torchrl_lang.envs.LanguageEnv` or :class:`~torchrl_lang.envs.TokenEnv`, without transforms; the
-            rules about some rows of a batch need two or more of them.
+        env: a :class:`~torchrl_lang.envs.LanguageEnv` or :class:`~torchrl_lang.envs.TokenEnv`, bare or under
+            transforms whose rewards show in the row, as :class:`~torchrl_lang.transforms.LivingCost`; the rules about
+            some rows of a batch need two or more of them.
         make_env: makes a like environment of a given batch size.
         utterances: texts that mean something in this task, said every other time; otherwise the agent babbles.
         seed: seed of the environment and of what is said.
@@ -150,7 +151,7 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
     copies = [returned[0].clone()]
     over = 0
     for action in actions:
-        given = copies[-1].select(*_KEYS).clone().set(ACTION, action.clone())
+        given = _given(copies[-1], action)
         if scribble:
             _scribble(returned[-1])
         returned.append(env.step(given).get("next"))
@@ -165,6 +166,11 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
     if not scribble:
         _check_same("stepping", copies, returned, "what an earlier step returned, before and after later steps")
     return copies
+
+
+def _given(moment: TensorDictBase, action: Tensor) -> TensorDictBase:
+    """What a rollout steps next: all that was returned, for transforms may read it, and the action."""
+    return moment.exclude(REWARD).clone().set(ACTION, action.clone())
 
 
 def _scribble(tensordict: TensorDictBase) -> None:
@@ -263,12 +269,12 @@ def _alternate(env: EnvBase) -> Tensor:
 def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     again = _alternate(env)
     now = _play(env, seed, actions[:2])[-1]
-    came = env.reset(now.select(*_KEYS).clone().set("_reset", again.unsqueeze(-1)))
+    came = env.reset(now.exclude(REWARD).clone().set("_reset", again.unsqueeze(-1)))
     past = came[ACTION_MASK].any(-1) | came[DONE].squeeze(-1)
     _require("partial reset", not (past & again).any(), "rows that were reset still have a past")
     played = []
     for action in actions[2 : len(game) - 1]:
-        played.append(env.step(came.select(*_KEYS).clone().set(ACTION, action.clone())).get("next").clone())
+        played.append(env.step(_given(came, action)).get("next").clone())
         came = played[-1]
     what = "rows that were not reset, played on after others were"
     _check_same("partial reset", game[3:], played, what, rows=~again)
@@ -277,7 +283,7 @@ def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], gam
 def _check_mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     stepped = _alternate(env)
     start = _play(env, seed, [])[-1]
-    given = start.select(*_KEYS).clone().set(ACTION, actions[0].clone()).set("_step", stepped.unsqueeze(-1))
+    given = _given(start, actions[0]).set("_step", stepped.unsqueeze(-1))
     after = env.step(given).get("next")
     _check_same("mask", [start], [after], "rows that the mask leaves out", rows=~stepped)
     _check_same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
@@ -292,7 +298,7 @@ def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Seque
     except (KeyError, ValueError, NotImplementedError):
         return
     _check_same("state", [state.exclude(REWARD)], [came], "what was given to reset and what it returned")
-    after = env.step(came.select(*_KEYS).clone().set(ACTION, actions[1].clone())).get("next")
+    after = env.step(_given(came, actions[1])).get("next")
     kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
     _require("state", kept, "a step after reset(observation, set_state=True) went on from other rows")
 
@@ -306,6 +312,5 @@ def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed:
     for row in range(3):
         alone = [one.reset().clone()]
         for action in actions[: len(together) - 1]:
-            given = TensorDict({ACTION: action[row : row + 1]}, batch_size=[1], device=one.device)
-            alone.append(one.step(given).get("next").clone())
+            alone.append(one.step(_given(alone[-1], action[row : row + 1])).get("next").clone())
         _check_same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and beside others")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.functional import generators
 from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -28,6 +29,9 @@ from torchrl_lang.schema import (
 
 __all__ = ["play_games"]
 
+_Record = dict[NestedKey, Tensor]
+"""What is known of each game of a wave, ``[N, ...]``."""
+
 
 @torch.no_grad()
 def play_games(
@@ -36,6 +40,7 @@ def play_games(
     *,
     games: int,
     seed: int = 0,
+    keep: Sequence[str] = (),
     exploration: ExplorationType = ExplorationType.RANDOM,
     progress: Callable[[int], Any] | None = None,
 ) -> GameRecords:
@@ -56,11 +61,17 @@ def play_games(
             ``token_entropy``, each ``[*B, K]``, they are summed over the tokens that the agent wrote.
         games: number of games; need not be a multiple of the batch.
         seed: of the episodes and of sampling.
+        keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to be kept beside the row, such as
+            ``["won"]`` where the environment says so: ``records.kept["won"]``.
         exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, for policies that heed it.
         progress: called after every turn with the number of games finished so far.
 
     Returns:
         The :class:`GameRecords`, in the order of the episodes.
+
+    Raises:
+        KeyError: the environment lacks an entry that is to be kept.
+        ValueError: ``games`` is no positive number, or an entry that is to be kept has more than one value a game.
 
     Examples:
         >>> import torch
@@ -86,7 +97,7 @@ def play_games(
     with _own_streams(policy, seed), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:
-            wave = _play_wave(env, policy, games - played, played, progress)
+            wave = _play_wave(env, policy, games - played, played, keep, progress)
             waves.append(wave)
             played += len(wave)
     result: Any = torch.cat(waves, 0)  # typed as a tensor by torch
@@ -99,6 +110,7 @@ def _play_wave(
     policy: Callable[[TensorDictBase], TensorDictBase],
     wanted: int,
     played: int,
+    keep: Sequence[str],
     progress: Callable[[int], Any] | None,
 ) -> TensorDict:
     """One game on each row of the environment; at most ``wanted`` of them are kept."""
@@ -106,10 +118,10 @@ def _play_wave(
     n = td.numel()
     # Rows that nobody wants are not waited for.
     live = torch.arange(n, device=td.get(DONE).device) < wanted
-    record: dict[str, Tensor] = {}
+    record: _Record = {}
     while True:
         td = env.step(policy(td))
-        record = _add_turn(record, td, live)
+        record = _add_turn(record, td, live, keep)
         live = live & ~td.get(("next", DONE)).reshape(n)
         unfinished = int(live.sum())
         if progress is not None:
@@ -119,20 +131,21 @@ def _play_wave(
         td = step_mdp(td)
 
 
-def _add_turn(record: dict[str, Tensor], td: TensorDictBase, live: Tensor) -> dict[str, Tensor]:
+def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[str]) -> _Record:
     """Tally one turn of the rows that are still being played."""
     n = len(live)
     after = td.get("next")
     now = {key: after.get(key).reshape(n, -1) for key in (*ROW_KEYS, TERMINATED, TRUNCATED, REWARD)}
     # Token by token, an environment that cuts a row off may not take all of an utterance.
     written = now[ACTION_MASK].sum(-1) - td.get(ACTION_MASK).reshape(n, -1).sum(-1)
-    sums = {"returns": now[REWARD][:, 0], "turns": torch.ones_like(written), "agent_tokens": written}
+    sums: _Record = {"returns": now[REWARD][:, 0], "turns": torch.ones_like(written), "agent_tokens": written}
     sums |= _diagnostics(td, written)
-    states = {
+    states: _Record = {
         TERMINATED: now[TERMINATED][:, 0],
         TRUNCATED: now[TRUNCATED][:, 0],
         "last_reward": now[REWARD][:, 0],
         **{key: now[key] for key in ROW_KEYS},
+        **{("kept", key): _value(after, key, n) for key in keep},
     }
     added = {key: record.get(key, 0) + torch.where(live, value, 0) for key, value in sums.items()}
     kept = {
@@ -142,7 +155,20 @@ def _add_turn(record: dict[str, Tensor], td: TensorDictBase, live: Tensor) -> di
     return added | kept
 
 
-def _diagnostics(td: TensorDictBase, written: Tensor) -> dict[str, Tensor]:
+def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
+    """An entry that is to be kept, ``[N]``."""
+    value = after.get(key, None)
+    if value is None:
+        known = sorted(map(str, after.keys()))
+        raise KeyError(f"There is no {key!r} to be kept: the environment's steps have {known}. Mend keep.")
+    if value.numel() != n:
+        raise ValueError(
+            f"{key!r} is {tuple(value.shape)}, what is kept has one value for each of {n} games, [*B] or [*B, 1]."
+        )
+    return value.reshape(n)
+
+
+def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
     """Sums over the tokens just written of what the policy says about them."""
 
     def total(values: Tensor) -> Tensor:
@@ -150,7 +176,7 @@ def _diagnostics(td: TensorDictBase, written: Tensor) -> dict[str, Tensor]:
         is_written = torch.arange(values.shape[-1], device=values.device) < written[:, None]
         return torch.where(is_written, values, 0).sum(-1)
 
-    sums = {}
+    sums: _Record = {}
     log_prob, behavior = td.get(TOKEN_LOG_PROB, None), td.get(BEHAVIOR_LOG_PROB, None)
     if log_prob is not None and behavior is not None:
         sums["log_ratio"] = total(log_prob - behavior)
@@ -164,16 +190,14 @@ def _diagnostics(td: TensorDictBase, written: Tensor) -> dict[str, Tensor]:
 def _own_streams(policy: Any, seed: int) -> Iterator[None]:
     """Seed torch's global streams and the policy's generators, and put them back afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    holders = policy.modules() if isinstance(policy, nn.Module) else [policy]
-    attributes = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
-    generators = list({id(value): value for value in attributes if isinstance(value, torch.Generator)}.values())
-    states = [generator.get_state() for generator in generators]
+    streams = generators(policy)
+    states = [stream.get_state() for stream in streams]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        for index, generator in enumerate(generators):
-            generator.manual_seed(seed + index + 1)  # streams that are not copies of each other
+        for index, stream in enumerate(streams):
+            stream.manual_seed(seed + index + 1)  # streams that are not copies of each other
         try:
             yield
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+            for stream, state in zip(streams, states, strict=True):
+                stream.set_state(state)

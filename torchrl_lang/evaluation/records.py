@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -35,6 +35,8 @@ class GameRecords:
     """float32 ``[N]``: sum over the agent's tokens of ``log pi - log behaviour``; ``None`` if unknown."""
     entropy: Tensor | None = None
     """float32 ``[N]``: sum over the agent's tokens of the policy's entropy; ``None`` if unknown."""
+    kept: TensorDict = field(default_factory=TensorDict)
+    """What else was to be kept of the last ``next`` observation, each entry ``[N]``."""
 
     def __len__(self) -> int:
         return len(self.returns)

@@ -18,6 +18,17 @@ SPECS = {
     "cooking": TextWorldSpec("cooking", seed=2, recipe=3, take=3, go=6, open=True, cook=True, cut=True, drop=True),
 }
 COIN = ("go south", "go east", "take coin")
+SIMPLE = (
+    "open antique trunk",
+    "take old key from antique trunk",
+    "unlock wooden door with old key",
+    "open wooden door",
+    "go east",
+    "go south",
+    "take milk from couch",
+    "go north",
+    "put milk on stove",
+)
 
 
 @pytest.fixture(scope="session")

@@ -113,3 +113,39 @@ def test_a_data_set_of_the_expert_trains(make_env, tmp_path):
             for _, figures in train_steps(loss, batches.sample, adamw(loss, 3e-3), steps=12, max_grad_norm=1.0)
         ]
         assert losses[-1] < 0.9 * losses[0]
+
+
+def offered(rows):
+    """Rows in which the expert says 7 and can say row number + 10."""
+    return TensorDict(
+        expert_action=torch.full((rows, 2), 7),
+        admissible_action=torch.arange(rows)[:, None, None].expand(rows, 1, 2) + 10,
+        admissible_mask=torch.ones(rows, 1, dtype=torch.bool),
+        batch_size=[rows],
+    )
+
+
+def test_experts_err_as_often_as_they_should():
+    rows = 3000
+    said = ExpertPlayer(epsilon=(0.0, 1.0, 0.25), seed=0)(offered(rows))["action"][:, 0]
+    errs = said != 7
+    assert torch.equal(said[errs], (torch.arange(rows) + 10)[errs])
+    often = errs.reshape(-1, 3).double().mean(0)
+    assert often[:2].tolist() == [0.0, 1.0]
+    assert abs(often[2] - 0.25) < 0.05
+
+
+def test_some_errors_are_commands_of_another_game():
+    rows = 3000
+    said = ExpertPlayer(epsilon=0.5, foreign=0.4, seed=0)(offered(rows))["action"][:, 0]
+    own, errs = said == torch.arange(rows) + 10, said != 7
+    assert abs(errs.double().mean() - 0.5) < 0.05
+    assert abs(own[errs].double().mean() - 0.6) < 0.05
+    alone = ExpertPlayer(epsilon=1.0, foreign=1.0, seed=0)(offered(1))["action"]
+    assert alone.tolist() == [[10, 10]]
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": (1.5,)}, {"epsilon": ()}, {"epsilon": 0.1, "foreign": -1.0}])
+def test_experts_with_impossible_errors_are_refused(wrong):
+    with pytest.raises(ValueError, match="epsilon is the probability of a random command"):
+        ExpertPlayer(**wrong)

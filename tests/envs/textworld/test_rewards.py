@@ -1,4 +1,4 @@
-"""What turns of real games earn, by the environment's weights and by transforms."""
+"""What turns of real games earn, by themselves and by transforms."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from torchrl.envs import Compose, SerialEnv, TransformedEnv
 
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import check_language_env
-from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv, TextWorldRewards
+from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import Template
 from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
 
-from .conftest import COIN
+from .conftest import COIN, SIMPLE
 from .helpers import action
 
 torch.set_num_threads(1)
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
-WEIGHTS = TextWorldRewards(score=2.0, win=10.0, loss=-10.0, living=-0.25, invalid=-1.0, admissible=0.5)
 TOLD = ("frob", "restart", "look", "Go South", "go north", "go south", "go east", "go east", "take coin")
 EARNED = [-1.25, -1.25, 0.25, 0.25, 0.25, 0.25, 0.25, -1.25, 12.25]
 OF_THE_TURN = ("invalid", "was_admissible")
@@ -47,14 +46,40 @@ def play(env, *commands):
     return rewards, td
 
 
-def test_transforms_pay_what_the_weights_pay_and_the_row_shows_it(make_env):
-    by_weights, one = play(make_env(rewards=WEIGHTS), *TOLD)
-    by_transforms, other = play(TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*transforms())), *TOLD)
-    assert by_weights == by_transforms == EARNED
-    assert torch.equal(one["token_reward"], other["token_reward"])
-    ends = other["action_mask"] & ~other["action_mask"].roll(-1, -1)
-    assert other["token_reward"][ends].tolist() == EARNED
-    assert (other["token_reward"][~ends] == 0).all()
+def test_a_turn_earns_its_points(make_env):
+    rewards, last = play(make_env(), *TOLD)
+    assert rewards == [0.0] * 8 + [1.0]
+    assert last["token_reward"].sum() == 1
+
+
+def test_every_reward_by_hand_and_the_row_shows_it(make_env):
+    """'frob', 'restart' and walking into a wall do nothing; 'look' does something."""
+    rewards, last = play(TransformedEnv(make_env(offers=OF_THE_TURN), Compose(*transforms())), *TOLD)
+    assert rewards == EARNED
+    ends = last["action_mask"] & ~last["action_mask"].roll(-1, -1)
+    assert last["token_reward"][ends].tolist() == EARNED
+    assert (last["token_reward"][~ends] == 0).all()
+
+
+def test_each_transform_by_itself(make_env):
+    parts = (
+        [-0.25] * 8 + [0.75],
+        [-1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0],
+        [0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.0, 1.5],
+        [0.0] * 8 + [2.0],
+        [0.0] * 8 + [11.0],
+    )
+    for transform, earned in zip(transforms(), parts, strict=True):
+        assert play(TransformedEnv(make_env(offers=OF_THE_TURN), transform), *TOLD)[0] == earned, transform
+
+
+def test_losing_is_paid_once(make_env):
+    env = TransformedEnv(make_env("simple", row_length=2500), Compose(ScoreReward(-1.0), WinReward(10.0, -10.0)))
+    rewards, last = play(env, *SIMPLE[:7], "eat milk", "look")
+    assert rewards == [0.0] * 7 + [-10.0, 0.0]
+    assert last["lost"].all()
+    assert not last["won"].any()
+    assert last["token_reward"].sum() == -10
 
 
 def test_any_order(make_env):
@@ -80,7 +105,7 @@ def test_what_is_said_of_the_last_turn(make_env):
 
 def test_a_game_that_fails_is_nobody_s_fault():
     state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
-    seat = Seat(0, None, ["a game"], Template(), TextWorldRewards())
+    seat = Seat(0, None, ["a game"], Template())
     seat.opened({**state, "admissible_commands": ["look"]})
     seat.replied("look", Failed("silence"))
     assert not seat.invalid
@@ -99,7 +124,11 @@ def test_the_rules_of_language_environments(make_env):
     offers = (*OF_THE_TURN, "admissible")
     make = partial(make_env, "coin", "simple", offers=offers, max_turns=4)
     check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=TOLD)
-    check_language_env(TransformedEnv(make(batch_size=[2]), Compose(*transforms())), utterances=TOLD)
+
+    def paid(n):
+        return TransformedEnv(make(batch_size=[n]), Compose(*transforms()))
+
+    check_language_env(paid(2), paid, utterances=TOLD)
 
 
 def test_rollouts_resets_and_workers(games, tokenizer):

@@ -73,6 +73,7 @@ STATE = {
     "inventory": "You carry: a lamp.",
     "objective": "Find it!",
     "admissible_commands": ["examine lamp", "go east", "look"],
+    "acted": True,
 }
 
 
@@ -85,13 +86,20 @@ STATE = {
         (Template(reply="{commands}", hide=("examine", "look")), "go east"),
         (TEMPLATES["exits"], "go east"),
         (TEMPLATES["rooms"], "old room: go east"),
-        (TEMPLATES["orders"], "old room"),
+        (TEMPLATES["orders"], "done in old room"),
         (TEMPLATES["short"], "old room: go east"),
         (TEMPLATES["commands"], "You Go.\nYou can examine lamp, go east, look."),
     ],
 )
 def test_templates(template, text):
     assert template.write("reply", STATE) == text
+
+
+def test_outcomes_are_told():
+    template = Template("[{outcome}]", "[{outcome}]")
+    told = [template.write("reply", {**STATE, "acted": acted}) for acted in (True, False, None)]
+    assert told == ["[done]", "[failed]", "[]"]
+    assert template.infos == {"admissible_commands"}
 
 
 def test_templates_ask_the_engine_for_what_they_name_only():

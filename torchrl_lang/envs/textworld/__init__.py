@@ -4,7 +4,6 @@ from torchrl_lang.envs.textworld.engine import EnginePool
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import TextWorldSpec, build_games, game_texts
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.rewards import TextWorldRewards
 from torchrl_lang.envs.textworld.text import (
     TEMPLATES,
     Template,
@@ -21,7 +20,6 @@ __all__ = [
     "RandomAdmissiblePlayer",
     "Template",
     "TextWorldEnv",
-    "TextWorldRewards",
     "TextWorldSpec",
     "build_games",
     "clean_command",

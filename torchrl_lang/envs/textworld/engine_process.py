@@ -107,6 +107,7 @@ class _Host:
     def _state(self, game: _Game) -> dict[str, Any]:
         state = {key: game.state.get(key) for key in ("feedback", "score", "moves", *self._infos)}
         state |= {"won": bool(game.state.get("won")), "lost": bool(game.state.get("lost")), "done": game.done}
+        state["acted"] = game.acted
         return state | ({"expert": game.expert()} if self._expert else {})
 
 
@@ -116,12 +117,15 @@ class _Game:
     def __init__(self, path: str, env: Any) -> None:
         self.path, self.env = path, env
         self.state, self.done = env.reset(), False
+        self.acted: bool | None = None
+        """Whether the last command did anything; none before the first."""
         self.upto = 0
         """How many commands of the walkthrough have been played."""
 
     def tell(self, command: str) -> None:
-        walkthrough = self.state.get("extra.walkthrough") or []
+        walkthrough, moves = self.state.get("extra.walkthrough") or [], self.state.get("moves")
         self.state, _, self.done = self.env.step(command)
+        self.acted = self.state.get("moves") != moves
         self.upto += walkthrough[self.upto : self.upto + 1] == [command]
 
     def expert(self) -> str:

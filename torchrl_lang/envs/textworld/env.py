@@ -17,9 +17,9 @@ from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.rows import Rows, Writes
 from torchrl_lang.envs.text_game import TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
-from torchrl_lang.envs.textworld.rewards import TextWorldRewards
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
+from torchrl_lang.functional.checks import one_of
 
 __all__ = ["TextWorldEnv"]
 
@@ -37,6 +37,9 @@ class TextWorldEnv(TextGameEnv):
     others, in order. An action is one command in words. Of a text with several commands the first is played. Commands
     for the engine itself (save, restart, undo, those that print hidden state) never reach it: they cost a turn and are
     answered :data:`~torchrl_lang.envs.textworld.text.REFUSED`.
+
+    A turn earns the points that the score goes up by. Transforms pay for more, or take that away:
+    :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.ScoreReward` and their like.
 
     Beside the rows a tensordict holds:
 
@@ -67,8 +70,6 @@ class TextWorldEnv(TextGameEnv):
         games: files of games, as :func:`build_games` returns them.
         tokenizer: reads all that the games say, as :func:`word_tokenizer` does.
         template: how observations are written, a :class:`Template` or the name of one of :data:`TEMPLATES`.
-        rewards: what a turn earns; by default the points that the score goes up by. Transforms of turns, as
-            :class:`~torchrl_lang.transforms.LivingCost`, can add to it.
         offers: further entries, see above; all of them cost the engine time, the expert's plan most.
         max_admissible: ``M``.
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
@@ -93,7 +94,6 @@ class TextWorldEnv(TextGameEnv):
         row_length: int,
         action_length: int,
         template: Template | str = "plain",
-        rewards: TextWorldRewards | None = None,
         offers: Iterable[Literal["expert", "admissible", "invalid", "was_admissible"]] | str = (),
         max_admissible: int = 64,
         order: Literal["random", "cycle"] = "random",
@@ -107,20 +107,21 @@ class TextWorldEnv(TextGameEnv):
         require_textworld()
         self.games = _files(games)
         self.template = _template(template)
-        self.rewards = TextWorldRewards() if rewards is None else rewards
         self.offers = _offers(offers)
         self.max_admissible = max_admissible
-        self.order = _one_of("order", order, ("random", "cycle"))
+        one_of("order", order, ("random", "cycle"))
+        self.order = order
         rows = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size).numel()
-        infos = self.template.infos | self.rewards.infos
-        infos |= {"admissible_commands"} if {"admissible", *_OF_THE_TURN} & {*self.offers} else set()
+        # Without the admissible commands the engine counts every turn a move, and no turn is invalid.
+        asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
+        infos = self.template.infos | ({"admissible_commands"} if asks else set())
         workers = min(os.cpu_count() or 1, rows) if workers is None else workers
         self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
         self._said: dict[str, list[int] | None] = {}
         self._ids: dict[str, list[int]] = {}
         number = count()
         super().__init__(
-            lambda: Seat(next(number), self.pool, self.games, self.template, self.rewards),
+            lambda: Seat(next(number), self.pool, self.games, self.template),
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -271,15 +272,12 @@ def _files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 def _template(template: Template | str) -> Template:
     if isinstance(template, Template):
         return template
-    return TEMPLATES[_one_of("template", template, tuple(TEMPLATES))]
+    one_of("template", template, tuple(TEMPLATES))
+    return TEMPLATES[template]
 
 
 def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
     names = (offers,) if isinstance(offers, str) else tuple(offers)
-    return tuple(_one_of("offers", name, _OFFERS) for name in names)
-
-
-def _one_of(what: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise ValueError(f"{what}={value!r} is unknown: choose among {list(known)}.")
-    return value
+    for name in names:
+        one_of("offers", name, _OFFERS)
+    return names

@@ -187,6 +187,8 @@ def game_texts(
                 if isinstance(state, Failed):
                     raise RuntimeError(f"{games[row]}: {state}")
                 texts.append(template.write("reply" if step else "opening", state))
+                if "outcome" in template.fields:  # experts do not fail
+                    texts.append(template.write("reply", {**state, "acted": False}))
                 texts.append(", ".join(state["admissible_commands"]))
                 if not state["done"]:
                     live[row] = state["expert"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed
-from torchrl_lang.envs.textworld.rewards import TextWorldRewards
 from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
 
 __all__ = ["Seat"]
@@ -22,13 +21,10 @@ class Seat:
         pool: where the engine is asked.
         games: files of games; the seed of an episode, modulo their number, chooses one.
         template: how observations are written.
-        rewards: what a turn earns.
     """
 
-    def __init__(
-        self, row: int, pool: EnginePool, games: Sequence[str], template: Template, rewards: TextWorldRewards
-    ) -> None:
-        self.row, self.pool, self.games, self.template, self.rewards = row, pool, games, template, rewards
+    def __init__(self, row: int, pool: EnginePool, games: Sequence[str], template: Template) -> None:
+        self.row, self.pool, self.games, self.template = row, pool, games, template
         self.game = 0
         """Number of the game in play."""
         self.state: dict[str, Any] = {}
@@ -39,14 +35,14 @@ class Seat:
 
     @property
     def points(self) -> float:
-        """Points that the last turn brought."""
-        return self.state.get("score", 0) - self._turn[0].get("score", 0)
+        """Points that the last turn brought. (The engine's own second value is the score so far.)"""
+        return float(self.state.get("score", 0) - self._turn[0].get("score", 0))
 
     @property
     def invalid(self) -> bool:
         """Whether nothing was done in the last turn; the engine tells where it is asked for admissible commands."""
         before = self._turn[0]
-        return before is not self.state and before["moves"] == self.state["moves"]
+        return before is not self.state and not self.state["acted"]
 
     @property
     def was_admissible(self) -> bool:
@@ -72,16 +68,15 @@ class Seat:
         return None if is_meta(command) else command
 
     def replied(self, command: str | None, answer: dict[str, Any] | Failed | None) -> tuple[str, float, bool]:
-        """The reply, the reward, whether the game has ended. Without a command the game stands as it stood."""
+        """The reply, the points, whether the game has ended. Without a command the game stands as it stood."""
         if isinstance(answer, Failed):
             self.failed, self._turn = True, (self.state, "")
             return SILENT.lower() if self.template.lower else SILENT, 0.0, False
         before = self.state
         if command is None or answer is None:
-            answer = {**before, "feedback": refused(before["feedback"])}
+            answer = {**before, "feedback": refused(before["feedback"]), "acted": False}
         self.state, self._turn = answer, (before, command or "")
-        reward = self.rewards.of_turn(before, answer, command or "")
-        return self.template.write("reply", answer), reward, answer["done"]
+        return self.template.write("reply", answer), self.points, answer["done"]
 
     # -- alone ---------------------------------------------------------------------------------------------------------
 

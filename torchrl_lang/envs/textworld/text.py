@@ -93,6 +93,7 @@ _INFOS = {
     "inventory": ("inventory",),
     "objective": ("objective",),
     "commands": ("admissible_commands",),
+    "outcome": ("admissible_commands",),  # without them the engine counts every turn as a move
 }
 """What a template may name, and which of the engine's infos it takes."""
 
@@ -102,9 +103,10 @@ class Template:
     r"""How an observation is written. The transcript is the memory, so a reply need not repeat what was said.
 
     Both texts may name ``{feedback}``, what the game says (at first: the objective and the room); ``{objective}``,
-    ``{description}`` of the room, ``{room}``, its name, ``{inventory}``, and ``{commands}``, those that are admissible
-    now, separated by commas. What is not named costs no time: descriptions and inventories slow the engine down most,
-    the admissible commands less, and the rest is free.
+    ``{description}`` of the room, ``{room}``, its name, ``{inventory}``, ``{commands}``, those that are admissible now,
+    separated by commas, and ``{outcome}`` of the last command: "done", or "failed" where it was not understood,
+    impossible, or for the engine; nothing at first. What is not named costs no time: descriptions and inventories slow
+    the engine down most, admissible commands and outcomes less, and the rest is free.
 
     Args:
         opening: the first observation.
@@ -117,9 +119,10 @@ class Template:
 
     Examples:
         >>> from torchrl_lang.envs.textworld import Template
-        >>> template = Template(reply="{feedback} {commands}", hide=("look", "inventory"), lower=True)
-        >>> template.write("reply", {"feedback": "\nOpened.\n", "admissible_commands": ["go east", "look"]})
-        'opened. go east'
+        >>> template = Template(reply="{outcome}: {feedback} {commands}", hide=("look", "inventory"), lower=True)
+        >>> state = {"feedback": "\nOpened.\n", "admissible_commands": ["go east", "look"], "acted": True}
+        >>> template.write("reply", state)
+        'done: opened. go east'
     """
 
     opening: str = "{feedback}"
@@ -172,6 +175,9 @@ class Template:
     def _commands(self, state: Mapping[str, Any]) -> str:
         return ", ".join(self.visible(state.get("admissible_commands") or ()))
 
+    def _outcome(self, state: Mapping[str, Any]) -> str:
+        return {None: "", True: "done", False: "failed"}[state.get("acted")]
+
     def _named(self, which: str) -> set[str]:
         return {name for _, name, _, _ in Formatter().parse(getattr(self, which)) if name}
 
@@ -181,7 +187,7 @@ _DULL = ("close", "drop", "examine", "inventory", "look")
 TEMPLATES: Mapping[str, Template] = {
     "exits": Template("{commands}", "{commands}", hide=_DULL, lower=True),
     "rooms": Template("{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
-    "orders": Template("{objective}", "{room}", hide=_DULL, lower=True),
+    "orders": Template("{objective}", "{outcome} in {room}", hide=_DULL, lower=True),
     "short": Template("{objective}\n{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
     "plain": Template(),
     "commands": Template("{feedback}\nYou can {commands}.", "{feedback}\nYou can {commands}."),
@@ -195,7 +201,8 @@ engine's quests rarely take, and write rooms as names.
 
 ``exits`` says what can be done and nothing else: of a maze without an objective the ways that lead on. ``rooms`` adds
 the room's name, by which a small model learns a few games by heart. ``orders`` is for objectives that say what to do:
-it says them once and then only where one is. ``short`` is ``rooms`` with the objective in front.
+it says them once, and then only whether the last command did anything and where one is. ``short`` is ``rooms`` with
+the objective in front.
 """
 
 
