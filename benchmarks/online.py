@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
 from torchrl_lang.recipes.options import write_options
 from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.tasks import Task
+from torchrl_lang.recipes.textworld_task import TextWorldTask
 from torchrl_lang.recipes.wordle_task import WordleTask
 
 WORDS, MAX_OUTSIDE = "100", 0.10
@@ -39,8 +41,13 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    found = [_profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=3 if quick else 12, games=256, turns=6)]
-    return [figure for figures in found for figure in figures]
+    repeats = 3 if quick else 12
+    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=repeats, games=256, turns=6)
+    if importlib.util.find_spec("textworld") is None:
+        print("  TextWorld: nothing measured, its engine is not installed")
+        return found
+    corridors = TextWorldTask.of("coin_collector", options={"level": 5}, games=24, valid=4, test=4)
+    return found + _profile(corridors, "TextWorld", repeats=repeats, games=96, turns=8)
 
 
 def _profile(task: Task, name: str, *, repeats: int, games: int, turns: int) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
             "textworld_bc": Recipe("bc", "TextWorldBC"),
             "textworld_ilql": Recipe("ilql", "TextWorldILQL"),
             "textworld_ppo": Recipe("ppo", "TextWorldPPO"),
-            "textworld_rejection": Recipe("rejection", "Rejection"),
+            "textworld_rejection": Recipe("rejection", "TextWorldRejection"),
         },
     ),
     "evaluate": (

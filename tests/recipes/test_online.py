@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,11 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.__main__ import main
+from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import row_log_prob
 from torchrl_lang.recipes.collection import Games
+from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
+from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.start import load_start
+from torchrl_lang.recipes.wordle_task import WordleTask
 
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "8", "--kl-horizon", "16"]
@@ -109,7 +115,9 @@ def wait_for_a_checkpoint(run):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("more", [[], ["--best-so-far", "12"]], ids=["fresh", "best-so-far"])
+@pytest.mark.parametrize(
+    "more", [[], ["--best-so-far", "12"], ["--examples", "0.3"]], ids=["fresh", "best-so-far", "examples"]
+)
 def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, monkeypatch):
     """Interrupted between two checkpoints; the games that were kept come back with the second call."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -117,10 +125,10 @@ def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, mo
     call = arguments("wordle_rejection", start, broken, "--iterations", "6", *more)
     play, left = Games.play, iter(range(3))
 
-    def three_times(games):
+    def three_times(games, **options):
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return play(games)
+        return play(games, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Games, "play", three_times)
@@ -139,6 +147,99 @@ def test_a_start_that_has_changed_is_refused(start, tmp_path, capsys):
     subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
     assert main(arguments("wordle_ppo", copy, run)) == 2
     assert "reference" in capsys.readouterr().err
+
+
+def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, capsys):
+    """Checkpoints do not hold them."""
+    pytest.importorskip("peft")
+    run, copy = tmp_path / "run", tmp_path / "start"
+    subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
+    call = arguments("wordle_ppo", copy, run, "--lora-rank", "2")
+    assert main(call) == 0
+    saved = load_file(run / "checkpoints" / "step-000000004" / "tensors.safetensors")
+    assert any("lora_A" in key for key in saved)
+    assert not any("base_layer" in key or "wte" in key for key in saved)
+    assert main(call) == 0  # a run that is over stays as it is
+    assert main(arguments("wordle_ppo", start, tmp_path / "other")) == 0
+    subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
+    capsys.readouterr()
+    assert main(call) == 2
+    assert "made beside other frozen weights" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_ends_with_a_message_and_leaves_nothing_open(start, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run)) == 0
+    tensors = run / "checkpoints" / "step-000000004" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-8])
+    closed, close = [], Games.close
+
+    def closing(games):
+        close(games)
+        closed.append(games._env.is_closed)
+
+    monkeypatch.setattr(Games, "close", closing)
+    assert main(arguments("wordle_ppo", start, run)) == 2
+    assert "tensors.safetensors is damaged" in capsys.readouterr().err
+    assert closed == [True]
+
+
+def test_no_game_is_lost_where_each_iteration_ends_with_a_checkpoint(start, tmp_path):
+    """One turn an iteration: eight games begin in it, and are played to their end."""
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run, "--turns", "1", "--eval-every", "1")) == 0
+    assert [row["games"] for row in log_of(run)] == ["8"] * 4
+
+
+class InTurn(TensorDictModuleBase):
+    """Guesses four words one after the other, so that a game takes from one to four turns."""
+
+    words = ("crane", "slate", "purge", "mouse")
+    in_keys, out_keys = ("action_mask",), ("action", "token_log_prob", "state_value")
+
+    def forward(self, td):
+        end = wordle_tokenizer().control.end_of_action
+        guesses = torch.tensor([[*(ord(letter) - ord("a") for letter in word), end] for word in self.words])
+        action = guesses[td["action_mask"].sum(-1) // 6]
+        figure = torch.zeros(action.shape)
+        return td.set("action", action).set("token_log_prob", figure).set("state_value", figure)
+
+
+def in_turn(**options):
+    task = WordleTask(InTurn.words)
+    return Games(task, InTurn(), kind="single", workers=1, seed=3, device=torch.device("cpu"), **options)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 7])
+def test_games_are_played_to_their_end_and_none_beyond(turns):
+    """Rows are as long in the mean as the games that begin in the usual turns: they are those games."""
+    games, env = in_turn(games=32, turns=turns), WordleTask(InTurn.words).env(32)
+    for step in range(3):
+        games.restart(step)
+        env.set_seed(3 + step)
+        rollout = env.rollout(turns + 4, InTurn(), break_when_any_done=False)["next"]
+        done = rollout["done"].squeeze(-1)
+        late = done & (torch.arange(turns + 4) >= turns - 1)  # the first of them ends a game that began in time
+        begun = rollout["tokens"][done & (late.cumsum(1) <= 1)]
+        rows = games.play(to_end=True).rows["tokens"]
+        assert 32 <= len(rows) == len(begun)
+        assert sorted(rows.tolist()) == sorted(begun.tolist())
+    games.close()
+
+
+def test_games_that_are_too_old_are_left_out_and_others_begun():
+    games = in_turn(games=1, turns=2, max_staleness=0)
+    dropped = 0
+    for step in range(8):
+        games.restart(step)
+        games.play()
+        games.weights_changed()
+        played = games.play(to_end=True)
+        assert len(played.rows) >= 1
+        assert played.staleness == 0
+        dropped += played.dropped
+    assert dropped > 0
+    games.close()
 
 
 def test_adapters_train_beside_frozen_weights(start, tmp_path):
@@ -171,6 +272,39 @@ def test_half_precision(start, tmp_path):
     log = log_of(tmp_path / "run")
     assert abs(float(log[0]["kl"])) < 0.05
     assert all(float(row["ESS"]) > 0.9 for row in log if row["ESS"])
+
+
+def test_examples_are_played_and_not_learned(start):
+    options = PPO(start=start, out=Path("unused"), examples=0.4, games=64, turns=6)
+    begun = begin(options)
+    near = keep_near(options, begun)
+    run = OnlineRun(options, begun, near, PPOLearner(options, begun))
+    with torch.no_grad():
+        for parameter in begun.policy.decoder.actor.parameters():
+            parameter.mul_(1.1)  # away from the start, so that there is something to pay for
+    try:
+        rows = run.learner.choose(near(run.games.play(to_end=True).rows))
+    finally:
+        run.games.close()
+    said, learned = rows["action_mask"], rows["learned"]
+    shown = said & ~learned
+    assert not (learned & ~said).any()
+    assert 0.3 < shown.sum() / said.sum() < 0.5
+    assert (rows["token_log_prob"][learned] != 0).double().mean() > 0.8  # the sixth token is always the end
+    assert (rows["token_log_prob"][shown] == 0).all()
+    assert (rows["kl"][learned] != 0).any()
+    assert (rows["kl"][shown] == 0).all()
+    assert rows["advantage"].isfinite().all()
+
+
+@pytest.mark.parametrize("recipe", ["wordle_ppo", "wordle_rejection"])
+def test_runs_with_examples_learn_and_are_judged_without(recipe, start, tmp_path):
+    run = tmp_path / "run"
+    assert main(arguments(recipe, start, run, "--examples", "0.3", "--collector", "sync")) == 0
+    log = log_of(run)
+    assert abs(float(log[0]["kl"])) < 1e-5
+    assert all(math.isfinite(float(row["loss"])) for row in log if row["loss"])
+    assert_moved(weights_of(start), weights_of(run))
 
 
 def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
@@ -215,6 +349,40 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     assert not list(run.rglob("*.tmp")) + list(run.rglob("*.writing"))
 
 
+FAILING = """
+import sys, torch
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor
+from torchrl_lang.recipes.collection import Games
+from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
+from torchrl_lang.recipes.ppo import PPO, PPOLearner
+
+class Task:
+    def env(self, n, *, seed, device):
+        raise ValueError("no such game")
+
+if __name__ == "__main__":
+    env = CorridorEnv(length=3, batch_size=[2], seed=0)
+    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=48)
+    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, value=ValueHead(16))
+    games = Games(Task(), policy, kind="sync", workers=2, games=4, turns=4, seed=0, device=torch.device("cpu"))
+    try:
+        games.play()
+    finally:
+        games.close()
+"""
+
+
+def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
+    """Before the first batch: nothing that was meant for the workers keeps the interpreter."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    call = [sys.executable, str(tmp_path / "failing.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 1
+    assert "no such game" in ended.stderr
+
+
 def children(pid):
     """Processes that this one started, and those that they did."""
     found = [
@@ -232,12 +400,13 @@ def command_line(pid):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--games", "0"], "games must be at least 1, got 0"),
+        (["--examples", "1"], r"examples must lie in [0, 1), got 1.0"),
         (["--collector", "sync", "--games", "4", "--workers", "3"], "games=4 cannot be shared out to 3 workers"),
         (["--iterations", "1", "--value-warmup", "1"], "leave none for the policy to learn"),
         (["--kl-coef", "0"], "kl_coef must not be negative, and above 0 with a kl_target"),
         (["--lora-rank", "2", "--top-layers", "1"], "Train adapters or the top layers"),
     ],
-    ids=["start", "games", "workers", "warmup", "kl", "both"],
+    ids=["start", "games", "examples", "workers", "warmup", "kl", "both"],
 )
 def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
     assert main(arguments("wordle_ppo", start, tmp_path / "run", *more)) == 2
@@ -250,15 +419,20 @@ def test_workers_do_not_see_weights_that_nobody_sent(start):
     options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
     games = Games(begun.task, begun.policy, **options)
     try:
-        games.play()
-        with torch.no_grad():
-            for parameter in begun.actor.parameters():
-                parameter.mul_(1.5)
+        multiply(begun, 0.9)  # as a checkpoint does that is restored before anybody plays
+        assert error(begun, games.play().rows) < 1e-3
+        multiply(begun, 1.5)
         assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # said by the weights before
         games.weights_changed()
         assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
     finally:
         games.close()
+
+
+def multiply(begun, factor):
+    with torch.no_grad():
+        for parameter in begun.lm.parameters():
+            parameter.mul_(factor)
 
 
 def error(begun, rows):

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from tensordict import TensorDict
+from torchrl.envs import Compose, TransformedEnv
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
@@ -18,16 +18,17 @@ from torchrl_lang.envs.textworld import (
     TEMPLATES,
     ExpertPlayer,
     RandomAdmissiblePlayer,
-    TextWorldRewards,
     game_texts,
     word_tokenizer,
 )
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.recipes import bc, ilql, textworld_data, textworld_demo, textworld_evaluate
-from torchrl_lang.recipes.tasks import task_from_notes
-from torchrl_lang.recipes.textworld_data import MixedExperts, TextWorldData
+from torchrl_lang.recipes.tasks import open_dataset, task_from_notes
+from torchrl_lang.recipes.textworld_data import TextWorldData
 from torchrl_lang.recipes.textworld_evaluate import TextWorldEvaluate
 from torchrl_lang.recipes.textworld_task import TextWorldTask, solution, split_games
+from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,12 +64,15 @@ def test_games_of_one_solution_are_in_one_set(coins):
     assert split_games(games, valid=1, test=2) == sets
     freely = split_games(games, valid=1, test=2, apart="games")
     assert (len(freely.train), len(freely.valid), len(freely.test)) == (5, 1, 2)  # no two of them are the same
+    otherwise = split_games(games, valid=1, test=2, seed=1)
+    assert otherwise != sets
+    assert sorted([*otherwise.train, *otherwise.valid, *otherwise.test]) == sorted(games)
     with pytest.raises(ValueError, match="leave none to learn from"):
         split_games(games, valid=4, test=4)
 
 
 def test_the_task_travels(coins):
-    task = TextWorldTask.of("custom", options={"quest_length": 2}, rewards=TextWorldRewards(living=-0.1), seed=3)
+    task = TextWorldTask.of("custom", options={"quest_length": 2}, max_turns=7, seed=3)
     assert task_from_notes(json.loads(json.dumps(task.notes()))) == task != coins
     assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
     assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
@@ -99,11 +103,19 @@ class Glutton(ExpertPlayer):
         return tensordict
 
 
-@pytest.mark.parametrize("rewards", [TextWorldRewards(), TextWorldRewards(living=-1, win=0.5, loss=-2, admissible=0.9)])
-def test_a_won_game_is_known_by_its_records(meals, rewards):
-    """Won, lost (the dinner is eaten) and cut off, side by side, against what the engine says."""
-    task = TextWorldTask.from_notes({**meals.notes(), "rewards": vars(rewards)})
-    env = task.env(4, offers=("expert", "admissible"), order="cycle")
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [],
+        [LivingCost(1.0), WinReward(0.5, -2.0), AdmissibleBonus(0.9)],
+        [ScoreReward(-1.0), WinReward(0.0, 3.0)],
+    ],
+    ids=["points", "more", "losing pays"],
+)
+def test_a_won_game_is_known_by_its_records(meals, transforms):
+    """Won, lost (the dinner is eaten) and cut off, side by side, whatever a turn earns."""
+    task, offers = meals, ("expert", "admissible", "was_admissible")
+    env = TransformedEnv(task.env(4, offers=offers, order="cycle"), Compose(*transforms))
 
     class Table(torch.nn.Module):
         """The expert, the glutton, and two who never do anything."""
@@ -126,7 +138,7 @@ def test_a_won_game_is_known_by_its_records(meals, rewards):
             for row in td["done"].squeeze(-1).nonzero().flatten().tolist():
                 ends.setdefault(row, {key: bool(td[key][row]) for key in ("won", "lost", "terminated", "truncated")})
             td = env.maybe_reset(td)
-        records = play_games(env, policy, games=4, seed=0)
+        records = play_games(env, policy, games=4, seed=0, keep=["won"])
     finally:
         env.close()
     assert ends[0] == {"won": True, "lost": False, "terminated": True, "truncated": False}
@@ -149,9 +161,21 @@ def test_one_game_built_twice_is_in_one_set(coins, tmp_path):
     assert [game.name for game in sets.train] == [sets.train[0].name] * 2
 
 
-def test_weights_that_hide_who_won_are_refused():
-    with pytest.raises(ValueError, match=r"lost game's last turn may earn 3 and a won game's 1"):
-        TextWorldTask(rewards=TextWorldRewards(loss=3))
+def test_records_that_hide_who_won_are_refused(coins):
+    env = coins.env(1, offers="expert")
+    try:
+        records = play_games(env, ExpertPlayer(), games=1)
+    finally:
+        env.close()
+    with pytest.raises(KeyError, match=r"do not say which games were won: .*keep=\['won'\]"):
+        coins.won(records)
+
+
+def test_tasks_that_cannot_be():
+    with pytest.raises(ValueError, match=r"apart='words' is unknown: .*'solutions', 'games'"):
+        TextWorldTask(apart="words")
+    with pytest.raises(ValueError, match=r"template='verse' is unknown: .*'exits'"):
+        TextWorldTask(template="verse")
 
 
 def test_judging_plays_the_held_out_games_in_turn(coins):
@@ -167,27 +191,11 @@ def test_judging_plays_the_held_out_games_in_turn(coins):
     assert chance.mean_turns > 2.0
 
 
-def test_experts_err_as_often_as_they_should():
-    experts = MixedExperts((0.0, 1.0, 0.25), seed=0)
-    rows = 3000
-    offered = TensorDict(
-        expert_action=torch.full((rows, 2), 7),
-        admissible_action=torch.full((rows, 1, 2), 8),
-        admissible_mask=torch.ones(rows, 1, dtype=torch.bool),
-        batch_size=[rows],
-    )
-    errs = (experts(offered)["action"] == 8).all(-1).reshape(-1, 3).double().mean(0)
-    assert errs[:2].tolist() == [0.0, 1.0]
-    assert abs(errs[2] - 0.25) < 0.05
-    with pytest.raises(ValueError, match=r"each expert, got \(1.5,\)"):
-        MixedExperts((1.5,))
-
-
 SMALL = {"layers": 1, "width": 16, "heads": 2, "batch_size": 8, "eval_games": 4, "log_every": 2, "device": "cpu"}
 SHORT = {"steps": 4, "eval_every": 4}
 
 
-def test_from_games_to_a_table(tmp_path, capsys):
+def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     told = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
     data = textworld_data.main(TextWorldData(out=tmp_path / "data", episodes=24, **told))
     dataset = load_dataset(data)
@@ -206,6 +214,10 @@ def test_from_games_to_a_table(tmp_path, capsys):
     assert figures["games"] == figures["players"][0]["games"] == len(task.sets().test)
     assert figures["players"][1]["win_rate"] == 1.0
     assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()
+    monkeypatch.setattr(TextWorldTask, "tokenizer", lambda task: word_tokenizer(["go east, take coin."]))
+    for opened in (lambda: open_dataset(data), lambda: load_run(tmp_path / "bc")):  # every word would be another
+        with pytest.raises(ValueError, match="was made with other tokens than its games are told in now"):
+            opened()
 
 
 def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.offline import OfflineOptions, TextWorldOffline, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
@@ -18,20 +17,10 @@ __all__ = ["BC", "TextWorldBC", "main"]
 class BC(OfflineOptions):
     """Behaviour cloning on a data set of games; with --fraction below 1 of the best ones alone."""
 
-    transition_weight: float = option(1.0, "weight of the environment's words in the loss")
-
 
 @dataclass(frozen=True)
-class TextWorldBC(BC):
+class TextWorldBC(TextWorldOffline, BC):
     """Behaviour cloning of experts in TextWorld games."""
-
-    steps: int = option(700, "optimiser steps")
-    # The engine's words are many, and what they say of one game is of no use in the next.
-    transition_weight: float = option(0.05, "weight of the environment's words in the loss")
-    weight_decay: float = option(0.05, "AdamW's weight decay")
-    batch_size: int = option(32, "games in a batch")
-    eval_every: int = option(350, "steps between evaluations, each with a checkpoint")
-    eval_games: int = option(64, "games an evaluation")
 
 
 def main(options: BC) -> float:

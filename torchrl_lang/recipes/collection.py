@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,10 +18,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.envs import EnvBase
+from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from torchrl_lang.data import EpisodeRows
+from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks import Task
-from torchrl_lang.schema import ACTION_MASK
+from torchrl_lang.schema import ACTION_MASK, LEARNED, TOKEN_LOG_PROB
 
 __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
 
@@ -52,13 +55,15 @@ class Games:
 
     Args:
         task: what is played.
-        policy: writes ``action``, ``token_log_prob`` and ``state_value``; in one process it is the one that is trained.
+        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``learned`` where not all of its tokens
+            are to be learned; in one process it is the one that is trained.
         kind: of the collector.
         workers: processes of the other two kinds.
         games: played side by side, in all processes together.
         turns: of each game between two updates.
         seed: of the games. Those of a single process are the same again; the words of several workers are not.
         device: where environments and policy are.
+        offered: further options of the environments, which the policy needs.
         max_staleness: games with a token that is older, in updates, are left out.
     """
 
@@ -73,11 +78,14 @@ class Games:
         turns: int,
         seed: int,
         device: torch.device,
+        offered: Mapping[str, Any] = MappingProxyType({}),
         max_staleness: int | None = None,
     ) -> None:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
+        self._policy = policy
         self._updates = 0
-        self._rows = EpisodeRows({key: key for key in ("token_log_prob", "state_value")} | {VERSION: ("next", VERSION)})
+        said = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, LEARNED) if key in policy.out_keys]
+        self._rows = EpisodeRows({key: key for key in said} | {VERSION: ("next", VERSION)})
         common: dict[str, Any] = {
             "total_frames": -1,
             "auto_register_policy_transforms": False,
@@ -85,39 +93,43 @@ class Games:
         }
         self._env: EnvBase | None = None
         if kind == "single":
-            self._env = task.env(games, seed=seed, device=device)
-            self._make = functools.partial(Collector, self._env, policy, frames_per_batch=games * turns, **common)
+            self._env = task.env(games, seed=seed, device=device, **offered)
+            self._make = functools.partial(Collector, self._env, frames_per_batch=games * turns, **common)
             self._batches = 1
         else:
             share = games // workers
-            makers = [functools.partial(_make_env, task, share, seed + 1 + k, device) for k in range(workers)]
+            make = functools.partial(task.env, share, device=device, **offered)
+            makers = [functools.partial(make, seed=seed + 1 + k) for k in range(workers)]
             multi = MultiSyncCollector if kind == "sync" else MultiAsyncCollector
             frames = share * turns * (workers if kind == "sync" else 1)
-            # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
-            self._make = functools.partial(multi, makers, deepcopy(policy), frames_per_batch=frames, **common)
+            self._make = functools.partial(multi, makers, frames_per_batch=frames, **common)
             self._batches = 1 if kind == "sync" else workers  # as many games an update, whatever the kind
-        self._policy = policy
         self._collector: Any = None
+        self._scheme: SharedMemWeightSyncScheme | None = None
         self._steps: Iterator[TensorDictBase] = iter(())
 
-    def play(self) -> Played:
+    def play(self, *, to_end: bool = False) -> Played:
         """Play on, until games have ended.
+
+        Args:
+            to_end: where one process plays, go on after the usual turns until every game that has begun in them has
+                ended. The next games begin anew: those that began later are dropped, whatever their length, so that
+                neither long nor short ones are preferred. Workers play as ever.
 
         Raises:
             ChildProcessError: a worker has died.
         """
-        if self._collector is None:
-            self._open()
-        dropped = 0
+        dropped, to_end = 0, to_end and self.kind == "single"
         for _ in range(_PATIENCE):
-            found = [self._rows(self._next()) for _ in range(self._batches)]
-            every: Any = torch.cat(found)  # typed as a tensor by torch
+            every = self._ended(to_end=to_end)
             age = self._updates - every.pop(VERSION)
             agent = every.get(ACTION_MASK)
             fresh = torch.ones(len(every), dtype=torch.bool, device=age.device)
             if self.max_staleness is not None:
                 fresh = torch.where(agent, age, 0).amax(-1) <= self.max_staleness
             dropped += int((~fresh).sum())
+            if to_end:
+                self._begin_anew()
             if fresh.any():
                 return Played(every[fresh], _mean(age.float(), agent), dropped)
         raise ValueError(
@@ -127,6 +139,8 @@ class Games:
 
     def weights_changed(self) -> None:
         """Tell the workers the weights as they are now. Where one has died, this process is interrupted before long."""
+        if self._collector is None:
+            return  # whoever plays next begins with them
         self._updates += 1
         if self.kind == "single":
             self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
@@ -136,15 +150,12 @@ class Games:
     def restart(self, step: int) -> None:
         """Begin new games, those of this step of the run: a run that is continued from here plays the same.
 
-        Games that were running are dropped, the long ones with them, so this is not for every update. Workers play on
-        where they are: they have no order that could be repeated.
+        Games that are running are dropped, the long ones with them: :meth:`play` them ``to_end`` before. Workers play
+        on where they are: they have no order that could be repeated.
         """
-        if self._env is None:
-            return
-        self._shut_down(close_env=False)
-        self._rows.forget()
-        self._updates = 0
-        self._env.set_seed(self.seed + step)
+        if self._env is not None:
+            self._begin_anew()
+            self._env.set_seed(self.seed + step)
 
     def close(self) -> None:
         """End the workers and the environments."""
@@ -164,11 +175,24 @@ class Games:
                 "last checkpoint."
             )
 
+    def _ended(self, *, to_end: bool) -> TensorDict:
+        """Rows of the games that end in the usual turns, or of all that begin in them."""
+        found = [self._rows(self._next()) for _ in range(self._batches)]
+        while to_end and self._rows.waiting:
+            found.append(self._rows(self._next(), only_waiting=True))
+        every: Any = torch.cat(found)  # typed as a tensor by torch
+        return every
+
     def _workers(self) -> list[Any]:
         return list(getattr(self._collector, "procs", ()))
 
     def _open(self) -> None:
-        self._collector = self._make()
+        if self._env is not None:
+            self._collector = self._make(policy=self._policy)
+        else:
+            self._scheme = SharedMemWeightSyncScheme()
+            # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
+            self._collector = self._make(policy=deepcopy(self._policy), weight_sync_schemes={"policy": self._scheme})
         self._steps = iter(self._collector)
         if self._env is None:
             threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
@@ -184,17 +208,29 @@ class Games:
             time.sleep(0.5)
 
     def _next(self) -> TensorDictBase:
+        if self._collector is None:
+            self._open()
         try:
             return next(self._steps)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter where TorchRL closes a worker that has not yet ended
             self.check_workers()
             raise
 
+    def _begin_anew(self) -> None:
+        self._shut_down(close_env=False)
+        self._rows.forget()
+        self._updates = 0  # a collector counts from its own beginning
+
     def _shut_down(self, **options: Any) -> None:
         collector, self._collector = self._collector, None
+        scheme, self._scheme = self._scheme, None
         self._steps = iter(())
-        if collector is not None:
-            collector.shutdown(**options)
+        try:
+            if collector is not None:
+                collector.shutdown(**options)
+        finally:
+            if scheme is not None:
+                _end(scheme)
 
 
 class InPrecision(TensorDictModuleBase):
@@ -212,8 +248,12 @@ class InPrecision(TensorDictModuleBase):
             return self.policy(tensordict)
 
 
-def _make_env(task: Task, games: int, seed: int, device: torch.device) -> EnvBase:
-    return task.env(games, seed=seed, device=device)
+def _end(scheme: SharedMemWeightSyncScheme) -> None:
+    """End what TorchRL 0.14's collectors do not end: left to the interpreter's exit it starts threads, for ever."""
+    for name in ("_weight_init_queues", "_instruction_queues", "_ack_queues"):
+        for queue in getattr(scheme, name, {}).values():
+            queue.cancel_join_thread()  # of workers that have died nobody reads what is still to be sent
+    scheme.shutdown()
 
 
 def _mean(values: Tensor, counted: Tensor) -> float:

@@ -18,7 +18,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, TextWorldOffline, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
@@ -37,21 +37,14 @@ class ILQL(OfflineOptions):
     qvalue_weight: float = option(0.2, "weight of Q's loss")
     cql_weight: float = option(0.002, "weight of the conservative term")
     lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q")
-    transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
     tau: float = option(0.02, "step of the target heads towards the online ones")
 
 
 @dataclass(frozen=True)
-class TextWorldILQL(ILQL):
+class TextWorldILQL(TextWorldOffline, ILQL):
     """Implicit language Q-learning from experts of mixed care in TextWorld games."""
 
-    steps: int = option(700, "optimiser steps")
     beta: float = option(2.0, "strength of the values in the policy that is evaluated while training")
-    transition_weight: float = option(0.05, "weight of the environment's words in the policy's loss")
-    weight_decay: float = option(0.05, "AdamW's weight decay")
-    batch_size: int = option(32, "games in a batch")
-    eval_every: int = option(350, "steps between evaluations, each with a checkpoint")
-    eval_games: int = option(64, "games an evaluation")
 
 
 def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,23 +16,16 @@ from transformers import PreTrainedModel
 from torchrl_lang.data import RowDataset, best_rows, row_buffer
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.options import check_record, option, required, write_options
+from torchrl_lang.recipes.runs import RunOptions, finish, is_due, make_optimizer, resume
 from torchrl_lang.recipes.tasks import Task
-from torchrl_lang.training import (
-    Checkpointer,
-    Progress,
-    RandomState,
-    adamw,
-    make_log,
-    muon_adamw,
-    train_steps,
-    warmup_cosine,
-)
+from torchrl_lang.recipes.unfrozen import Unfrozen
+from torchrl_lang.training import Checkpointer, Progress, RandomState, train_steps
 
-__all__ = ["OfflineOptions", "build_actor", "build_lm", "train_offline"]
+__all__ = ["OfflineOptions", "TextWorldOffline", "build_actor", "build_lm", "train_offline"]
 
 
 @dataclass(frozen=True)
-class OfflineOptions:
+class OfflineOptions(RunOptions):
     """Options of every recipe that learns from a data set."""
 
     data: Path = required("folder of a data set, see `generate`")
@@ -65,29 +59,29 @@ class OfflineOptions:
     log_every: int = option(50, "steps between rows of the log")
     logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
     seed: int = option(0, "seed of weights, batches and games")
+    transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "layers",
-            "width",
-            "heads",
-            "length_groups",
-            "top_layers",
-            "eval_every",
-            "eval_games",
-            "log_every",
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        names = ("steps", "batch_size", "layers", "width", "heads", "length_groups", "top_layers")
+        self._check_at_least_one(*names, "eval_every", "eval_games", "log_every")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 learns from the best tenth.")
 
-    def torch_device(self) -> torch.device:
-        """Where to compute."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        return torch.device(name)
+
+@dataclass(frozen=True)
+class TextWorldOffline(OfflineOptions):
+    """What suits TextWorld's games, for the recipes' options on them: the first of their bases."""
+
+    # A dataclass takes all fields of its first base, not only those that are set here: an option of OfflineOptions to
+    # which a recipe gave another default would fall back to the common one.
+
+    steps: int = option(700, "optimiser steps")
+    # The engine's words are many, and what they say of one game is of no use in the next.
+    transition_weight: float = option(0.05, "weight of the environment's words in the policy's loss")
+    weight_decay: float = option(0.05, "AdamW's weight decay")
+    batch_size: int = option(32, "games in a batch")
+    eval_every: int = option(350, "steps between evaluations, each with a checkpoint")
+    eval_games: int = option(64, "games an evaluation")
 
 
 def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
@@ -153,22 +147,15 @@ def train_offline(
     device = options.torch_device()
     rows = dataset if options.fraction == 1.0 else best_rows(dataset, fraction=options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
-    make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
-    optimizer = make_optimizer(loss, options.lr, weight_decay=options.weight_decay)
-    warmup = min(options.warmup, options.steps // 10)
-    scheduler = warmup_cosine(optimizer, options.steps, warmup=warmup, final=options.final_lr)
+    optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
     parts: dict[str, Any] = {
-        "loss": loss,
+        "loss": Unfrozen(loss),
         "optimizer": optimizer,
         "scheduler": scheduler,
         "sampler": buffer.sampler,
         "random": RandomState(),
     }
-    for name, part in parts.items():
-        checkpoints.register(name, part)
-    start = checkpoints.restore() or 0
-    log = make_log(options.out, trackers=options.logger)
-    log.rewind(start or None)
+    start, log = resume(options, checkpoints, parts)
     training = train_steps(
         loss,
         lambda: buffer.sample().to(device),
@@ -180,23 +167,18 @@ def train_offline(
         max_grad_norm=options.max_grad_norm,
         autocast=torch.bfloat16 if options.bf16 else None,
     )
-    with Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return")) as progress:
+    progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
+    with closing(log), progress:
         for step, figures in training:
             progress.update(step, figures)
-            if step % options.log_every == 0 or step == options.steps:
+            if is_due(step, options.log_every, options.steps):
                 log.log(step, figures)
-            if step % options.eval_every == 0 or step == options.steps:
+            if is_due(step, options.eval_every, options.steps):
                 summary, _ = task.judge(policy, games=options.eval_games, seed=options.seed + 1, device=device)
                 log.log(step, summary.scalars())
                 progress.update(step, {"return": summary.mean_return})
                 checkpoints.save(step, summary.scalars())
-    log.close()
-    best = checkpoints.restore("best")
-    save(options.out / "model")
-    metrics = checkpoints.metrics("best")
-    where = options.out / "model"
-    print(f"{options.out.name}: best at step {best}, mean return {metrics['return']:.2f}; model in {where}", flush=True)
-    return metrics["return"]
+    return finish(options, checkpoints, save, unit="step")
 
 
 def _record(options: OfflineOptions, dataset: RowDataset, *, continued: bool) -> None:

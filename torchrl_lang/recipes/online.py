@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from torchrl_lang.data import row_buffer
+from torchrl_lang.functional import generators
+from torchrl_lang.modules import ExampleTurns
 from torchrl_lang.recipes.collection import Games, InPrecision, Played
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.options import check_record, write_options
+from torchrl_lang.recipes.runs import finish, is_due, make_optimizer, resume
 from torchrl_lang.recipes.start import Start, load_start
-from torchrl_lang.training import (
-    Checkpointer,
-    Progress,
-    RandomState,
-    Stateful,
-    adamw,
-    make_log,
-    muon_adamw,
-    seed_everything,
-    train_steps,
-    warmup_cosine,
-)
+from torchrl_lang.recipes.unfrozen import Unfrozen
+from torchrl_lang.schema import LEARNED
+from torchrl_lang.training import Checkpointer, Progress, RandomState, Stateful, seed_everything, train_steps
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform
 
 __all__ = ["Learner", "OnlineRun", "begin", "keep_near", "train_online"]
@@ -38,6 +34,10 @@ class Learner(Protocol):
     """What is learned from games, and from which of them."""
 
     loss: LossModule
+
+    @property
+    def rates(self) -> Sequence[tuple[nn.Module, float]]:
+        """Modules of the loss that learn at a rate of their own."""
 
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
         """From the games just played, kept near the start, those to learn from, with all that the loss reads."""
@@ -70,7 +70,20 @@ def keep_near(options: OnlineOptions, start: Start) -> KLConstrainedTransform:
     controller: Any = ConstantKLController(options.kl_coef)
     if options.kl_target is not None:
         controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
-    return KLConstrainedTransform(start.reference, controller, estimator="k1")
+    paid = LEARNED if options.examples else None  # nothing is paid for what another said
+    return KLConstrainedTransform(start.reference, controller, estimator="k1", mask_key=paid)
+
+
+def _player(
+    options: OnlineOptions, start: Start, policy: TensorDictModuleBase
+) -> tuple[TensorDictModuleBase, dict[str, Any]]:
+    """Who plays the games to learn from, and what the environment must offer for it."""
+    if not options.examples:
+        return policy, {}
+    # As with the policy's words: copies in several processes are not to draw the same.
+    seeds = (options.seed + 1, options.seed + 2) if options.collector == "single" else (None, None)
+    example, offered = start.task.example(seeds[0])
+    return ExampleTurns(policy, example, options.examples, seed=seeds[1]), offered
 
 
 class OnlineRun:
@@ -78,14 +91,14 @@ class OnlineRun:
 
     def __init__(self, options: OnlineOptions, start: Start, near: KLConstrainedTransform, learner: Learner) -> None:
         self.options, self.start, self.near, self.learner = options, start, near, learner
-        make_optimizer = muon_adamw if options.optimizer == "muon" else adamw
-        self.optimizer = make_optimizer(learner.loss, options.lr)
-        warmup = min(options.warmup, options.iterations // 10)
-        self.scheduler = warmup_cosine(self.optimizer, options.iterations, warmup=warmup, final=options.final_lr)
+        self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
         self.policy = InPrecision(start.policy, torch.bfloat16) if options.bf16 else start.policy
+        player, offered = _player(options, start, self.policy)
+        self._streams = generators(player)
         self.games = Games(
             start.task,
-            self.policy,
+            player,
+            offered=offered,
             kind=options.collector,
             workers=options.workers,
             games=options.games,
@@ -96,13 +109,11 @@ class OnlineRun:
         )
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint must hold. The reference is not among it: it is made anew from the start.
-
-        What does not train stands there with what does: frozen layers, and the weights below adapters.
-        """
-        words = {"words": self.start.policy.decoder.generator} if self.options.collector == "single" else {}
+        """What a checkpoint must hold. The reference and what is frozen are made anew from the start."""
+        playing = self._streams if self.options.collector == "single" else []
+        words = {f"words_{number}": stream for number, stream in enumerate(playing)}
         own: dict[str, Stateful] = {
-            "loss": self.learner.loss,
+            "loss": Unfrozen(self.learner.loss),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "near": self.near,
@@ -110,10 +121,14 @@ class OnlineRun:
         }
         return own | dict(self.learner.parts())
 
-    def iterate(self, iteration: int) -> dict[str, Any]:
-        """Play, pay for the divergence, learn, hand out the weights. Returns figures."""
+    def iterate(self, iteration: int, *, to_end: bool = False) -> dict[str, Any]:
+        """Play, ``to_end`` where the games begin anew after it, pay for the divergence, learn, hand out the weights.
+
+        Returns:
+            Figures.
+        """
         began = time.perf_counter()
-        played = self.games.play()
+        played = self.games.play(to_end=to_end)
         middle = time.perf_counter()
         with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
             rows = self.near(played.rows)
@@ -173,7 +188,8 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
 
     The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
     killed goes on from its last checkpoint; where one process plays, to the same numbers as one that was not.
-    Checkpoints do not hold the reference: it is made anew from ``start``, and a start that has changed is refused.
+    Checkpoints hold neither the reference nor frozen weights: they are made anew from ``start``, and a start that has
+    changed is refused.
 
     Returns:
         The best mean return of the evaluations, of games that are not learned from.
@@ -181,39 +197,34 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
     checkpoints = Checkpointer(options.out / "checkpoints")
     _record(options, start, continued=bool(checkpoints.steps()))
     run = OnlineRun(options, start, near, learner)
-    for name, part in run.parts().items():
-        checkpoints.register(name, part)
-    done = checkpoints.restore() or 0
-    log = make_log(options.out, trackers=options.logger)
-    log.rewind(done or None)
-    progress = Progress(
-        options.iterations, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval")
-    )
-    try:
-        with progress:
-            run.games.restart(done)
-            for iteration in range(done + 1, options.iterations + 1):
-                figures = run.iterate(iteration)
-                progress.update(iteration, figures)
-                if iteration % options.log_every == 0 or iteration == options.iterations:
-                    log.log(iteration, figures)
-                if iteration % options.eval_every == 0 or iteration == options.iterations:
-                    scalars = run.judge()
-                    log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
-                    progress.update(iteration, {"eval": scalars["return"]})
-                    checkpoints.save(iteration, scalars)
-                    run.games.restart(iteration)
-    except KeyboardInterrupt:
-        run.games.check_workers()  # which may be the reason
-        raise
-    finally:
-        run.games.close()
-        log.close()
-    best = checkpoints.restore("best")
-    start.save(options.out / "model")
-    found = checkpoints.metrics("best")["return"]
-    print(f"{options.out.name}: best at iteration {best}, mean return {found:.2f}; model in {options.out / 'model'}")
-    return found
+    with closing(run.games):
+        try:
+            _iterate(run, checkpoints)
+        except KeyboardInterrupt:
+            run.games.check_workers()  # which may be the reason
+            raise
+    return finish(options, checkpoints, start.save, unit="iteration")
+
+
+def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
+    """All iterations that are left."""
+    options, last = run.options, run.options.iterations
+    done, log = resume(options, checkpoints, run.parts())
+    progress = Progress(last, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval"))
+    with closing(log), progress:
+        run.games.restart(done)
+        for iteration in range(done + 1, last + 1):
+            judged = is_due(iteration, options.eval_every, last)
+            figures = run.iterate(iteration, to_end=judged)
+            progress.update(iteration, figures)
+            if is_due(iteration, options.log_every, last):
+                log.log(iteration, figures)
+            if judged:
+                scalars = run.judge()
+                log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
+                progress.update(iteration, {"eval": scalars["return"]})
+                checkpoints.save(iteration, scalars)
+                run.games.restart(iteration)
 
 
 def _record(options: OnlineOptions, start: Start, *, continued: bool) -> None:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from torchrl_lang.recipes.collection import CollectorKind
 from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.runs import RunOptions
 
 __all__ = ["OnlineOptions"]
 
 
 @dataclass(frozen=True)
-class OnlineOptions:
+class OnlineOptions(RunOptions):
     """Options of every recipe that learns from the games it plays."""
 
     start: Path = required("folder of a finished run: where the policy starts, and what it is kept near")
@@ -26,6 +25,7 @@ class OnlineOptions:
     collector: CollectorKind = option("single", "who plays: this process; workers; or workers that play on meanwhile")
     workers: int = option(2, "worker processes, where there are any")
     max_staleness: int | None = option(None, "games played by weights that are more updates old are left out")
+    examples: float = option(0.0, "probability of a random admissible turn, remembered and not learned from")
     epochs: int = option(2, "times that each game is learned from")
     batch_size: int = option(64, "games in a batch")
     accumulate: int = option(1, "batches a step of the optimiser")
@@ -50,20 +50,15 @@ class OnlineOptions:
 
     def __post_init__(self) -> None:
         names = ("iterations", "games", "turns", "workers", "epochs", "batch_size", "accumulate", "eval_every")
-        for name in (*names, "eval_games", "log_every", "kl_horizon", "top_layers", "lora_rank"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        self._check_at_least_one(*names, "eval_games", "log_every", "kl_horizon", "top_layers", "lora_rank")
         if self.collector != "single" and self.games % self.workers:
             raise ValueError(f"games={self.games} cannot be shared out to {self.workers} workers: give a multiple.")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(f"max_staleness must not be negative, got {self.max_staleness}: 0 takes no old games.")
+        if not 0 <= self.examples < 1:
+            raise ValueError(f"examples must lie in [0, 1), got {self.examples}: 0.05 is one turn in twenty.")
         if self.kl_coef < 0 or (self.kl_target is not None and (self.kl_target <= 0 or self.kl_coef == 0)):
             raise ValueError(
                 "kl_coef must not be negative, and above 0 with a kl_target, which must be above 0: got "
                 f"kl_coef={self.kl_coef}, kl_target={self.kl_target}. Without a price: --kl-coef 0 --kl-target none."
             )
-
-    def torch_device(self) -> torch.device:
-        """Where to compute."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        return torch.device(name)

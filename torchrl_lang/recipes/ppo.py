@@ -23,6 +23,7 @@ class PPO(OnlineOptions):
     """Proximal policy optimisation (arXiv 1707.06347) from a finished run, near to it."""
 
     clip_epsilon: float = option(0.2, "how far a token's probability may move, as a ratio, before it gains nothing")
+    value_lr: float = option(3e-3, "peak learning rate of the values: they must follow a policy that moves slowly")
     value_weight: float = option(0.5, "weight of the values' loss")
     entropy_weight: float = option(0.0, "weight of the policy's entropy")
     gamma: float = option(1.0, "discount from token to token of an utterance")
@@ -61,6 +62,7 @@ class PPOLearner:
 
     def __init__(self, options: PPO, start: Start) -> None:
         self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
+        self.rates = ((start.value, options.value_lr),)
         self.loss = PPOLoss(
             start.policy,
             value_module(start.value),

@@ -17,14 +17,23 @@ from torchrl_lang.recipes.start import Start
 from torchrl_lang.training import Stateful
 from torchrl_lang.transforms import KLController
 
-__all__ = ["BestGames", "Rejection", "main"]
+__all__ = ["BestGames", "Rejection", "TextWorldRejection", "main"]
 
 
 @dataclass(frozen=True)
 class Rejection(OnlineOptions):
     """Imitation of the best games that the policy plays: rejection sampling, or expert iteration, near the start."""
 
-    fraction: float = option(0.25, "share of the games just played that is imitated")
+    # Choosing well takes many games at a time; what was chosen can be learned from often, since a price keeps it near.
+    iterations: int = option(40, "times of playing and learning")
+    games: int = option(2048, "games played side by side")
+    epochs: int = option(4, "times that each game is learned from")
+    lr: float = option(1e-3, "peak learning rate of AdamW; Muon's is ten times that")
+    kl_coef: float = option(0.1, "what a nat of divergence from the start costs, at first")
+    kl_target: float | None = option(6.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
+    kl_horizon: int = option(4000, "games over which the coefficient may change by a fifth")
+    eval_every: int = option(10, "iterations between evaluations, each with a checkpoint")
+    fraction: float = option(0.2, "share of the games just played that is imitated")
     best_so_far: int | None = option(None, "keep so many of the best games ever played, and imitate those instead")
     turn_gamma: float = option(1.0, "discount of a turn in the ranking")
 
@@ -36,6 +45,23 @@ class Rejection(OnlineOptions):
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 imitates the best tenth.")
         if self.best_so_far is not None and self.best_so_far < 1:
             raise ValueError(f"best_so_far must be at least 1 game, got {self.best_so_far}.")
+
+
+@dataclass(frozen=True)
+class TextWorldRejection(Rejection):
+    """Imitation of the best games that the policy plays in TextWorld, near to a run that imitates experts."""
+
+    iterations: int = option(30, "times of playing and learning")
+    games: int = option(192, "games played side by side")
+    turns: int = option(12, "turns of each of them between two updates")
+    epochs: int = option(2, "times that each game is learned from")
+    batch_size: int = option(32, "games in a batch")
+    lr: float = option(2e-4, "peak learning rate of AdamW; Muon's is ten times that")
+    kl_target: float | None = option(2.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
+    kl_horizon: int = option(1000, "games over which the coefficient may change by a fifth")
+    eval_games: int = option(96, "games an evaluation")
+    fraction: float = option(0.5, "share of the games just played that is imitated")
+    turn_gamma: float = option(0.95, "discount of a turn in the ranking")
 
 
 class BestGames:
@@ -52,6 +78,7 @@ class BestGames:
             kl_weight=price if options.kl_coef else 0.0,
             reference=start.reference.frozen if options.kl_coef else None,
         )
+        self.rates = ()
         self.fraction = options.fraction
         self.ranking: dict[str, Any] = {
             "gamma": options.turn_gamma,

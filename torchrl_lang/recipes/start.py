@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import UtteranceActor, ValueHead, language_actor, save_language_model, train_top_layers
@@ -33,11 +32,6 @@ class Start:
     """Acts, and is trained; with the values of its states."""
     reference: RowReference
     """The start, frozen: what it needs beside the policy's own weights."""
-
-    @property
-    def actor(self) -> ProbabilisticTensorDictSequential:
-        """The language actor of the policy."""
-        return self.policy.decoder.actor
 
     def save(self, folder: Path) -> Path:
         """Write the model as it is now; adapters are merged into it."""

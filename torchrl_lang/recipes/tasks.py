@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tensordict.nn import TensorDictModuleBase
+
 from torchrl_lang.data import RowDataset, Tokenizer, load_dataset
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, Summary
 
-__all__ = ["Task", "of_kind", "open_dataset", "task_from_notes"]
+__all__ = ["Task", "check_words", "of_kind", "open_dataset", "task_from_notes"]
 
 T = TypeVar("T", bound="Task")
 
@@ -34,13 +36,13 @@ class Task(Protocol):
     def env(self, batch_size: int, **options: Any) -> LanguageEnv:
         """Games to learn from, ``batch_size`` at a time; options such as ``seed`` and ``device`` go to the class."""
 
+    def example(self, seed: int | None) -> tuple[TensorDictModuleBase, dict[str, Any]]:
+        """A player of random admissible utterances, and the options of :meth:`env` that it needs."""
+
     def judge(
         self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256, device: Any = None
     ) -> tuple[Summary, GameRecords]:
         """Play a fixed set of games and sum up."""
-
-    def summary(self, records: GameRecords, name: str) -> Summary:
-        """Figures of games that were played."""
 
     def notes(self) -> dict[str, Any]:
         """What makes the task, as JSON; ``task`` among it is the task's name."""
@@ -74,6 +76,25 @@ def of_kind(task: Task, kind: type[T], folder: Path) -> T:
 
 
 def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
-    """A data set of games and the task that it is about."""
+    """A data set of games and the task that it is about.
+
+    Raises:
+        ValueError: there is no such task, or its games are told in other tokens than the data.
+    """
     dataset = load_dataset(folder)
-    return dataset, task_from_notes(dataset.manifest["notes"])
+    task = task_from_notes(dataset.manifest["notes"])
+    check_words(task, dataset.tokenizer, folder)
+    return dataset, task
+
+
+def check_words(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise unless what lies in ``folder`` reads the tokens that the games of its task are told in now.
+
+    Raises:
+        ValueError: the two tokenizers differ, so that every word would be mistaken for another.
+    """
+    if task.tokenizer().config() != tokenizer.config():
+        raise ValueError(
+            f"{folder} was made with other tokens than its games are told in now, by another version of this library "
+            "or with other words: make the data set and train on it anew."
+        )

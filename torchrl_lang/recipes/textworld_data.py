@@ -6,17 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-
 from torchrl_lang.data import generate_dataset
-from torchrl_lang.envs.textworld import RandomAdmissiblePlayer
+from torchrl_lang.envs.textworld import ExpertPlayer
 from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.textworld_task import TextWorldTask
-from torchrl_lang.schema import ACTION
 
-__all__ = ["MixedExperts", "TextWorldData", "main", "task_of"]
+__all__ = ["TextWorldData", "main", "task_of"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,9 @@ class TextWorldData:
     epsilon: tuple[float, ...] = option(
         (0.0, 0.1, 0.2), "shares of random commands: as many experts, who play an equal number of rows each"
     )
+    foreign: float = option(0.0, "share of the random commands that another game admits, most often impossible in this")
     games: int = option(400, "games that are built, 1 to 3 seconds each and core, once for all")
+    first_game: int = option(0, "seed of the first game that is built, the others follow; it also deals out the sets")
     valid: int = option(32, "of these, at least so many are for watching the learning")
     test: int = option(48, "and so many for the final table")
     apart: Literal["solutions", "games"] = option(
@@ -43,7 +40,7 @@ class TextWorldData:
     action_length: int | None = option(None, "tokens of a command, its end included; none takes what fits the kind")
     max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind")
     batch: int = option(96, "games played side by side")
-    seed: int = option(0, "seed of episodes and players; the games' own seeds are 0, 1, ...")
+    seed: int = option(0, "seed of episodes and players")
     overwrite: bool = option(False, "replace a data set that is there")
 
 
@@ -54,6 +51,7 @@ def task_of(options: TextWorldData) -> TextWorldTask:
         options.kind,
         options={} if options.level is None else {"level": options.level},
         games=options.games,
+        seed=options.first_game,
         valid=options.valid,
         test=options.test,
         apart=options.apart,
@@ -70,7 +68,7 @@ def main(options: TextWorldData) -> Path:
     try:
         dataset = generate_dataset(
             env,
-            MixedExperts(options.epsilon, seed=options.seed),
+            ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed),
             options.out,
             episodes=options.episodes,
             seed=options.seed,
@@ -78,6 +76,7 @@ def main(options: TextWorldData) -> Path:
             notes={
                 **task.notes(),
                 "epsilon": list(options.epsilon),
+                "foreign": options.foreign,
                 "batch": options.batch,
                 "seed_of_play": options.seed,
             },
@@ -91,35 +90,3 @@ def main(options: TextWorldData) -> Path:
         f"{figures['tokens']} tokens: {options.out}; {len(sets.valid)} games to watch, {len(sets.test)} to judge"
     )
     return options.out
-
-
-class MixedExperts(TensorDictModuleBase):
-    """Experts who say a random admissible command every so often: row ``r`` of the batch errs with ``epsilon[r % n]``.
-
-    A game stays in its row, so one of them plays it from its beginning to its end. What they say after an error shows
-    how one gets back on the way, which those who never err cannot show.
-
-    Args:
-        epsilon: probability of a random command, for each of the experts.
-        seed: seed of errors and of random commands.
-
-    Raises:
-        ValueError: there is no expert, or a probability is none.
-    """
-
-    def __init__(self, epsilon: tuple[float, ...], *, seed: int | None = None) -> None:
-        super().__init__()
-        if not epsilon or not all(0 <= share <= 1 for share in epsilon):
-            raise ValueError(f"epsilon holds the probability of a random command of each expert, got {epsilon}.")
-        self.random = RandomAdmissiblePlayer(seed=seed)
-        self.in_keys, self.out_keys = ["expert_action", *self.random.in_keys], [ACTION]
-        self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float64), persistent=False)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``action``, int64 ``[*B, K]``."""
-        expert = tensordict.get("expert_action")
-        other = self.random(tensordict).get(ACTION)
-        rows = torch.arange(expert[..., 0].numel(), device=expert.device).reshape(expert.shape[:-1])
-        epsilon = self.epsilon[rows % len(self.epsilon)]  # [*B]
-        errs = self.random.stream.uniform(tuple(epsilon.shape)).to(expert.device) < epsilon
-        return tensordict.set(ACTION, torch.where(errs[..., None], other, expert))

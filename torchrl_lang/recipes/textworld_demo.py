@@ -78,7 +78,7 @@ def _stages(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
 
 def _check(folder: Path, wanted: textworld_data.TextWorldData) -> None:
     notes = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))["notes"]
-    played = {"epsilon": wanted.epsilon, "seed_of_play": wanted.seed}
+    played = {"epsilon": wanted.epsilon, "foreign": wanted.foreign, "seed_of_play": wanted.seed}
     expected = json.loads(json.dumps(textworld_data.task_of(wanted).notes() | played))
     if any(notes.get(key) != value for key, value in expected.items()):
         raise ValueError(f"{folder / 'data'} holds games of other options: delete {folder} or give another --out.")

@@ -7,24 +7,25 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.textworld import (
     TEMPLATES,
+    RandomAdmissiblePlayer,
     TextWorldEnv,
-    TextWorldRewards,
     TextWorldSpec,
     build_games,
     game_texts,
     word_tokenizer,
 )
 from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize
+from torchrl_lang.functional.checks import one_of
 
 __all__ = ["GameSets", "TextWorldTask", "solution", "split_games"]
 
@@ -60,15 +61,13 @@ class TextWorldTask:
         games: games that are built; 1 to 3 s a game and core, once for all, in the user's cache.
         valid: watch the learning on at least so many of them.
         test: keep at least so many for the final table.
-        seed: seed of the first game.
+        seed: seed of the first game; another one also deals the solutions out in another way.
         apart: what no two sets have in common, "solutions" or merely "games".
         template: the name of one of :data:`~torchrl_lang.envs.textworld.TEMPLATES`.
         row_length, action_length, max_turns: of the environment.
-        rewards: what a turn earns.
 
     Raises:
-        ValueError: the template or what is apart is unknown; the last reward would not tell whether a game was won; on
-            building, too few games are left to learn from.
+        ValueError: the template or what is apart is unknown; on building, too few games are left to learn from.
     """
 
     name: ClassVar[str] = "textworld"
@@ -84,19 +83,10 @@ class TextWorldTask:
     row_length: int = 192
     action_length: int = 4
     max_turns: int = 15
-    rewards: TextWorldRewards = field(default_factory=TextWorldRewards)
 
     def __post_init__(self) -> None:
-        if self.apart not in ("solutions", "games"):
-            raise ValueError(f"apart={self.apart!r} is unknown: choose 'solutions' or 'games'.")
-        if self.template not in TEMPLATES:
-            raise ValueError(f"template={self.template!r} is unknown: choose among {list(TEMPLATES)}.")
-        won, lost = self._last_rewards
-        if not won > lost:
-            raise ValueError(
-                f"With these weights a lost game's last turn may earn {lost:g} and a won game's {won:g}, so that they "
-                f"cannot be told apart: {self.rewards}. Make score + win greater than loss + admissible."
-            )
+        one_of("apart", self.apart, get_args(Apart))
+        one_of("template", self.template, tuple(TEMPLATES))
 
     @classmethod
     def of(cls, kind: str, *, options: Mapping[str, Any] | None = None, **fields: Any) -> TextWorldTask:
@@ -127,13 +117,16 @@ class TextWorldTask:
         """The environment on one of the sets, by default on the games to learn from."""
         told: dict[str, Any] = {
             "template": self.template,
-            "rewards": self.rewards,
             "row_length": self.row_length,
             "action_length": self.action_length,
             "max_turns": self.max_turns,
         }
         games = getattr(self.sets(), split)
         return TextWorldEnv(games, self.tokenizer(), batch_size=[batch_size], **{**told, **options})
+
+    def example(self, seed: int | None) -> tuple[RandomAdmissiblePlayer, dict[str, Any]]:
+        """A player of random admissible commands, and the options of :meth:`env` that it needs."""
+        return RandomAdmissiblePlayer(seed=seed), {"offers": "admissible"}
 
     def judge(
         self,
@@ -150,30 +143,25 @@ class TextWorldTask:
         """Play the games of a set in turn, again from the first where ``games`` are more than there are, and sum up."""
         env = self.env(min(batch, games), split=split, order="cycle", device=device, **options)
         try:
-            records = play_games(env, policy, games=games, seed=seed)
+            records = play_games(env, policy, games=games, seed=seed, keep=["won"])
         finally:
             env.close()
         return self.summary(records, name), records
 
     def summary(self, records: GameRecords, name: str) -> Summary:
-        """Figures of games that were played."""
+        """Figures of games that were played with ``keep=["won"]``."""
         return summarize(records, name=name, won=self.won)
 
     def won(self, records: GameRecords) -> Tensor:
-        """Games that were won, bool ``[N]``: they ended, and their last turn earned what only a winning turn earns.
+        """Games that were won, bool ``[N]``, as the environment said.
 
-        The command that wins completes the last quest, so the score goes up with it; the command that loses completes
-        none.
+        Raises:
+            KeyError: the records do not hold it.
         """
-        won, lost = self._last_rewards
-        return records.terminated & (records.last_reward > (won + lost) / 2)
-
-    @property
-    def _last_rewards(self) -> tuple[float, float]:
-        """The least that the last turn of a won game earns, and the most that the last turn of a lost one does."""
-        rewards = self.rewards
-        won = rewards.living + rewards.score + rewards.win + min(rewards.admissible, 0.0)
-        return won, rewards.living + rewards.loss + max(rewards.admissible, 0.0) + max(rewards.invalid, 0.0)
+        won = records.kept.get("won", None)
+        if won is None:
+            raise KeyError("The records do not say which games were won: play them with play_games(..., keep=['won']).")
+        return won
 
     def notes(self) -> dict[str, Any]:
         """For a data set's manifest."""
@@ -183,8 +171,7 @@ class TextWorldTask:
     def from_notes(cls, notes: Mapping[str, Any]) -> TextWorldTask:
         """From a data set's manifest, or a run's record."""
         values = {key: notes[key] for key in cls.__dataclass_fields__ if key in notes}
-        options, rewards = tuple(sorted(notes["options"].items())), TextWorldRewards(**notes["rewards"])
-        return cls(**{**values, "options": options, "rewards": rewards})
+        return cls(**{**values, "options": tuple(sorted(notes["options"].items()))})
 
 
 @dataclass(frozen=True)
@@ -211,18 +198,20 @@ def _content(game: Path) -> dict[str, Any]:
     return json.loads(game.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = "solutions") -> GameSets:
+def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = "solutions", seed: int = 0) -> GameSets:
     """Deal out games, those alike together: to ``test``, then to ``valid``, until they are served, the rest to train.
 
-    The order is that of hashes, so it is the same for everyone and has nothing to do with what the games are like.
+    The order is that of hashes, so it is the same for everyone, has nothing to do with what the games are like, and is
+    another one for another ``seed``.
 
     Raises:
         ValueError: nothing is left to learn from.
     """
     alike: dict[bytes, list[Path]] = {}
+    salt = f"{seed}\n" if seed else ""
     for game in games:
         common = solution(game) if apart == "solutions" else _whole(game)
-        alike.setdefault(hashlib.sha256(common.encode()).digest(), []).append(game)
+        alike.setdefault(hashlib.sha256((salt + common).encode()).digest(), []).append(game)
     sets: dict[str, list[Path]] = {"test": [], "valid": [], "train": []}
     wanted = {"test": test, "valid": valid, "train": len(games)}
     for _, members in sorted(alike.items()):
@@ -238,7 +227,8 @@ def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = 
 
 @lru_cache(maxsize=8)
 def _sets(task: TextWorldTask) -> GameSets:
-    return split_games(build_games(task.specs()), valid=task.valid, test=task.test, apart=task.apart)
+    games = build_games(task.specs())
+    return split_games(games, valid=task.valid, test=task.test, apart=task.apart, seed=task.seed)
 
 
 @lru_cache(maxsize=8)

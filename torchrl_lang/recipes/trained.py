@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.tasks import Task, task_from_notes
+from torchrl_lang.recipes.tasks import Task, check_words, task_from_notes
 
 __all__ = ["Trained", "load_run"]
 
@@ -61,6 +61,7 @@ def load_run(folder: Path) -> Trained:
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
+        ValueError: its model reads other tokens than the games are told in now.
     """
     record = read_options(folder / "config.json")
     if not (folder / "model").is_dir():
@@ -68,4 +69,6 @@ def load_run(folder: Path) -> Trained:
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
         raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    return Trained(task_from_notes(record["notes"]), model, tokenizer_from_config(model.tokenizer))
+    task, tokenizer = task_from_notes(record["notes"]), tokenizer_from_config(model.tokenizer)
+    check_words(task, tokenizer, folder / "model")
+    return Trained(task, model, tokenizer)

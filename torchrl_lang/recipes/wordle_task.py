@@ -53,6 +53,10 @@ class WordleTask:
         """The environment, natively batched."""
         return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
 
+    def example(self, seed: int | None) -> tuple[RandomWordPlayer, dict[str, Any]]:
+        """A player of random words, and the options of :meth:`env` that it needs: none."""
+        return RandomWordPlayer(list(self.words), rules=self.rules, seed=seed), {}
+
     def judge(
         self, policy: Any, *, games: int, seed: int, name: str = "", batch: int = 256, device: Any = None
     ) -> tuple[Summary, GameRecords]:
