@@ -211,7 +211,9 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     names = [player["name"] for player in figures["players"]]
     assert names == ["random admissible", "expert", "ilql beta 2 greedy", "bc sample", "bc greedy"]
     assert all(name in out for name in names)
-    assert figures["games"] == figures["players"][0]["games"] == len(task.sets().test)
+    held = figures["games"]
+    assert held == len(task.sets().test)
+    assert [player["games"] for player in figures["players"]] == [5 * held, held, held, 5 * held, held]
     assert figures["players"][1]["win_rate"] == 1.0
     assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()
     monkeypatch.setattr(TextWorldTask, "tokenizer", lambda task: word_tokenizer(["go east, take coin."]))

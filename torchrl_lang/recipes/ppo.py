@@ -45,15 +45,17 @@ class PPO(OnlineOptions):
 class TextWorldPPO(PPO):
     """Proximal policy optimisation in TextWorld games, from a run that imitates experts, near to it."""
 
+    # Who imitates experts errs seldom, so that most of what a batch says is noise: small steps, over many games.
     iterations: int = option(60, "times of playing and learning")
-    games: int = option(96, "games played side by side")
+    games: int = option(192, "games played side by side")
     turns: int = option(12, "turns of each of them between two updates")
-    batch_size: int = option(32, "games in a batch")
-    lr: float = option(1e-4, "peak learning rate of AdamW; Muon's is ten times that")
+    epochs: int = option(4, "times that each game is learned from")
+    lr: float = option(5e-5, "peak learning rate of AdamW; Muon's is ten times that")
     kl_coef: float = option(0.1, "what a nat of divergence from the start costs, at first")
-    kl_target: float | None = option(1.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
+    kl_target: float | None = option(1.5, "divergence sought, in nats a game; none keeps the coefficient as it is")
+    kl_horizon: int = option(2000, "games over which the coefficient may change by a fifth")
     turn_gamma: float = option(0.95, "discount from turn to turn")
-    eval_every: int = option(15, "iterations between evaluations, each with a checkpoint")
+    eval_every: int = option(20, "iterations between evaluations, each with a checkpoint")
     eval_games: int = option(96, "games an evaluation")
 
 

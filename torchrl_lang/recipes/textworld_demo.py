@@ -19,7 +19,7 @@ Kind = Literal["coin_collector", "simple"]
 # What differs between the kinds: a corridor is learned from few games, an order of many words from more.
 _DATA: Mapping[str, dict[str, Any]] = {
     "coin_collector": {"games": 320, "valid": 48, "test": 64, "episodes": 1500, "epsilon": (0.0, 0.1, 0.3)},
-    "simple": {"games": 400, "episodes": 3000},
+    "simple": {"games": 400, "episodes": 3000, "foreign": 0.5},
 }
 _BC: Mapping[str, dict[str, Any]] = {
     "coin_collector": {"steps": 300, "eval_every": 100, "weight_decay": 0.01},

@@ -17,6 +17,9 @@ from torchrl_lang.recipes.trained import Trained, load_run
 
 __all__ = ["TextWorldEvaluate", "main"]
 
+_DRAWS = 5
+"""Times that a game is played by who draws words; who does not would play the same again."""
+
 
 @dataclass(frozen=True)
 class TextWorldEvaluate:
@@ -24,7 +27,9 @@ class TextWorldEvaluate:
 
     run: Path = required("folder of a finished run")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the one that this one began from")
-    games: int | None = option(None, "number of episodes, the games in turn; none plays each game once")
+    games: int | None = option(
+        None, "number of episodes, the games in turn; none plays each game once, five times where words are drawn"
+    )
     split: Literal["train", "valid", "test"] = option("test", "which games")
     beta: tuple[float, ...] = option((), "strengths of the values; by default 0, and 1 4 where values were learned")
     method: Literal["sample", "greedy", "beam", "best_of"] | None = option(
@@ -41,26 +46,28 @@ def main(options: TextWorldEvaluate) -> Path:
         if run.task != task:
             raise ValueError(f"{folder} is about other games than {options.run}: evaluate it by itself.")
     held = getattr(task.sets(), options.split)
-    games = options.games or len(held)
-    told: dict[str, Any] = {"games": games, "seed": options.seed, "split": options.split}
+    once, often = options.games or len(held), options.games or _DRAWS * len(held)
+    told: dict[str, Any] = {"seed": options.seed, "split": options.split}
+    chance = RandomAdmissiblePlayer(seed=options.seed)
     played = [
-        task.judge(RandomAdmissiblePlayer(seed=options.seed), name="random admissible", offers="admissible", **told),
-        task.judge(ExpertPlayer(), name="expert", offers="expert", **told),
+        task.judge(chance, games=often, name="random admissible", offers="admissible", **told),
+        task.judge(ExpertPlayer(), games=once, name="expert", offers="expert", **told),
     ]
     mine: list[tuple[Summary, GameRecords]] = []
     for folder, run in runs.items():
         for name, policy in _players(options, folder.name, run):
-            played.append(task.judge(policy, name=name, **told))
+            games = once if policy.method in ("greedy", "beam") else often
+            played.append(task.judge(policy, games=games, name=name, **told))
             mine += played[-1:] if folder == options.run else []
             print(f"played {name}: won {100 * played[-1][0].win_rate:.1f} %", flush=True)
     summaries = [summary for summary, _ in played]
     table = format_table(summaries)
-    print(f"{games} episodes on {len(held)} {options.split} games\n{table}")
+    print(f"{len(held)} {options.split} games\n{table}")
     best, records = max(mine, key=lambda pair: (pair[0].win_rate, pair[0].mean_return))
     tokenizer = runs[options.run].tokenizer
     lost = (~task.won(records)).nonzero().flatten().tolist()[:5]
     write_transcripts(
-        options.run / "transcripts.txt", records, tokenizer, games=[*range(min(5, games)), *lost], title=best.name
+        options.run / "transcripts.txt", records, tokenizer, games=[*range(min(5, best.games)), *lost], title=best.name
     )
     (options.run / "table.txt").write_text(table + "\n", encoding="utf-8")
     figures = {"split": options.split, "games": len(held), "players": [summary.as_dict() for summary in summaries]}

@@ -34,7 +34,7 @@ Apart = Literal["solutions", "games"]
 
 _FITTING: dict[str, dict[str, Any]] = {
     "coin_collector": {"template": "exits", "row_length": 192, "action_length": 4, "max_turns": 15},
-    "simple": {"template": "orders", "row_length": 448, "action_length": 12, "max_turns": 25},
+    "simple": {"template": "orders", "row_length": 512, "action_length": 12, "max_turns": 25},
 }
 """How games of a kind are told, where nothing else is said."""
 _OTHERS = {"template": "short", "row_length": 1024, "action_length": 16, "max_turns": 30}
