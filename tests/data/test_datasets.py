@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -22,6 +25,14 @@ EPISODES = [
     Episode([Turn("cab"), Turn("a", -2.5)], terminated=False, truncated=True),
     Episode([Turn("b", 0.0)], terminated=True),
 ]
+KILLED = """
+import os, signal, sys
+from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, to_rows
+words = CharTokenizer.from_alphabet("abc")
+writer = DatasetWriter(sys.argv[1], words, 12).__enter__()
+writer.extend(to_rows([Episode([Turn("ab", 1.0)], terminated=True)], words, 12))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 PICKLE_STARTS = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
@@ -97,12 +108,35 @@ def test_a_failed_writer_leaves_nothing(tmp_path, rows):
 
 
 def test_an_unfinished_data_set_says_so(tmp_path, rows):
-    writer = DatasetWriter(tmp_path / "data", WORDS, 12)
-    writer.__enter__().extend(rows)  # and then the process is killed
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data")], timeout=120)
+    assert ended.returncode == -signal.SIGKILL
     with pytest.raises(FileNotFoundError, match="was interrupted"):
         load_dataset(tmp_path / "data")
     write_dataset(tmp_path / "data", rows, WORDS)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_two_writers_do_not_mix(tmp_path, rows):
+    """The second is told so and takes nothing from the first, whose data set is whole."""
+    with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
+        writer.extend(rows)
+        with pytest.raises(FileExistsError, match="Another writer is at work"):  # noqa: SIM117
+            with DatasetWriter(tmp_path / "data", WORDS, 12):
+                pass
+        writer.extend(rows)
+    assert (load_dataset(tmp_path / "data", verify=True)[:] == torch.cat([rows, rows])).all()
+    assert not (tmp_path / "data.partial").exists()
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path, rows):
+    left = tmp_path / "data.partial" / "rows"
+    left.mkdir(parents=True)
+    (left / "tokens.memmap").write_bytes(bytes(10_000))
+    (left.parent / "stray").write_text("x")
+    written = write_dataset(tmp_path / "data", rows, WORDS).folder
+    assert (load_dataset(written, verify=True)[:] == rows).all()
+    assert sorted(path.name for path in written.iterdir()) == ["manifest.json", "rows", "tokenizer.json"]
 
 
 def test_overwriting_is_asked_for(tmp_path, folder, rows):

@@ -86,6 +86,8 @@ def test_a_head_may_have_a_rate_of_its_own():
         (0.1, 0.01),
         (0.1, 0.0),
     ]
+    with pytest.raises(ValueError, match=r"must not be negative, got -0.1"):
+        adamw(modules, 0.01, rates=[(head, -0.1)])
     with pytest.raises(ValueError, match="not among those to train"):
         adamw(trunk, 0.01, rates=[(head, 0.1)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -14,6 +14,7 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 import torchrl_lang
+from torchrl_lang.data.claim import claimed
 from torchrl_lang.data.dataset_format import (
     DISK_DTYPES,
     FORMAT,
@@ -60,7 +61,8 @@ class DatasetWriter:
         notes: anything more to keep in the manifest, as JSON.
 
     Raises:
-        FileExistsError: ``folder`` exists and is not to be overwritten, or holds something other than a data set.
+        FileExistsError: ``folder`` exists and is not to be overwritten, holds something other than a data set, or
+            another writer is at work on it.
         KeyError: rows lack an entry.
         ValueError: nothing was written, or rows do not fit the schema or the width.
 
@@ -90,14 +92,14 @@ class DatasetWriter:
         self.folder, self.tokenizer, self.row_length = Path(folder), tokenizer, row_length
         self.seed, self.source, self.overwrite = seed, source, overwrite
         self.notes: dict[str, Any] = {}
-        self._partial = partial_folder(self.folder)
+        self._partial, self._claim = partial_folder(self.folder), ExitStack()
         self._sums = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
         self._return = 0.0
 
     def __enter__(self) -> DatasetWriter:
         self._check_target()
-        shutil.rmtree(self._partial, ignore_errors=True)
-        (self._partial / ROWS).mkdir(parents=True)
+        self._claim.enter_context(claimed(self._partial))
+        (self._partial / ROWS).mkdir()
         self._files: dict[str, BinaryIO] = {key: self._path(key).open("wb") for key in DISK_DTYPES}
         self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
         return self
@@ -105,13 +107,11 @@ class DatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._files.values():
-            file.close()
-        try:
+        with self._claim:
+            for file in self._files.values():
+                file.close()
             if kind is None:
                 self._finish()
-        finally:
-            shutil.rmtree(self._partial, ignore_errors=True)
 
     def extend(self, rows: TensorDictBase) -> None:
         """Append rows ``[M]``: the entries of a row, ``terminated`` and ``truncated``; anything else stays out."""

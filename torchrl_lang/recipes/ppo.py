@@ -46,7 +46,7 @@ class TextWorldPPO(PPO):
     """Proximal policy optimisation in TextWorld games, from a run that imitates experts, near to it."""
 
     # Who imitates experts errs seldom, so that most of what a batch says is noise: small steps, over many games.
-    iterations: int = option(60, "times of playing and learning")
+    iterations: int = option(40, "times of playing and learning")
     games: int = option(192, "games played side by side")
     turns: int = option(12, "turns of each of them between two updates")
     epochs: int = option(4, "times that each game is learned from")

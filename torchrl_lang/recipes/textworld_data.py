@@ -62,13 +62,14 @@ def task_of(options: TextWorldData) -> TextWorldTask:
 def main(options: TextWorldData) -> Path:
     """Build, play and write; returns the folder."""
     task = task_of(options)
+    experts = ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed)
     print(f"building what is missing of {task.games} games", flush=True)
     sets = task.sets()
     env = task.env(min(options.batch, options.episodes), offers=("expert", "admissible"))
     try:
         dataset = generate_dataset(
             env,
-            ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed),
+            experts,
             options.out,
             episodes=options.episodes,
             seed=options.seed,

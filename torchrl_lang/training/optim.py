@@ -37,7 +37,8 @@ def adamw(
         rates: modules with a learning rate of their own, such as a value head beside a trunk that is to move slowly.
 
     Raises:
-        ValueError: there is nothing to train; a module with a rate of its own is not among what is trained.
+        ValueError: there is nothing to train; a module with a rate of its own is not among what is trained; a rate is
+            negative.
 
     Examples:
         >>> import torch
@@ -76,6 +77,8 @@ def adamw(
 def _own_rates(rates: Sequence[tuple[nn.Module, float]], trained: Mapping[int, nn.Parameter]) -> dict[int, float]:
     """Learning rates by parameter."""
     found = {id(p): rate for module, rate in rates for p in module.parameters() if p.requires_grad}
+    if any(rate < 0 for rate in found.values()):
+        raise ValueError(f"A learning rate must not be negative, got {min(found.values())}.")
     if not found.keys() <= trained.keys():
         raise ValueError("A module with a learning rate of its own has parameters that are not among those to train.")
     return found
