@@ -119,6 +119,7 @@ def test_the_benchmark_goes_on_where_agilerl_cannot_be_installed(
 
 @pytest.mark.parametrize("form", [OneTrunkPass, TrunkInEach])
 def test_discrete_iql_over_rows_is_ilql_without_cql(rows: TensorDict, form: type) -> None:
+    torch.manual_seed(0)
     lm = causal_lm(vocab_size=9, layers=2, width=16, heads=2, max_length=12)
     qvalue, value = QValueHead(16, 9), ValueHead(16)
     torch.nn.init.normal_(qvalue.out_weight)  # values that tell the heads apart
@@ -136,8 +137,9 @@ def test_discrete_iql_over_rows_is_ilql_without_cql(rows: TensorDict, form: type
     for name in ("loss_value", "loss_qvalue", "loss_actor"):
         torch.testing.assert_close(theirs(rows)[name], expected[name])
         assert expected[name] > 0
+    # Sums that nearly cancel are as exact as their largest term: by the scale of each layer's gradient.
     for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6 * max(1.0, float(wanted.abs().max())))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
