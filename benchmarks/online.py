@@ -21,7 +21,7 @@ from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
 from torchrl_lang.recipes.options import write_options
-from torchrl_lang.recipes.ppo import PPO, PPOLearner
+from torchrl_lang.recipes.ppo import PPO, PPOLearner, TextWorldPPO
 from torchrl_lang.recipes.tasks import Task
 from torchrl_lang.recipes.textworld_task import TextWorldTask
 from torchrl_lang.recipes.wordle_task import WordleTask
@@ -41,19 +41,18 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    repeats = 3 if quick else 12
-    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=repeats, games=256, turns=6)
+    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", PPO, repeats=3 if quick else 12)
     if importlib.util.find_spec("textworld") is None:
         print("  TextWorld: nothing measured, its engine is not installed")
         return found
     corridors = TextWorldTask.of("coin_collector", options={"level": 5}, games=24, valid=4, test=4)
-    return found + _profile(corridors, "TextWorld", repeats=repeats, games=96, turns=8)
+    return found + _profile(corridors, "TextWorld", TextWorldPPO, repeats=3 if quick else 6)
 
 
-def _profile(task: Task, name: str, *, repeats: int, games: int, turns: int) -> list[dict[str, Any]]:
+def _profile(task: Task, name: str, recipe: type[PPO], *, repeats: int) -> list[dict[str, Any]]:
     outside, words, speed, parts = [], [], [], dict.fromkeys(PARTS, 0.0)
     with TemporaryDirectory() as folder:
-        loop = _online_run(task, Path(folder), games, turns)
+        loop = _online_run(task, Path(folder), recipe)
         try:
             for iteration in range(1, repeats + 2):
                 watch, began = Stopwatch(), time.perf_counter()
@@ -80,13 +79,13 @@ def _profile(task: Task, name: str, *, repeats: int, games: int, turns: int) -> 
     ]
 
 
-def _online_run(task: Task, folder: Path, games: int, turns: int) -> OnlineRun:
+def _online_run(task: Task, folder: Path, recipe: type[PPO]) -> OnlineRun:
     """A run from an untrained model, with the recipe's own settings."""
     control, size = task.tokenizer().control, task.tokenizer().vocab_size
     length = task.env(1).row_length + task.action_length
     lm = causal_lm(vocab_size=size, max_length=length, pad=control.pad, initializer_range=0.125, **MODEL)
     save_language_model(folder / "start" / "model", lm, tokenizer=task.tokenizer().config())
-    options = PPO(start=folder / "start", out=folder / "run", games=games, turns=turns, value_warmup=0)
+    options = recipe(start=folder / "start", out=folder / "run", value_warmup=0)
     write_options(options.start / "config.json", options, notes=task.notes())
     start = begin(options)
     loop = OnlineRun(options, start, keep_near(options, start), PPOLearner(options, start))
