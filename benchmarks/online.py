@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ import torchrl_lang.modules.decoding.model as decoding
 from benchmarks.common import median, one_core, row, synchronized
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import LanguageEnv
+from torchrl_lang.envs.textworld.engine import require_textworld
 from torchrl_lang.modules import ValueHead, causal_lm, save_language_model
 from torchrl_lang.modules.decoding.readers import CachedReader
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -42,8 +42,10 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
     found = _profile(WordleTask.of(WORDS, "official"), "Wordle", PPO, repeats=3 if quick else 12)
-    if importlib.util.find_spec("textworld") is None:
-        print("  TextWorld: nothing measured, its engine is not installed")
+    try:
+        require_textworld()
+    except ImportError as error:
+        print(f"  TextWorld: nothing measured: {error}")
         return found
     corridors = TextWorldTask.of("coin_collector", options={"level": 5}, games=24, valid=4, test=4)
     return found + _profile(corridors, "TextWorld", TextWorldPPO, repeats=3 if quick else 6)

@@ -92,15 +92,17 @@ class DatasetWriter:
         self.folder, self.tokenizer, self.row_length = Path(folder), tokenizer, row_length
         self.seed, self.source, self.overwrite = seed, source, overwrite
         self.notes: dict[str, Any] = {}
-        self._partial, self._claim = partial_folder(self.folder), ExitStack()
+        self._partial = partial_folder(self.folder)
         self._sums = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
         self._return = 0.0
 
     def __enter__(self) -> DatasetWriter:
-        self._check_target()
-        self._claim.enter_context(claimed(self._partial))
-        (self._partial / ROWS).mkdir()
-        self._files: dict[str, BinaryIO] = {key: self._path(key).open("wb") for key in DISK_DTYPES}
+        with ExitStack() as claim:
+            claim.enter_context(claimed(self._partial))
+            self._check_target()  # under the claim: nobody finishes this data set in between
+            (self._partial / ROWS).mkdir()
+            self._files: dict[str, BinaryIO] = {key: self._path(key).open("wb") for key in DISK_DTYPES}
+            self._claim = claim.pop_all()
         self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
         return self
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.offline import OfflineOptions, TextWorldOffline, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.offline import TEXTWORLD, OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.options import with_defaults
 from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
@@ -18,8 +19,8 @@ class BC(OfflineOptions):
     """Behaviour cloning on a data set of games; with --fraction below 1 of the best ones alone."""
 
 
-@dataclass(frozen=True)
-class TextWorldBC(TextWorldOffline, BC):
+@with_defaults(**TEXTWORLD)
+class TextWorldBC(BC):
     """Behaviour cloning of experts in TextWorld games."""
 
 

@@ -193,9 +193,8 @@ class Games:
             self._scheme = SharedMemWeightSyncScheme()
             # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
             self._collector = self._make(policy=deepcopy(self._policy), weight_sync_schemes={"policy": self._scheme})
-        self._steps = iter(self._collector)
-        if self._env is None:
             threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
+        self._steps = iter(self._collector)
 
     def _watch(self, collector: Any) -> None:
         """Wake this process where a worker has died: it may wait for ever for an answer, or for a lock left behind."""

@@ -18,8 +18,8 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.offline import OfflineOptions, TextWorldOffline, build_actor, build_lm, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.offline import TEXTWORLD, OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.tasks import open_dataset
 from torchrl_lang.training import seed_everything
 
@@ -40,11 +40,9 @@ class ILQL(OfflineOptions):
     tau: float = option(0.02, "step of the target heads towards the online ones")
 
 
-@dataclass(frozen=True)
-class TextWorldILQL(TextWorldOffline, ILQL):
+@with_defaults(beta=2.0, **TEXTWORLD)
+class TextWorldILQL(ILQL):
     """Implicit language Q-learning from experts of mixed care in TextWorld games."""
-
-    beta: float = option(2.0, "strength of the values in the policy that is evaluated while training")
 
 
 def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:

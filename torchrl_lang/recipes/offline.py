@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from torchrl_lang.recipes.tasks import Task
 from torchrl_lang.recipes.unfrozen import Unfrozen
 from torchrl_lang.training import Checkpointer, Progress, RandomState, train_steps
 
-__all__ = ["OfflineOptions", "TextWorldOffline", "build_actor", "build_lm", "train_offline"]
+__all__ = ["TEXTWORLD", "OfflineOptions", "build_actor", "build_lm", "train_offline"]
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,16 @@ class OfflineOptions(RunOptions):
             raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 learns from the best tenth.")
 
 
-@dataclass(frozen=True)
-class TextWorldOffline(OfflineOptions):
-    """What suits TextWorld's games, for the recipes' options on them: the first of their bases."""
-
-    # A dataclass takes all fields of its first base, not only those that are set here: an option of OfflineOptions to
-    # which a recipe gave another default would fall back to the common one.
-
-    steps: int = option(700, "optimiser steps")
+TEXTWORLD: Mapping[str, Any] = {
+    "steps": 700,
     # The engine's words are many, and what they say of one game is of no use in the next.
-    transition_weight: float = option(0.05, "weight of the environment's words in the policy's loss")
-    weight_decay: float = option(0.05, "AdamW's weight decay")
-    batch_size: int = option(32, "games in a batch")
-    eval_every: int = option(350, "steps between evaluations, each with a checkpoint")
-    eval_games: int = option(64, "games an evaluation")
+    "transition_weight": 0.05,
+    "weight_decay": 0.05,
+    "batch_size": 32,
+    "eval_every": 350,
+    "eval_games": 64,
+}
+"""Defaults of the recipes' options that suit TextWorld's games."""
 
 
 def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import os
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-__all__ = ["add_options", "check_record", "option", "options_from", "read_options", "required", "write_options"]
+__all__ = [
+    "add_options",
+    "check_record",
+    "option",
+    "options_from",
+    "read_options",
+    "required",
+    "with_defaults",
+    "write_options",
+]
 
 T = TypeVar("T")
 
@@ -23,6 +34,39 @@ def option(default: Any, text: str) -> Any:
 def required(text: str) -> Any:
     """A dataclass field that the command line must give."""
     return dataclasses.field(metadata={"help": text})
+
+
+@dataclass_transform(frozen_default=True)
+def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
+    """Make a frozen dataclass of a class that changes defaults of its base's fields; help and order stay the base's.
+
+    Raises:
+        TypeError: the base has no such field.
+
+    Examples:
+        >>> import dataclasses
+        >>> from torchrl_lang.recipes.options import option, with_defaults
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Options:
+        ...     steps: int = option(10, "steps to train")
+        >>> @with_defaults(steps=20)
+        ... class Longer(Options):
+        ...     every: int = option(5, "steps between evaluations")
+        >>> Longer(), dataclasses.fields(Longer)[0].metadata["help"]
+        (Longer(steps=20, every=5), 'steps to train')
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        fields, hints = {field.name: field for field in dataclasses.fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]
+        unknown = sorted(defaults.keys() - fields.keys())
+        if unknown:
+            raise TypeError(f"{cls.__name__} changes defaults of {unknown}, its base has {list(fields)}.")
+        cls.__annotations__ = inspect.get_annotations(cls) | {name: hints[name] for name in defaults}
+        for name, default in defaults.items():
+            setattr(cls, name, option(default, fields[name].metadata["help"]))
+        return dataclasses.dataclass(frozen=True)(cls)
+
+    return decorate
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:

@@ -11,7 +11,7 @@ from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.recipes.online import begin, keep_near, train_online
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.start import Start
 from torchrl_lang.training import Stateful
 
@@ -41,22 +41,22 @@ class PPO(OnlineOptions):
             )
 
 
-@dataclass(frozen=True)
+# Who imitates experts errs seldom, so that most of what a batch says is noise: small steps, over many games.
+@with_defaults(
+    iterations=40,
+    games=192,
+    turns=12,
+    epochs=4,
+    lr=5e-5,
+    kl_coef=0.1,
+    kl_target=1.5,
+    kl_horizon=2000,
+    turn_gamma=0.95,
+    eval_every=20,
+    eval_games=96,
+)
 class TextWorldPPO(PPO):
     """Proximal policy optimisation in TextWorld games, from a run that imitates experts, near to it."""
-
-    # Who imitates experts errs seldom, so that most of what a batch says is noise: small steps, over many games.
-    iterations: int = option(40, "times of playing and learning")
-    games: int = option(192, "games played side by side")
-    turns: int = option(12, "turns of each of them between two updates")
-    epochs: int = option(4, "times that each game is learned from")
-    lr: float = option(5e-5, "peak learning rate of AdamW; Muon's is ten times that")
-    kl_coef: float = option(0.1, "what a nat of divergence from the start costs, at first")
-    kl_target: float | None = option(1.5, "divergence sought, in nats a game; none keeps the coefficient as it is")
-    kl_horizon: int = option(2000, "games over which the coefficient may change by a fifth")
-    turn_gamma: float = option(0.95, "discount from turn to turn")
-    eval_every: int = option(20, "iterations between evaluations, each with a checkpoint")
-    eval_games: int = option(96, "games an evaluation")
 
 
 class PPOLearner:

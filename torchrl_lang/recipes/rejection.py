@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -12,7 +11,7 @@ from torchrl_lang.data import BestRows, best_rows
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.online import begin, keep_near, train_online
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.start import Start
 from torchrl_lang.training import Stateful
 from torchrl_lang.transforms import KLController
@@ -20,19 +19,11 @@ from torchrl_lang.transforms import KLController
 __all__ = ["BestGames", "Rejection", "TextWorldRejection", "main"]
 
 
-@dataclass(frozen=True)
+# Choosing well takes many games at a time; what was chosen can be learned from often, since a price keeps it near.
+@with_defaults(iterations=40, games=2048, epochs=4, lr=1e-3, kl_coef=0.1, kl_target=6.0, kl_horizon=4000, eval_every=10)
 class Rejection(OnlineOptions):
     """Imitation of the best games that the policy plays: rejection sampling, or expert iteration, near the start."""
 
-    # Choosing well takes many games at a time; what was chosen can be learned from often, since a price keeps it near.
-    iterations: int = option(40, "times of playing and learning")
-    games: int = option(2048, "games played side by side")
-    epochs: int = option(4, "times that each game is learned from")
-    lr: float = option(1e-3, "peak learning rate of AdamW; Muon's is ten times that")
-    kl_coef: float = option(0.1, "what a nat of divergence from the start costs, at first")
-    kl_target: float | None = option(6.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
-    kl_horizon: int = option(4000, "games over which the coefficient may change by a fifth")
-    eval_every: int = option(10, "iterations between evaluations, each with a checkpoint")
     fraction: float = option(0.2, "share of the games just played that is imitated")
     best_so_far: int | None = option(None, "keep so many of the best games ever played, and imitate those instead")
     turn_gamma: float = option(1.0, "discount of a turn in the ranking")
@@ -47,21 +38,21 @@ class Rejection(OnlineOptions):
             raise ValueError(f"best_so_far must be at least 1 game, got {self.best_so_far}.")
 
 
-@dataclass(frozen=True)
+@with_defaults(
+    iterations=30,
+    games=192,
+    turns=12,
+    epochs=2,
+    batch_size=32,
+    lr=2e-4,
+    kl_target=2.0,
+    kl_horizon=1000,
+    eval_games=96,
+    fraction=0.5,
+    turn_gamma=0.95,
+)
 class TextWorldRejection(Rejection):
     """Imitation of the best games that the policy plays in TextWorld, near to a run that imitates experts."""
-
-    iterations: int = option(30, "times of playing and learning")
-    games: int = option(192, "games played side by side")
-    turns: int = option(12, "turns of each of them between two updates")
-    epochs: int = option(2, "times that each game is learned from")
-    batch_size: int = option(32, "games in a batch")
-    lr: float = option(2e-4, "peak learning rate of AdamW; Muon's is ten times that")
-    kl_target: float | None = option(2.0, "divergence sought, in nats a game; none keeps the coefficient as it is")
-    kl_horizon: int = option(1000, "games over which the coefficient may change by a fifth")
-    eval_games: int = option(96, "games an evaluation")
-    fraction: float = option(0.5, "share of the games just played that is imitated")
-    turn_gamma: float = option(0.95, "discount of a turn in the ranking")
 
 
 class BestGames:

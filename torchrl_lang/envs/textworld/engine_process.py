@@ -105,9 +105,9 @@ class _Host:
         return game
 
     def _state(self, game: _Game) -> dict[str, Any]:
-        state = {key: game.state.get(key) for key in ("feedback", "score", "moves", *self._infos)}
-        state |= {"won": bool(game.state.get("won")), "lost": bool(game.state.get("lost")), "done": game.done}
-        state["acted"] = game.acted
+        state = {key: game.state.get(key) for key in ("feedback", "score", *self._infos)}
+        state |= {"won": bool(game.state.get("won")), "lost": bool(game.state.get("lost"))}
+        state |= {"done": game.done, "acted": game.acted}
         return state | ({"expert": game.expert()} if self._expert else {})
 
 
