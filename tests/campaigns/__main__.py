@@ -1,0 +1,40 @@
+"""Run a campaign: ``python -m tests.campaigns mutations --count 500 --seed 1``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.campaigns import report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description="Attack the library.")
+    parser.add_argument("name", choices=["mutations", "jsonl", "kills"])
+    parser.add_argument("--count", type=int, default=100, help="attacks; of kills those for each command, 0 for all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="the number of one mutant, the number of one line, or the name of one command")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    if options.name == "mutations":
+        from tests.campaigns import mutations
+
+        only = None if options.only is None else int(options.only)
+        outcomes = mutations.campaign(options.count, options.seed, only=only)
+    elif options.name == "jsonl":
+        from tests.campaigns import jsonl
+
+        only = None if options.only is None else int(options.only)
+        outcomes = jsonl.campaign(options.count, options.seed, only=only)
+    else:
+        from tests.campaigns import kills
+
+        outcomes = kills.campaign(options.count, options.seed, only=options.only)
+    print(report.table(outcomes))
+    print(f"{options.name}: count {options.count}, seed {options.seed}, {time.monotonic() - began:.0f} s")
+    return 1 if not outcomes or any(outcome.failed for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
