@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 
 from tests.campaigns import report
 
@@ -17,23 +18,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", help="the number of one mutant, the number of one line, or the name of one command")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    if options.name == "mutations":
-        from tests.campaigns import mutations
-
-        only = None if options.only is None else int(options.only)
-        outcomes = mutations.campaign(options.count, options.seed, only=only)
-    elif options.name == "jsonl":
-        from tests.campaigns import jsonl
-
-        only = None if options.only is None else int(options.only)
-        outcomes = jsonl.campaign(options.count, options.seed, only=only)
-    else:
-        from tests.campaigns import kills
-
-        outcomes = kills.campaign(options.count, options.seed, only=options.only)
+    outcomes = []
+    for outcome in _campaign(options):
+        outcomes.append(outcome)
+        if outcome.failed:
+            print(f"{outcome.verdict}: {outcome.attack}", file=sys.stderr, flush=True)
     print(report.table(outcomes))
     print(f"{options.name}: count {options.count}, seed {options.seed}, {time.monotonic() - began:.0f} s")
     return 1 if not outcomes or any(outcome.failed for outcome in outcomes) else 0
+
+
+def _campaign(options: argparse.Namespace) -> Iterator[report.Outcome]:
+    """The campaign of that name; each imports the whole library."""
+    if options.name == "kills":
+        from tests.campaigns import kills
+
+        return kills.campaign(options.count, options.seed, only=options.only)
+    from tests.campaigns import jsonl, mutations
+
+    only = None if options.only is None else int(options.only)
+    return (jsonl if options.name == "jsonl" else mutations).campaign(options.count, options.seed, only=only)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,40 @@ from pathlib import Path
 from tests.campaigns.isolation import captured
 from torchrl_lang.__main__ import main
 
-MODEL = "--layers 1 --width 8 --heads 2 --batch-size 8 --eval-games 4 --log-every 1 --eval-every 1".split()
-ONLINE = (
-    "--iterations 3 --games 4 --turns 3 --batch-size 4 --eval-every 1 --eval-games 4 --kl-horizon 16 --value-warmup 1"
-).split()
+MODEL = [
+    "--layers",
+    "1",
+    "--width",
+    "8",
+    "--heads",
+    "2",
+    "--batch-size",
+    "8",
+    "--eval-games",
+    "4",
+    "--log-every",
+    "1",
+    "--eval-every",
+    "1",
+]
+ONLINE = [
+    "--iterations",
+    "3",
+    "--games",
+    "4",
+    "--turns",
+    "3",
+    "--batch-size",
+    "4",
+    "--eval-every",
+    "1",
+    "--eval-games",
+    "4",
+    "--kl-horizon",
+    "16",
+    "--value-warmup",
+    "1",
+]
 ANSWERS = "y\n" * 100
 """Given on standard input: whatever a library asks, a user may say yes."""
 

@@ -1,4 +1,4 @@
-"""Run attacks in forked copies of this process: what hangs or crashes takes nothing along, and imports are paid once."""
+"""Run attacks in forked copies of this process: a hang or a crash ends only the copy, and imports are paid once."""
 
 from __future__ import annotations
 

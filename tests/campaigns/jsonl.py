@@ -24,7 +24,20 @@ from torchrl_lang.data import CharTokenizer, HFTokenizer, Tokenizer, dataset_fro
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ?<>/|"
 ROW_LENGTH = 256
-TEXTS = ("", "</a>", "<s>is it</s>", "<|pad|>", "ab" * 200, "é", "\ud800", "\0", "a\u2028b", "</eod>", *WORDS, *NAMES[:4])
+TEXTS = (
+    "",
+    "</a>",
+    "<s>is it</s>",
+    "<|pad|>",
+    "ab" * 200,
+    "é",
+    "\ud800",
+    "\0",
+    "a\u2028b",
+    "</eod>",
+    *WORDS,
+    *NAMES[:4],
+)
 ROLES = ("user", "environment", "assistant", "agent")
 
 
@@ -42,7 +55,7 @@ def good_line(random: Random) -> dict[str, Any]:
         line["truncated"] = random.random() < 0.5
     if random.random() < 0.3:
         line["terminated"] = random.random() < 0.5
-    if random.random() < 0.3 and any("assistant" == turn["role"] for turn in turns):
+    if random.random() < 0.3 and any(turn["role"] == "assistant" for turn in turns):
         line["reward"] = random.choice([2, 0.5])
     return line
 
@@ -138,9 +151,7 @@ def attack(number: int, seed: int, known: dict[str, Tokenizer], home: Path) -> l
     name = list(MUTATIONS)[number % len(MUTATIONS)]
     kind = random.choice(list(known))
     alphabet = set(ALPHABET) if kind == "characters" else None
-    before, after = (
-        [json.dumps(good_line(random)).encode() for _ in range(random.randrange(3))] for _ in range(2)
-    )
+    before, after = ([json.dumps(good_line(random)).encode() for _ in range(random.randrange(3))] for _ in range(2))
     damaged = MUTATIONS[name](good_line(random), random).replace(b"\n", b" ")
     lines = [*before, damaged, *after]
     path, folder = home / f"lines-{number}.jsonl", home / f"data-{number}"
@@ -208,19 +219,15 @@ def _compare(rows: Any, tokenizer: Tokenizer, stated: list[Stated]) -> tuple[str
     return "accepted", ""
 
 
-def campaign(count: int, seed: int, *, only: int | None = None) -> list[Outcome]:
+def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outcome]:
     """Damage ``count`` lines; ``only`` one of them where a number is given."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         known = tokenizers()
         numbers = [number for number in range(count) if only in (None, number)]
         tasks = [partial(attack, number, seed, known, Path(name)) for number in numbers]
-        return list(_outcomes(numbers, run_forked(tasks, timeout=20, batch=250)))
-
-
-def _outcomes(numbers: list[int], results: Iterator[Any]) -> Iterator[Outcome]:
-    for number, result in zip(numbers, results, strict=True):
-        if isinstance(result, Died):
-            yield Outcome("?", str(number), result.verdict, result.detail)
-        else:
-            mutation, verdict, detail = result
-            yield Outcome(mutation, f"{number} {mutation}", verdict, detail)
+        for number, result in zip(numbers, run_forked(tasks, timeout=20, batch=250), strict=True):
+            if isinstance(result, Died):
+                yield Outcome("?", str(number), result.verdict, result.detail)
+            else:
+                mutation, verdict, detail = result
+                yield Outcome(mutation, f"{number} {mutation}", verdict, detail)

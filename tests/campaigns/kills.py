@@ -87,17 +87,15 @@ class Reference:
     found: Snapshot
 
 
-def campaign(count: int, seed: int, *, only: str | None = None) -> list[Outcome]:
+def campaign(count: int, seed: int, *, only: str | None = None) -> Iterator[Outcome]:
     """Kill each command at ``count`` of its writes, at all where ``count`` is 0; ``only`` names one command."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         home = Path(name)
-        outcomes = []
         for victim in victims(home):
             if only in (None, victim.name):
-                outcomes += list(_kill(victim, home, count, seed))
+                yield from _kill(victim, home, count, seed)
         if only is None or only.startswith("workers"):
-            outcomes += worker_outcomes(home / "start", home, count, seed, only=only)
-        return outcomes
+            yield from worker_outcomes(home / "start", home, count, seed, only=only)
 
 
 def _kill(victim: Victim, home: Path, count: int, seed: int) -> Iterator[Outcome]:
@@ -112,7 +110,9 @@ def _kill(victim: Victim, home: Path, count: int, seed: int) -> Iterator[Outcome
     places = [home / f"kill-{number}-{int(torn)}" for number, torn in chosen]
     for point, place in zip(chosen, places, strict=True):
         event = reference.events[point[0]]
-        attack = f"{victim.name}: at {point[0]} of {len(reference.events)}, {'within' if point[1] else 'before'} {event}"
+        attack = (
+            f"{victim.name}: at {point[0]} of {len(reference.events)}, {'within' if point[1] else 'before'} {event}"
+        )
         killing = list(run_forked([partial(_suffer, victim, place, *point)], timeout=TIMEOUT))[0]
         problem = _ending(victim, killing)
         if not problem:

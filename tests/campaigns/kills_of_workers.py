@@ -157,9 +157,7 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def _after(
-    ended: Ending, start: Path, folder: Path, kind: str, files: set[str] | None, status: int
-) -> tuple[str, str]:
+def _after(ended: Ending, start: Path, folder: Path, kind: str, files: set[str] | None, status: int) -> tuple[str, str]:
     """Verdict and detail: how the run ended, what is left, and whether the same command goes on."""
     if ended.status != status or "hangs" in ended.err:
         return "unclear ending", f"exit status {ended.status}, expected {status}\n{last_lines(ended.err)}"

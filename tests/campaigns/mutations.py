@@ -168,18 +168,15 @@ def _judge(use: Use, found: dict[str, object], *, announced: bool, excused: bool
     return "silent acceptance", f"differs in {len(different)}: {', '.join(different[:5])}"
 
 
-def campaign(count: int, seed: int, *, only: int | None = None) -> list[Outcome]:
+def campaign(count: int, seed: int, *, only: int | None = None) -> Iterator[Outcome]:
     """Attack ``count`` mutants; ``only`` one of them where a number is given."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         home = Path(name)
         artifacts = build(home / "artifacts")
         mutants = [mutant for mutant in choose(artifacts, count, seed) if only in (None, mutant.number)]
         results = run_forked([partial(attack, mutant, home) for mutant in mutants], timeout=TIMEOUT)
-        return [
-            outcome
-            for mutant, result in zip(mutants, results, strict=True)
-            for outcome in _outcomes(mutant, result)
-        ]
+        for mutant, result in zip(mutants, results, strict=True):
+            yield from _outcomes(mutant, result)
 
 
 def _outcomes(mutant: Mutant, result: Died | list[list[str]]) -> list[Outcome]:

@@ -57,7 +57,7 @@ def rename_column(cells: Cells, random: Random) -> None:
 
 
 CHANGES: dict[str, Callable[[Cells, Random], None]] = {
-    "cell_of_text": set_cell("nonsense", "1e", '"', "0x10", "١"),
+    "cell_of_text": set_cell("nonsense", "1e", '"', "0x10", "\u0661"),
     "cell_not_finite": set_cell("nan", "inf"),
     "cell_huge": set_cell("9" * 5000, "1e999", "-1"),
     **{change.__name__: change for change in (drop_cell, add_cell, drop_row, repeat_row, swap_rows, rename_column)},
