@@ -110,10 +110,9 @@ def _kill(victim: Victim, home: Path, count: int, seed: int) -> Iterator[Outcome
     places = [home / f"kill-{number}-{int(torn)}" for number, torn in chosen]
     for point, place in zip(chosen, places, strict=True):
         event = reference.events[point[0]]
-        attack = (
-            f"{victim.name}: at {point[0]} of {len(reference.events)}, {'within' if point[1] else 'before'} {event}"
-        )
-        killing = list(run_forked([partial(_suffer, victim, place, *point)], timeout=TIMEOUT))[0]
+        where = f"{'within' if point[1] else 'before'} {event}"
+        attack = f"{victim.name}: at {point[0]} of {len(reference.events)}, {where}"
+        (killing,) = run_forked([partial(_suffer, victim, place, *point)], timeout=TIMEOUT)
         problem = _ending(victim, killing)
         if not problem:
             (result,) = run_forked([partial(_recover, victim, place / "out", reference)], timeout=TIMEOUT)
