@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,11 +76,19 @@ class Ended:
         return lines[-1] if self.status == 2 and lines else None
 
 
-def call(arguments: Iterable[object]) -> Ended:
-    """Run a command in this process."""
+def run_program(arguments: Sequence[str]) -> int:
+    """Run a command as ``python -m torchrl_lang`` does, with its handlers of signals, in this process."""
+    sys.argv[1:] = arguments
+    sys.modules.pop("torchrl_lang.__main__", None)
+    runpy.run_module("torchrl_lang", run_name="__main__")
+    return 0
+
+
+def call(arguments: Iterable[object], run: Callable[[Sequence[str]], int] = main) -> Ended:
+    """Run a command in this process, by the function or as the program."""
     with captured(ANSWERS) as streams:
         try:
-            status: int | None = main([str(argument) for argument in arguments])
+            status: int | None = run([str(argument) for argument in arguments])
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 1
         except BaseException:

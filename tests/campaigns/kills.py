@@ -144,7 +144,7 @@ def _suffer(victim: Victim, place: Path, at: int, torn: bool) -> list[Any]:
     """Runs until the kill."""
     folder = victim.prepare(place)
     Killer(place, at, torn=torn, signal_number=victim.signal_number).install()
-    ended = commands.call(victim.command(folder))
+    ended = commands.call(victim.command(folder), commands.run_program)
     return [ended.status, ended.complaints]
 
 

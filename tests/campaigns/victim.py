@@ -12,7 +12,7 @@ from typing import Any
 
 import safetensors.torch
 
-from torchrl_lang.__main__ import main as run_command
+from tests.campaigns.commands import run_program
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree")
@@ -139,9 +139,10 @@ def main(arguments: list[str]) -> int:
         last_words=Path(last_words),
     )
     killer.install()
-    status = run_command(command)
-    Path(last_words).write_text(json.dumps(killer.events))
-    return status
+    try:
+        return run_program(command)
+    finally:
+        Path(last_words).write_text(json.dumps(killer.events))
 
 
 if __name__ == "__main__":
