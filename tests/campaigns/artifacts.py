@@ -37,6 +37,8 @@ class Artifact:
     name: str
     folder: Path
     uses: list[Use]
+    cost: int = 1
+    """How long it takes to use it, roughly: cheap ones are attacked more often."""
     checked: bool = True
     """Everything in it is protected by checksums. Folders of other libraries are not: only their structure can be."""
 
@@ -142,7 +144,7 @@ def _finished(home: Path, data: Path, finished: Path) -> list[Artifact]:
                 Use("evaluate", evaluate, snapshots.evaluation),
             ],
         ),
-        Artifact("run as start", run, [started]),
+        Artifact("run as start", run, [started], cost=4),
     ]
 
 
@@ -158,7 +160,7 @@ def _half(home: Path, name: str, command: Callable[[Path], list[object]], last: 
     _do(command(bereft))
     without_best = snapshots.results(bereft)
     use = Use("the same train command", command, snapshots.results, fallback=without_best)
-    return [Artifact(f"half {name} run", folder, [use])]
+    return [Artifact(f"half {name} run", folder, [use], cost=3)]
 
 
 def _half_offline(home: Path, data: Path, finished: Path) -> list[Artifact]:
@@ -190,4 +192,4 @@ def _pretrained(home: Path, data: Path, finished: Path) -> list[Artifact]:
         return snapshots.results(path.with_name("out"))
 
     uses = [Use("load_language_model", None, snapshots.model), Use("train wordle_bc --pretrained", train, results)]
-    return [Artifact("foreign model", folder, uses, checked=False)]
+    return [Artifact("foreign model", folder, uses, cost=2, checked=False)]

@@ -88,11 +88,14 @@ class Reference:
 
 
 def campaign(count: int, seed: int, *, only: str | None = None) -> Iterator[Outcome]:
-    """Kill each command at ``count`` of its writes, at all where ``count`` is 0; ``only`` names one command."""
+    """Kill each command at ``count`` of its writes, at all where ``count`` is 0.
+
+    ``only`` names one command; ``single`` is all of one process, ``workers`` are all with several.
+    """
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
         home = Path(name)
         for victim in victims(home):
-            if only in (None, victim.name):
+            if only in (None, "single", victim.name):
                 yield from _kill(victim, home, count, seed)
         if only is None or only.startswith("workers"):
             yield from worker_outcomes(home / "start", home, count, seed, only=only)

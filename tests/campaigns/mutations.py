@@ -63,7 +63,7 @@ def choose(artifacts: list[Artifact], count: int, seed: int) -> Iterator[Mutant]
         for mutator in MUTATORS.values()
         if mutator.fits(file) and (artifact.checked or mutator.name.startswith(STRUCTURAL))
     ]
-    random, mutators, files, artifacts_used = Random(seed), Counter[str](), Counter[str](), Counter[str]()
+    random, mutators, files, costs = Random(seed), Counter[str](), Counter[str](), Counter[str]()
     taken = Counter[tuple[str, str, str]]()
     for number in range(count):
         artifact, file, mutator = min(
@@ -71,14 +71,14 @@ def choose(artifacts: list[Artifact], count: int, seed: int) -> Iterator[Mutant]
             key=lambda pair: (
                 mutators[pair[2].name],
                 taken[pair[0].name, str(pair[1]), pair[2].name],
-                artifacts_used[pair[0].name],
+                costs[pair[0].name],
                 files[f"{pair[0].name}/{pair[1]}"],
                 random.random(),
             ),
         )
         mutators[mutator.name] += 1
         files[f"{artifact.name}/{file}"] += 1
-        artifacts_used[artifact.name] += 1
+        costs[artifact.name] += artifact.cost
         taken[artifact.name, str(file), mutator.name] += 1
         yield Mutant(number, artifact, file, mutator, seed)
 

@@ -1,0 +1,117 @@
+"""A campaign that cannot fail would prove nothing: each kind of misbehaviour is given its verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.campaigns import mutations
+from tests.campaigns.artifacts import Artifact, Use
+from tests.campaigns.commands import Ended, problem_of_refusal
+from tests.campaigns.isolation import Died, run_forked
+from tests.campaigns.jsonl_reader import Bad, read_line
+from tests.campaigns.mutations import Mutant, attack
+from tests.campaigns.mutators import MUTATORS
+from tests.campaigns.report import Outcome, table
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def fail():
+    raise KeyError("x")
+
+
+def test_what_hangs_or_crashes_is_seen_and_the_rest_goes_on():
+    tasks = [lambda: 1, crash, lambda: 2, lambda: time.sleep(60), fail, lambda: 3]
+    results = list(run_forked(tasks, timeout=3))
+    assert [result.verdict if isinstance(result, Died) else result for result in results] == [
+        *(1, "crash", 2, "hang", "error in the campaign", 3)
+    ]
+    assert "SIGSEGV" in results[1].detail
+
+
+def read_bytes(folder):
+    return {"content": torch.tensor(list((folder / "a.json").read_bytes()))}
+
+
+def read_nothing(folder):
+    return {"content": torch.tensor([])}
+
+
+def refuse(message, kind=ValueError):
+    def read(folder):
+        raise kind(message.format(folder))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("read", "verdict"),
+    [
+        (read_bytes, "silent acceptance"),
+        (read_nothing, "harmless"),
+        (refuse("{}/a.json is damaged: write it again."), "refused"),
+        (refuse("damaged"), "unclear refusal"),
+        (refuse("{}/a.json\nis damaged"), "unclear refusal"),
+        (refuse("{}/a.json is damaged", KeyError), "traceback"),
+    ],
+)
+def test_reading_a_damaged_copy(read, verdict, tmp_path):
+    original = tmp_path / "original"
+    original.mkdir()
+    (original / "a.json").write_text('{"number": 1, "name": "x"}')
+    expected = read(original) if read in (read_bytes, read_nothing) else {}
+    artifact = Artifact("files", original, [Use("read", None, read, expected)])
+    mutant = Mutant(0, artifact, Path("a.json"), MUTATORS["json_drop_field"], seed=0)
+    assert [found[1] for found in attack(mutant, tmp_path)] == [verdict]
+
+
+def test_foreign_code_is_seen(tmp_path):
+    def run_it(folder):
+        exec(compile((folder / "foreign.py").read_text().split("from transformers")[0], "foreign", "exec"))
+        raise ValueError(f"{folder / 'a.json'} is damaged: write it again.")
+
+    original = tmp_path / "original"
+    original.mkdir()
+    (original / "a.json").write_text("{}")
+    artifact = Artifact("files", original, [Use("read", None, run_it)])
+    mutant = Mutant(0, artifact, Path("a.json"), MUTATORS["tree_foreign_code"], seed=0)
+    assert [found[1] for found in attack(mutant, tmp_path)] == ["foreign code ran"]
+    assert mutations.TRAP in os.environ
+
+
+@pytest.mark.parametrize(
+    ("ended", "problem"),
+    [
+        (Ended(2, "", "torchrl_lang: data/meta.json is damaged.\n"), ""),
+        (Ended(2, "", "bc: 0/2 step\ntorchrl_lang: data/meta.json is damaged.\n"), ""),
+        (Ended(2, "", "torchrl_lang: it is damaged.\n"), "no file is named"),
+        (Ended(2, "", "torchrl_lang: meta.json is\ndamaged.\n"), "2 lines instead of one"),
+        (Ended(1, "", "torchrl_lang: meta.json is damaged.\n"), "exit status 1"),
+        (Ended(None, "", "Traceback (most recent call last):\nKeyError: 'x'\n"), "a traceback"),
+    ],
+)
+def test_refusals_of_commands(ended, problem):
+    assert problem_of_refusal(ended, ["meta.json"]).split("\n")[0] == problem
+
+
+def test_lines_that_state_a_dialogue_and_lines_that_do_not():
+    stated = read_line(b'{"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2}', None)
+    assert (stated.text, stated.rewards, stated.terminated) == ("<s>a</s>b</a></eod>", [2.0], True)
+    assert stated.length(in_bytes=False) == 6
+    for line in (b'{"turns": [], "turns": []}', b"{}", b'{"turns": [{"role": "user", "text": "a"}], "reward": NaN}'):
+        with pytest.raises(Bad):
+            read_line(line, None)
+
+
+def test_the_table_counts_failures():
+    found = [Outcome("data", "1", "refused"), Outcome("data", "2", "traceback", "KeyError")]
+    assert "1 of 2 attacks failed" in table(found)
+    assert "traceback: 2" in table(found)
