@@ -12,10 +12,9 @@ from torchrl.envs.transforms import Compose, Transform
 from torchrl_lang.functional import KLDirection
 from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
-from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform
+from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform, MissingLogProb
 from torchrl_lang.transforms.kl_limit import KLLimitTransform
 from torchrl_lang.transforms.layout import Layout, key_list
-from torchrl_lang.transforms.missing import MissingLogProb
 from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
 from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
 from torchrl_lang.transforms.reward_adjustment import RAW_REWARD, RewardAdjustmentTransform
@@ -161,6 +160,11 @@ class KLConstrainedTransform(Compose):
         if limit is not None:
             chain.append(KLLimitTransform(limit, kl_key=layout.kl))
         super().__init__(*chain)
+
+    @property
+    def divergence(self) -> KLDivergenceTransform:
+        """The one of the chain that computes the divergence."""
+        return next(t for t in self.transforms if isinstance(t, KLDivergenceTransform))
 
     @property
     def reward_adjustment(self) -> RewardAdjustmentTransform:
