@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
-from torch import nn
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.envs import Compose
 from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNormal
 

@@ -6,13 +6,12 @@ import pickle
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tensordict import TensorDict, set_list_to_stack
+from tensordict import TensorDict
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.llm import History
 from torchrl.envs.llm.transforms.kl import RetrieveLogProb
 from torchrl.modules.llm import TransformersWrapper
-from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, Text
+from torchrl.modules.llm.policies import LLMWrapperBase
 from transformers import PreTrainedTokenizerFast
 
 from torchrl_lang.modules import causal_lm, language_actor
