@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.schema import REWARD
 from torchrl_lang.transforms.controllers import KLController, as_controller
-from torchrl_lang.transforms.layout import KL, key_list
+from torchrl_lang.transforms.layout import KL, key_list, last_name, sibling
 from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
 
 __all__ = ["RAW_REWARD", "RewardAdjustmentTransform"]
@@ -107,9 +107,10 @@ class RewardAdjustmentTransform(ActionTransform):
         for reward, raw in self._marks.items():
             if raw in present:
                 raise ValueError(
-                    f"The reward {reward!r} was adjusted before, for its raw value stands at {raw!r}: use the "
-                    "transform in one place (environment, collector or replay buffer). For a second reference give "
-                    "this one a raw_key= of its own (name= in KLConstrainedTransform)."
+                    f"The reward {reward!r} was adjusted before (without the penalty it is {raw!r}), and the penalty "
+                    "would count twice: use the transform in one place, environment, collector, rows or replay buffer. "
+                    "Rows can be made with the environment's own rewards, rows_from_rollout(..., reward_key=None). For "
+                    "a second reference give this one a raw_key= of its own (name= in KLConstrainedTransform)."
                 )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
@@ -218,11 +219,7 @@ def _unbounded(spec: TensorSpec) -> TensorSpec:
 
 def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
     """``"raw_reward"`` beside the reward; where that were one key for several, each behind its own name."""
-    keys = [_beside(key, name) for key in rewards]
+    keys = [sibling(key, name) for key in rewards]
     if len(set(keys)) == len(keys):
         return keys
-    return [_beside(key, f"raw_{key[-1] if isinstance(key, tuple) else key}") for key in rewards]
-
-
-def _beside(key: NestedKey, name: str) -> NestedKey:
-    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name
+    return [sibling(key, f"raw_{last_name(key)}") for key in rewards]
