@@ -35,6 +35,7 @@ __all__ = [
     "DONE",
     "IS_EXAMPLE",
     "LEARNED",
+    "RAW_REWARD",
     "REWARD",
     "ROW_KEYS",
     "TERMINATED",
@@ -64,6 +65,8 @@ LEARNED = "learned"
 IS_EXAMPLE = "is_example"
 """bool ``[*B, 1]``: the turn was played by somebody else than the policy."""
 REWARD = "reward"
+RAW_REWARD = "raw_reward"
+"""float: the reward before a penalty for the divergence from a reference was taken off, of the reward's shape."""
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"

@@ -38,7 +38,7 @@ def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
     torch.testing.assert_close(step["kl"], steps["token_log_prob"] - step["ref_log_prob"])
     expected = step["raw_reward"] - 0.5 * step["kl"].sum(-1, keepdim=True)
     torch.testing.assert_close(step["reward"], expected)
-    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
+    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"], reward_key=None)
     by_row = KLConstrainedTransform(RowReference(frozen), 0.5)(rows)
     ends = step["done"].squeeze(-1)
     total = torch.zeros(8)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchrl_lang.data.carried import carried
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.schema import ATTENTION_MASK, DONE, ROW_KEYS, TERMINATED, TRUNCATED
+from torchrl_lang.data.step_rewards import reward_entries, step_rewards
+from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
 
 __all__ = ["EpisodeRows"]
 
@@ -29,11 +30,14 @@ class EpisodeRows:
         carry: what the policy wrote for each token of its utterances, ``[*B, time, K]``, or for each turn, ``[*B,
             time, 1]``, to be taken along to the tokens' places, ``[N, T]``; a mapping renames it.
         keep: entries ``[*B, time, ...]`` of the last ``next`` observation to be kept beside the row.
+        reward_key: the steps' reward that ``token_reward`` adds up to, as in
+            :func:`~torchrl_lang.data.rows_from_rollout`: by default the one that the policy was given, as transforms
+            left it; None keeps the environment's own token rewards.
 
     Raises:
-        KeyError: on calls, the steps come from no collector, or from no language environment, or have nothing to carry
-            under that name.
-        ValueError: on calls, an episode began before the first batch.
+        KeyError: on calls, the steps come from no collector, or from no language environment, or have no such reward,
+            or nothing to carry under that name.
+        ValueError: on calls, an episode began before the first batch, or a reward is not finite.
 
     Examples:
         >>> from torchrl.collectors import Collector
@@ -49,7 +53,14 @@ class EpisodeRows:
         (True, True)
     """
 
-    def __init__(self, carry: Sequence[str] | Mapping[str, NestedKey] = (), keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        carry: Sequence[str] | Mapping[str, NestedKey] = (),
+        keep: Sequence[str] = (),
+        *,
+        reward_key: NestedKey | None = REWARD,
+    ) -> None:
+        self.reward_key = reward_key
         self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}
         self.keep = tuple(keep)
         self._steps: TensorDictBase | None = None
@@ -80,6 +91,8 @@ class EpisodeRows:
         self._steps, flat = flat[~has_ended], flat[has_ended]
         ends = flat.get(("next", DONE)).squeeze(-1)
         rows = rows_at(flat, ends, self.keep)
+        rewards = reward_entries(flat.get("next"), self.reward_key)
+        rows.update({name: step_rewards(flat, ends, rows, key) for name, key in rewards.items()})
         if self.carry:
             rows.update(carried(flat, ends, rows.get("action_mask"), list(self.carry)))
         return rows
@@ -94,7 +107,7 @@ class EpisodeRows:
     def _needed(self, steps: TensorDictBase) -> TensorDict:
         """What rows are made of, and nothing else."""
         step = steps.get("next")
-        after = (*ROW_KEYS, DONE, TERMINATED, *self.keep)
+        after = (*ROW_KEYS, DONE, TERMINATED, *self.keep, *reward_entries(step, self.reward_key).values())
         found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
         found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}
         found |= {name: steps.get(key, None) for name, key in self.carry.items()}

@@ -18,15 +18,12 @@ from torchrl_lang.functional import (
     lambda_returns,
     margin_term,
     masked_mean,
-    random_index,
     returns_to_go,
-    systematic_sample,
     td_target,
 )
 from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.negatives import Proposal, policy_proposal
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
@@ -84,12 +81,6 @@ class ILQLLoss(ValueRowLoss):
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
-        cql_samples: estimate CQL from so many tokens a batch instead of the whole vocabulary; needs a
-            ``qvalue_network`` with ``vocab_size`` and ``sampled_cql_term``. Cheaper and biased: the term comes out too
-            small (see :func:`~torchrl_lang.functional.sampled_cross_entropy`). None computes it exactly.
-        cql_proposal: how they are drawn. ``"uniform"``: best while values differ little. ``"policy"``: half of them by
-            what the policy says in this batch (see :func:`~torchrl_lang.objectives.negatives.policy_proposal`), each
-            with the weight that corrects for it: far fewer samples do where values are as peaked as policies are.
         margin: by how much the taken action should lead.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
             ``weight_clip`` with a large one.
@@ -149,7 +140,6 @@ class ILQLLoss(ValueRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
-    cql_draws: Tensor
     out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor", *_METRICS]
 
     def __init__(
@@ -166,8 +156,6 @@ class ILQLLoss(ValueRowLoss):
         qvalue_weight: float = 1.0,
         cql_weight: float = 0.01,
         cql_temperature: float = 1.0,
-        cql_samples: int | None = None,
-        cql_proposal: Proposal = "uniform",
         margin_weight: float = 0.0,
         margin: float = 0.0,
         actor_weight: float = 1.0,
@@ -207,13 +195,6 @@ class ILQLLoss(ValueRowLoss):
         within("lmbda", lmbda, 0, 1)
         if cql_temperature <= 0:
             raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
-        one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
-        if cql_proposal != "uniform" and cql_samples is None:
-            raise ValueError(
-                f"cql_proposal={cql_proposal!r} says how cql_samples are drawn: give their number as well."
-            )
-        self._set_samples(cql_samples)
-        self.cql_proposal = cql_proposal
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -221,22 +202,6 @@ class ILQLLoss(ValueRowLoss):
         self.advantage_temperature, self.advantage_weighting = advantage_temperature, advantage_weighting
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
-
-    # -- set-up ----------------------------------------------------------------------------------------------------
-
-    def _set_samples(self, cql_samples: int | None) -> None:
-        self.cql_samples = cql_samples
-        if cql_samples is None:
-            return
-        if cql_samples < 1:
-            raise ValueError(f"cql_samples must be at least 1 or None, got {cql_samples}.")
-        module = getattr(self.qvalue_network, "module", None)
-        if not hasattr(module, "sampled_cql_term") or not hasattr(module, "vocab_size"):
-            raise ValueError(
-                f"cql_samples needs a Q network with vocab_size and sampled_cql_term, got {type(module).__name__}: use "
-                "a QValueHead, or cql_samples=None."
-            )
-        self.register_buffer("cql_draws", torch.zeros((), dtype=torch.int64))
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> None:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
@@ -269,10 +234,8 @@ class ILQLLoss(ValueRowLoss):
         actor_trunk, head, _ = split_actor(self.actor_network)
         batch = self._find(tensordict)
         shared = self.value_trunk is None
-        proposes = bool(self.cql_weight) and self.cql_samples is not None and self.cql_proposal == "policy"
         trains = shared or bool(self.actor_weight)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and trains):
-            actor_rows = actor_trunk(batch.rows.copy()) if trains or proposes else batch.rows
+        actor_rows = actor_trunk(batch.rows.copy()) if trains else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         values = self._values(
             batch,
@@ -280,7 +243,7 @@ class ILQLLoss(ValueRowLoss):
             full=self._reads_table,
             taken=bool(self.qvalue_weight),
             target=bool(self.value_weight and self.target != "mc") or self._weighs_advantages,
-            short_cuts=self._short_cuts(batch, actor_rows),
+            short_cuts=self._short_cuts(),
         )
         out = {
             "loss_value": self._value_loss(batch, values),
@@ -321,9 +284,8 @@ class ILQLLoss(ValueRowLoss):
     def _cql_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
         if not self.cql_weight:
             return None
-        for name in ("cql_term", "sampled_cql_term"):
-            if name in values.terms:
-                return self.cql_weight * self._reduce_term(values.terms[name], batch)
+        if "cql_term" in values.terms:
+            return self.cql_weight * self._reduce_term(values.terms["cql_term"], batch)
         assert values.full is not None
         term = cql_term(values.full, batch.action, self.cql_temperature)
         return self.cql_weight * self._reduce_decisions(term.sum(-1), batch)
@@ -340,34 +302,19 @@ class ILQLLoss(ValueRowLoss):
     @property
     def _reads_table(self) -> bool:
         """Whether a term needs the values of the whole vocabulary at once."""
-        exact_cql = self.cql_weight and self.cql_samples is None and not self._has_short_cut("cql_term")
-        return bool(exact_cql or (self.margin_weight and not self._has_short_cut("margin_term")))
+        cql = self.cql_weight and not self._has_short_cut("cql_term")
+        return bool(cql or (self.margin_weight and not self._has_short_cut("margin_term")))
 
-    def _short_cuts(self, batch: DecisionBatch, actor_rows: TensorDictBase) -> dict[str, dict[str, Any]]:
+    def _short_cuts(self) -> dict[str, dict[str, Any]]:
         """Methods of the Q network that compute a term without the table, with their options."""
         found: dict[str, dict[str, Any]] = {}
         chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
         pieces = {"chunk_size": chunk_size, "recompute": self.reduction == "none"}
-        if self.cql_weight and self.cql_samples is not None:
-            negatives = self._negatives(batch, actor_rows, self.cql_samples)
-            found["sampled_cql_term"] = {"temperature": self.cql_temperature} | negatives
-        elif self.cql_weight and self._has_short_cut("cql_term"):
+        if self.cql_weight and self._has_short_cut("cql_term"):
             found["cql_term"] = {"temperature": self.cql_temperature} | pieces
         if self.margin_weight and self._has_short_cut("margin_term"):
             found["margin_term"] = {"margin": self.margin} | pieces
         return found
-
-    def _negatives(self, batch: DecisionBatch, actor_rows: TensorDictBase, m: int) -> dict[str, Tensor]:
-        """Tokens ``[m]``, others in every call, and how to weigh them; which ones is part of the state."""
-        vocabulary, device = self.qvalue_network.module.vocab_size, batch.action.device
-        draw = self.cql_draws.to(device, copy=True)
-        self.cql_draws += 1
-        if self.cql_proposal == "uniform":
-            return {"negatives": random_index(0, torch.arange(m, device=device) + draw * m, vocabulary)}
-        proposal = policy_proposal(batch, actor_rows, split_actor(self.actor_network).head, vocabulary)
-        start = random_index(0, draw, 2**31).double() / 2**31
-        tokens, log_weight = systematic_sample(proposal, m, start)
-        return {"negatives": tokens, "log_weight": log_weight}
 
     def _value_target(self, batch: DecisionBatch, values: Values) -> Tensor:
         """What V regresses on, ``[N]``, without gradient."""
