@@ -10,14 +10,12 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from torchrl_lang.schema import REWARD
+from torchrl_lang.schema import RAW_REWARD, REWARD
 from torchrl_lang.transforms.controllers import KLController, as_controller
 from torchrl_lang.transforms.layout import KL, key_list, last_name, sibling
 from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
 
-__all__ = ["RAW_REWARD", "RewardAdjustmentTransform"]
-
-RAW_REWARD = "raw_reward"
+__all__ = ["RewardAdjustmentTransform"]
 
 
 class RewardAdjustmentTransform(ActionTransform):
@@ -34,7 +32,8 @@ class RewardAdjustmentTransform(ActionTransform):
         kl_key: the divergence, from :class:`KLDivergenceTransform`.
         out_key: where the adjusted reward goes, as many as there are rewards; default over the raw one.
         raw_key: where the raw reward is kept when it is written over, one a reward; default ``"raw_reward"`` beside it,
-            ``"raw_"`` and its name where there are several.
+            ``"raw_"`` and its name where there are several. Rows made of an environment's steps take it along, so that
+            a second penalty is refused, where its name ends in ``"raw_reward"``.
         placement: ``"token"`` takes each token's divergence off its own reward; ``"last"`` the sum over the row off the
             reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
