@@ -25,6 +25,7 @@ from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.checks import check_actor, check_head, check_token
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
 from torchrl_lang.objectives.said import utterance_end
 
@@ -84,6 +85,9 @@ class AdvantageRowLoss(RowLoss):
         for name, number in clocks.items():
             within(name, number, 0, 1)
         one_of("bootstrap", bootstrap, ("first", "mean"))
+        check_actor(type(self).__name__, actor_network)
+        check_head(type(self).__name__, "value_network", value_network, None, "value_module")
+        check_token("end_of_action", end_of_action, actor_network)
         self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
         self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
@@ -110,11 +114,17 @@ class AdvantageRowLoss(RowLoss):
                 (:func:`~torchrl_lang.functional.with_known_values`).
 
         Returns:
-            The same ``rows``.
+            The same ``rows``; without any, three entries without any.
 
         Raises:
             KeyError: an entry is missing.
+            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
         """
+        tokens = rows.get(self.tensor_keys.tokens, None)
+        if tokens is not None and not tokens.numel():
+            nothing = torch.zeros(tokens.shape, device=tokens.device)
+            names = ("advantage", "value_target", "state_value")
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in names})
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
         batch = reader._find(rows)

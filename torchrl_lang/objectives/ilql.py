@@ -21,9 +21,11 @@ from torchrl_lang.functional import (
     returns_to_go,
     td_target,
 )
-from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
@@ -60,7 +62,8 @@ class ILQLLoss(ValueRowLoss):
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
-            head (``hidden`` -> ``logits``), and a distribution over ``logits``.
+            head (``hidden`` -> ``logits``), and a distribution over ``logits``; or an
+            :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance, whose language model is trained.
         qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. If it has a method
             ``taken(hidden, action) -> [N, n_q]`` (as :class:`~torchrl_lang.modules.QValueHead` does), only the taken
             action's row of the last layer is computed where that is enough. If it has ``vocab_size`` and methods
@@ -144,7 +147,7 @@ class ILQLLoss(ValueRowLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: TensorDictModule,
         value_network: TensorDictModule,
         *,
@@ -193,8 +196,21 @@ class ILQLLoss(ValueRowLoss):
         within("expectile", expectile, 0, 1, inclusive=False)
         within("gamma", gamma, 0, 1)
         within("lmbda", lmbda, 0, 1)
-        if cql_temperature <= 0:
-            raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
+        positive("cql_temperature", cql_temperature)
+        if weight_clip is not None:
+            positive("weight_clip", weight_clip)
+        finite("margin", margin, low=None)
+        weights = {
+            "value_weight": value_weight,
+            "qvalue_weight": qvalue_weight,
+            "cql_weight": cql_weight,
+            "margin_weight": margin_weight,
+            "actor_weight": actor_weight,
+            "transition_weight": transition_weight,
+            "advantage_temperature": advantage_temperature,
+        }
+        for name, weight in weights.items():
+            finite(name, weight)
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -228,10 +244,11 @@ class ILQLLoss(ValueRowLoss):
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    @dispatch
+    @dispatch(source="_all_in_keys")
+    @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        actor_trunk, head, _ = split_actor(self.actor_network)
+        actor_trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
         shared = self.value_trunk is None
         trains = shared or bool(self.actor_weight)

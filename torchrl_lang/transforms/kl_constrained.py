@@ -35,8 +35,8 @@ class KLConstrainedTransform(Compose):
     whole vocabulary: give it together with ``policy=``, or with log-probabilities made by
     :func:`~torchrl_lang.modules.row_log_prob`.
 
-    Rows made of an environment's steps hold the reward that this transform left there, the penalty of a turn at its last
-    token, and ``raw_reward`` beside it. To adjust rows instead, token by token, leave it out of the environment.
+    Rows made of an environment's steps hold the reward that this transform left there, the penalty of a turn at its
+    last token, and ``raw_reward`` beside it. To adjust rows instead, token by token, leave it out of the environment.
 
     **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
     arguments are the same. What is different: the reward is ``R - coef * KL`` as its formula said (its code had the
