@@ -26,8 +26,6 @@ class EpochSampler(Sampler):
 
     An epoch covers the rows that are in the storage when it begins. Its last batch is smaller where the batch size does
     not divide their number, or is left out with ``drop_last``. Iterating over the replay buffer ends with the epoch.
-    Of a storage that was made of no rows, such as those of a collector's batch in which no game ended, an empty batch
-    is sampled, for which losses are zero; iterating gives that one batch.
     With ``prefetch`` a replay buffer samples ahead of what its user has seen, and so does the saved state.
 
     Args:
@@ -62,7 +60,7 @@ class EpochSampler(Sampler):
         """Indices of the next batch."""
         rows = len(storage)
         if rows == 0:
-            return self._nothing(storage), {}
+            raise RuntimeError("The replay buffer is empty: extend it before you sample.")
         if self.drop_last and rows < batch_size:
             raise ValueError(
                 f"drop_last=True leaves no batch of {batch_size} out of {rows} rows: take a smaller batch."
@@ -76,13 +74,6 @@ class EpochSampler(Sampler):
         self._remaining_batches = self._left(batch_size)
         self._ran_out = self._remaining_batches <= 0
         return index, {}
-
-    def _nothing(self, storage: Storage) -> Tensor:
-        """No index at all, int64 ``[0]``, for a storage that was made of no rows; one that was never filled raises."""
-        if not getattr(storage, "initialized", False):
-            raise RuntimeError("The replay buffer is empty: extend it before you sample.")
-        self._ran_out = True
-        return torch.zeros(0, dtype=torch.int64)
 
     def _left(self, batch_size: int) -> int:
         """Batches left in the epoch."""

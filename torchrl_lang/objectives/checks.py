@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
+from torchrl.objectives import ValueEstimators
 
+from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["check_actor", "check_head", "check_token", "check_vocabularies", "token_limit", "vocabulary"]
+__all__ = [
+    "check_actor",
+    "check_estimator",
+    "check_head",
+    "check_token",
+    "check_vocabularies",
+    "token_limit",
+    "vocabulary",
+]
 
 
 def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
@@ -76,6 +87,23 @@ def check_vocabularies(actor: Any, qvalue_network: Any) -> None:
             f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the loss "
             "an UtteranceActor with vocab_size=, the tokenizer's."
         )
+
+
+def check_estimator(
+    loss: str,
+    value_type: ValueEstimators,
+    known: Sequence[ValueEstimators],
+    hyperparams: Mapping[str, float],
+    names: Sequence[str],
+) -> None:
+    """Raise unless an estimator is one of those known, and its hyperparameters are some of ``names``, in [0, 1]."""
+    if value_type not in known:
+        raise ValueError(f"{loss} knows {[str(one) for one in known]}, got {value_type}.")
+    unknown = sorted(set(hyperparams) - set(names))
+    if unknown:
+        raise TypeError(f"Unknown hyperparameters {unknown}: give some of {list(names)}.")
+    for name, value in hyperparams.items():
+        within(name, value, 0, 1)
 
 
 def check_token(name: str, token: int | None, actor: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -25,6 +25,7 @@ from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.checks import check_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
@@ -219,12 +220,19 @@ class ILQLLoss(ValueRowLoss):
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
 
-    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> None:
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
 
         Args:
             value_type: the estimator, TD0 by default.
             **hyperparams: ``gamma`` and, for TDLambda, ``lmbda``.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: the estimator is another one, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
         """
         targets: dict[ValueEstimators, Target] = {
             ValueEstimators.TD0: "td",
@@ -232,15 +240,11 @@ class ILQLLoss(ValueRowLoss):
             ValueEstimators.TDLambda: "lambda",
         }
         value_type = self.default_value_estimator if value_type is None else value_type
-        if value_type not in targets:
-            raise ValueError(f"ILQLLoss knows {[str(known) for known in targets]}, got {value_type}.")
-        unknown = set(hyperparams) - {"gamma", "lmbda"}
-        if unknown:
-            raise TypeError(f"Unknown hyperparameters {sorted(unknown)}: give gamma or lmbda.")
+        check_estimator("ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda"))
         self.target = targets[value_type]
         for name, value in hyperparams.items():
-            within(name, value, 0, 1)
             setattr(self, name, value)
+        return self
 
     # -- the loss --------------------------------------------------------------------------------------------------
 

@@ -96,7 +96,8 @@ class PPOLoss(AdvantageRowLoss):
             ``"mean"``, the mean over its decisions.
         end_of_action: id of the token that ends an utterance, known of an ``UtteranceActor``: tells turns apart where
             the environment stays silent (:func:`~torchrl_lang.functional.turn_end_mask`).
-        normalize_advantage: standardise the advantages over the decisions of each batch that count.
+        normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
+            deviation (:func:`~torchrl_lang.functional.standardized`).
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
         detach_value: no gradient from the values into the trunk.
         logits_chunk: decisions whose logits exist at a time; the backward pass computes them again. ``"auto"``: pieces
