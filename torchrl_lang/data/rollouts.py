@@ -12,7 +12,17 @@ from torch import Tensor
 from torchrl_lang.data.carried import carried
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED
+from torchrl_lang.schema import (
+    ACTION_MASK,
+    ATTENTION_MASK,
+    DONE,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+)
 
 __all__ = ["episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
@@ -79,7 +89,8 @@ def rows_from_rollout(
     Raises:
         KeyError: the rollout is of no language environment, or has no such reward, or nothing to carry under that name.
         ValueError: something is carried, or transforms changed the rewards, and an episode began before the rollout,
-            so that a part of it is missing; or a reward is not finite.
+            so that a part of it is missing; or values of the rows make no sense, see
+            :func:`~torchrl_lang.schema.check_values`.
 
     Note:
         The first episodes to finish are the short ones. For a data set without that bias use
@@ -114,7 +125,10 @@ def rows_from_rollout(
         take = take | running
     rows = rows_at(rollout, take)
     rows.update({name: step_rewards(rollout, take, rows, key) for name, key in rewards.items()})
-    return rows.update(carried(rollout, take, rows[ACTION_MASK], carry)) if carry else rows
+    if carry:
+        rows.update(carried(rollout, take, rows[ACTION_MASK], carry))
+    check_row(rows)
+    return rows
 
 
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -65,14 +65,16 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
     before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, step))
     place = torch.arange(own.shape[-1], device=own.device)
     earned = torch.where(place >= before.unsqueeze(-1), step.get(TOKEN_REWARD), 0.0)
-    last = torch.where(step.get(ACTION_MASK), place, -1).max(-1).values
     counts = (row >= 0) & (after > before)
     extra = reward.reshape(take.shape).to(own.dtype) - earned.sum(-1)
-    # Zero where one token is paid at most: the sum is that very number.
-    inexact = earned.abs().sum(-1) - earned.abs().amax(-1)
-    changed = counts & ~(extra.abs() <= _ROUNDING * inexact)
+    changed = counts & (extra != 0)
+    if changed.any():
+        # Zero where one token is paid at most: the sum is that very number.
+        inexact = earned.abs().sum(-1) - earned.abs().amax(-1)
+        changed = changed & ~(extra.abs() <= _ROUNDING * inexact)
     if not changed.any():
         return own.clone()
+    last = torch.where(step.get(ACTION_MASK), place, -1).max(-1).values
     _check_places(changed, last, key)
     _check_whole(row, before, counts, rows)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,9 +21,12 @@ from torchrl_lang.functional import (
     returns_to_go,
     td_target,
 )
-from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.checks import check_estimator
+from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
@@ -60,7 +63,8 @@ class ILQLLoss(ValueRowLoss):
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
-            head (``hidden`` -> ``logits``), and a distribution over ``logits``.
+            head (``hidden`` -> ``logits``), and a distribution over ``logits``; or an
+            :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance, whose language model is trained.
         qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. If it has a method
             ``taken(hidden, action) -> [N, n_q]`` (as :class:`~torchrl_lang.modules.QValueHead` does), only the taken
             action's row of the last layer is computed where that is enough. If it has ``vocab_size`` and methods
@@ -144,7 +148,7 @@ class ILQLLoss(ValueRowLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: TensorDictModule,
         value_network: TensorDictModule,
         *,
@@ -193,8 +197,21 @@ class ILQLLoss(ValueRowLoss):
         within("expectile", expectile, 0, 1, inclusive=False)
         within("gamma", gamma, 0, 1)
         within("lmbda", lmbda, 0, 1)
-        if cql_temperature <= 0:
-            raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
+        positive("cql_temperature", cql_temperature)
+        if weight_clip is not None:
+            positive("weight_clip", weight_clip)
+        finite("margin", margin, low=None)
+        weights = {
+            "value_weight": value_weight,
+            "qvalue_weight": qvalue_weight,
+            "cql_weight": cql_weight,
+            "margin_weight": margin_weight,
+            "actor_weight": actor_weight,
+            "transition_weight": transition_weight,
+            "advantage_temperature": advantage_temperature,
+        }
+        for name, weight in weights.items():
+            finite(name, weight)
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -203,12 +220,19 @@ class ILQLLoss(ValueRowLoss):
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
 
-    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> None:
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
 
         Args:
             value_type: the estimator, TD0 by default.
             **hyperparams: ``gamma`` and, for TDLambda, ``lmbda``.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: the estimator is another one, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
         """
         targets: dict[ValueEstimators, Target] = {
             ValueEstimators.TD0: "td",
@@ -216,22 +240,19 @@ class ILQLLoss(ValueRowLoss):
             ValueEstimators.TDLambda: "lambda",
         }
         value_type = self.default_value_estimator if value_type is None else value_type
-        if value_type not in targets:
-            raise ValueError(f"ILQLLoss knows {[str(known) for known in targets]}, got {value_type}.")
-        unknown = set(hyperparams) - {"gamma", "lmbda"}
-        if unknown:
-            raise TypeError(f"Unknown hyperparameters {sorted(unknown)}: give gamma or lmbda.")
+        check_estimator("ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda"))
         self.target = targets[value_type]
         for name, value in hyperparams.items():
-            within(name, value, 0, 1)
             setattr(self, name, value)
+        return self
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    @dispatch
+    @dispatch(source="_all_in_keys")
+    @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        actor_trunk, head, _ = split_actor(self.actor_network)
+        actor_trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
         shared = self.value_trunk is None
         trains = shared or bool(self.actor_weight)

@@ -11,13 +11,16 @@ from torchrl_lang.training.progress import Progress
 from torchrl_lang.training.scalars import Scalar, to_scalars
 from torchrl_lang.training.seeding import RandomState, seed_everything
 from torchrl_lang.training.state import join_state, split_state
+from torchrl_lang.training.torchrl_trainer import EpisodeRowsHook, OfflineCollector
 
 __all__ = [
     "LOGGERS",
     "CSVLog",
     "CheckpointError",
     "Checkpointer",
+    "EpisodeRowsHook",
     "MuonAdamW",
+    "OfflineCollector",
     "Progress",
     "RandomState",
     "RunLog",
