@@ -69,7 +69,7 @@ def test_order_and_names(tmp_path):
     with pytest.raises(ValueError, match="another name"):
         log.log(11, {"step": 1.0})
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="'a', not 'step'"):
+    with pytest.raises(ValueError, match="'a' as its first column, expected 'step'"):
         CSVLog(tmp_path / "other.csv")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import RowDataset, Tokenizer, load_dataset
+from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, Summary
+from torchrl_lang.storage import Fields
+from torchrl_lang.storage.errors import shorten
 
 __all__ = ["Task", "check_words", "of_kind", "open_dataset", "task_from_notes"]
 
@@ -48,18 +50,17 @@ class Task(Protocol):
         """What makes the task, as JSON; ``task`` among it is the task's name."""
 
 
-def task_from_notes(notes: Mapping[str, Any]) -> Task:
+def task_from_notes(notes: Fields) -> Task:
     """The task from what :meth:`Task.notes` wrote into a manifest or a run's record.
 
+    The name that stands there is compared with a fixed table: nothing is imported by a name that is read from a file.
+
     Raises:
-        ValueError: there is no such task.
+        FileError: there is no such task, or a field is missing or of another type.
     """
-    name = notes.get("task")
+    name = notes.take("task", str)
     if name not in _TASKS:
-        raise ValueError(
-            f"This is about the task {name!r}, the recipes know {list(_TASKS)}: make a data set with "
-            "`python -m torchrl_lang generate`."
-        )
+        raise notes.error(f"is about the task {shorten(name)}, the recipes have {', '.join(_TASKS)}")
     module, kind = _TASKS[name]
     return getattr(importlib.import_module(module), kind).from_notes(notes)
 
@@ -82,7 +83,8 @@ def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
         ValueError: there is no such task, or its games are told in other tokens than the data.
     """
     dataset = load_dataset(folder)
-    task = task_from_notes(dataset.manifest["notes"])
+    manifest = Fields(dataset.manifest, folder / MANIFEST, "make the data set again with `generate`")
+    task = task_from_notes(manifest.object("notes"))
     check_words(task, dataset.tokenizer, folder)
     return dataset, task
 

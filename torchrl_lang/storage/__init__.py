@@ -1,5 +1,6 @@
 """Files and folders: read with checks, written whole or not at all, locked by one process at a time."""
 
+from torchrl_lang.storage.columns import read_rows
 from torchrl_lang.storage.errors import FileError
 from torchrl_lang.storage.fields import Fields
 from torchrl_lang.storage.folders import remove_folder, remove_leftovers, replace_folder, write_file, write_folder
@@ -13,6 +14,7 @@ __all__ = [
     "file_in",
     "folder_lock",
     "read_json",
+    "read_rows",
     "read_tensors",
     "read_text",
     "remove_folder",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang.storage import FileError, read_rows, write_file
 from torchrl_lang.training.scalars import Scalar, to_scalars
 
 __all__ = ["CSVLog"]
@@ -25,6 +25,9 @@ class CSVLog:
 
     Args:
         path: the file; its folder is made where missing. A file that is there already is continued.
+
+    Raises:
+        FileError: the file that is there is damaged, or no log.
 
     Examples:
         >>> import tempfile
@@ -103,24 +106,16 @@ class CSVLog:
 
     def _rewrite(self) -> None:
         header = self._line({name: name for name in self._names})  # type: ignore[misc]
-        temporary = self.path.with_name(f".{self.path.name}.writing")
-        temporary.write_text(header + "".join(map(self._line, self._rows)), encoding="utf-8")
-        os.replace(temporary, self.path)
+        write_file(self.path, header + "".join(map(self._line, self._rows)))
 
     def _read(self) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        reader = csv.DictReader(io.StringIO(whole))
-        self._names = list(reader.fieldnames or ["step"])
+        remedy = "repair that line, or delete the file to log on without what stands in it"
+        names, self._rows = read_rows(self.path, remedy=remedy)
+        self._names = names or ["step"]
         if self._names[0] != "step":
-            raise ValueError(f"{self.path} is no log of this kind: its first column is {self._names[0]!r}, not 'step'.")
-        self._rows = [{name: _number(cell) for name, cell in row.items() if cell} for row in reader]
-        if whole != text:
+            raise FileError(self.path, f"has {self._names[0]!r} as its first column, expected 'step'", remedy)
+        steps = [row.get("step") for row in self._rows]
+        if not all(isinstance(step, int) for step in steps) or steps != sorted(set(steps)):  # type: ignore[type-var]
+            raise FileError(self.path, "has steps that are missing or not in order", remedy)
+        if not self.path.read_bytes().endswith(b"\n"):  # a crash tore the last row
             self._rewrite()
-
-
-def _number(cell: str) -> Scalar:
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)

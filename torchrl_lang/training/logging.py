@@ -10,6 +10,7 @@ from typing import Any
 from torchrl.record.loggers import Logger, generate_exp_name, get_logger
 from torchrl.record.loggers.mlflow import MLFlowLogger
 
+from torchrl_lang.storage import read_text, write_file
 from torchrl_lang.training.csv_log import CSVLog
 from torchrl_lang.training.scalars import Scalar
 
@@ -98,8 +99,8 @@ def make_log(folder: str | Path, *, trackers: str | Sequence[str] = (), name: st
 def _run_name(folder: Path) -> str:
     kept = folder / "run_name.txt"
     if not kept.exists():
-        kept.write_text(generate_exp_name(folder.name, "run") + "\n", encoding="utf-8")
-    return kept.read_text(encoding="utf-8").strip()
+        write_file(kept, generate_exp_name(folder.name, "run") + "\n")
+    return read_text(kept, remedy="delete it, the trackers then begin a run of another name").strip()
 
 
 def _open(kind: str, folder: Path, run: str) -> Logger:

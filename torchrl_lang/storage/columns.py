@@ -1,0 +1,59 @@
+"""Read CSV files whose first row names columns of numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from torchrl_lang.storage.errors import FileError, shorten
+from torchrl_lang.storage.readers import read_text
+
+__all__ = ["read_rows"]
+
+
+def read_rows(path: str | Path, *, remedy: str) -> tuple[list[str], list[dict[str, int | float]]]:
+    r"""Read the columns' names and the rows; a row lacks the names whose cells are empty.
+
+    A last line without its end, which a crash tore, is left out.
+
+    Args:
+        path: the file.
+        remedy: what the user can do where it cannot be read, for the error message.
+
+    Raises:
+        FileError: the file is missing or no text; a name is missing or stands twice; a row has another number of cells
+            than there are names, or a cell is no number.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import read_rows
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "log.csv")
+        ...     _ = path.write_text("step,loss,return\n1,0.5,\n2,0.25,-3.0\n3,0.")
+        ...     read_rows(path, remedy="delete it")
+        (['step', 'loss', 'return'], [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 0.25, 'return': -3.0}])
+    """
+    text = read_text(path, remedy=remedy)
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
+    try:
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise FileError(path, f"is no CSV file: {error} in line {reader.line_num}", remedy) from error
+    names = lines[0][1] if lines else []
+    if len(set(names)) < len(names) or "" in names:
+        raise FileError(path, f"has the columns {shorten(names)}, of which one has no name or stands twice", remedy)
+    rows = []
+    for line, cells in lines[1:]:
+        if len(cells) != len(names):
+            raise FileError(path, f"has {len(cells)} cells in line {line}, expected {len(names)}", remedy)
+        try:
+            rows.append({name: _number(cell) for name, cell in zip(names, cells, strict=True) if cell})
+        except ValueError as error:
+            raise FileError(path, f"has a cell in line {line} that is no number ({error})", remedy) from error
+    return names, rows
+
+
+def _number(cell: str) -> int | float:
+    number = float(cell)
+    return int(cell) if cell.lstrip("-").isdecimal() and abs(number) < 2**63 else number
