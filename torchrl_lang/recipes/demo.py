@@ -26,7 +26,7 @@ from torchrl_lang.evaluation import (
 )
 from torchrl_lang.recipes import wordle_data
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.tasks import of_kind, open_dataset
+from torchrl_lang.recipes.tasks import check_place, of_kind, open_dataset
 from torchrl_lang.recipes.trained import load_run
 from torchrl_lang.recipes.wordle_task import WordleTask
 from torchrl_lang.storage import folder_lock, write_file
@@ -49,6 +49,7 @@ class Demo(Options):
 
 def main(options: Demo) -> Path:
     """Run the demo; returns the folder with table, pictures, transcripts and ``results.json``."""
+    check_place(options.out)
     with folder_lock(options.out, "runs this demo"):
         _run(options)
     return options.out

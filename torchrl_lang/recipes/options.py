@@ -193,7 +193,10 @@ def read_options(path: Path) -> Fields:
 
     if not path.exists():
         raise FileNotFoundError(f"There is no run in {path.parent}: {path.name} is missing. Train one there first.")
-    record = Fields.read(path, remedy="put the file back as it was, or train again in another folder")
+    remedy = (
+        f"give the folder of a run; if {path.parent} is one, put the file back as it was or train in another folder"
+    )
+    record = Fields.read(path, remedy=remedy)
     version = record.take("version", int, RECORD_VERSION)
     if version != RECORD_VERSION:
         raise record.error(f"is a record of version {version}, this version of the library reads {RECORD_VERSION}")

@@ -58,7 +58,7 @@ def check_ranges(options: Any) -> None:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if isinstance(value, tuple) and not value and field.default:
-            raise ValueError(f"{field.name} must hold at least one value.")
+            raise ValueError(f"{field.name} must hold at least one value, got none.")
         for item in value if isinstance(value, tuple) else (value,):
             _check_choice(field.name, item, hints[field.name])
             _check_number(field.name, item, field.metadata.get("range", Range()))
@@ -70,7 +70,8 @@ def _check_number(name: str, value: Any, allowed: Range) -> None:
     if isinstance(value, int) and allowed.at_most is None and allowed.below is None and value > _LARGEST:
         allowed = dataclasses.replace(allowed, at_most=_LARGEST)
     if value not in allowed:
-        raise ValueError(f"{name} must be {allowed}, got {value}.")
+        finite = "" if math.isfinite(value) or allowed == Range() else "finite, "
+        raise ValueError(f"{name} must be {finite}{allowed}, got {value}.")
 
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
-from torchrl_lang.data.dataset_format import MANIFEST, ROWS
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options
-from torchrl_lang.storage import FileError, folder_lock, remove_leftovers, write_folder
+from torchrl_lang.recipes.tasks import check_place
+from torchrl_lang.storage import folder_lock, remove_leftovers, write_folder
 from torchrl_lang.training import (
     LOGGERS,
     Checkpointer,
@@ -67,12 +67,7 @@ def run_folder(folder: Path) -> Iterator[None]:
         FileExistsError: another process trains there.
         FileError: the folder is a file, or lies in a data set.
     """
-    remedy = "give another folder as out"
-    if folder.exists() and not folder.is_dir():
-        raise FileError(folder, "is a file, not a folder", remedy)
-    for place in (folder.absolute(), *folder.absolute().parents):
-        if (place / MANIFEST).exists() and (place / ROWS).exists():
-            raise FileError(folder, "is a data set, or lies in one", remedy)
+    check_place(folder)
     with folder_lock(folder, "trains"):
         remove_leftovers(folder)
         yield

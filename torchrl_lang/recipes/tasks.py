@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import RowDataset, Tokenizer, load_dataset
-from torchrl_lang.data.dataset_format import MANIFEST
+from torchrl_lang.data.dataset_format import MANIFEST, ROWS
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, Summary
-from torchrl_lang.storage import Fields
+from torchrl_lang.storage import Fields, FileError
 from torchrl_lang.storage.errors import shorten
 
-__all__ = ["Task", "check_words", "of_kind", "open_dataset", "task_from_notes"]
+__all__ = ["Task", "check_place", "check_words", "of_kind", "open_dataset", "task_from_notes"]
 
 T = TypeVar("T", bound="Task")
 
@@ -87,6 +87,25 @@ def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
     task = task_from_notes(manifest.object("notes"))
     check_words(task, dataset.tokenizer, folder)
     return dataset, task
+
+
+def check_place(folder: Path, *, new: bool = False) -> None:
+    """Raise where something is to be written into a folder that lies in a data set, or is one.
+
+    Args:
+        folder: where something is to be written.
+        new: a data set is to be written; one that is there is its writer's to refuse or to replace.
+
+    Raises:
+        FileError: naming the folder.
+    """
+    remedy = "give another folder as out"
+    if folder.exists() and not folder.is_dir():
+        raise FileError(folder, "is a file, not a folder", remedy)
+    places = folder.absolute().parents if new else (folder.absolute(), *folder.absolute().parents)
+    for place in places:
+        if (place / MANIFEST).exists() and (place / ROWS).exists():
+            raise FileError(folder, f"lies in the data set {place}", remedy)
 
 
 def check_words(task: Task, tokenizer: Tokenizer, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from torchrl_lang.data import generate_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer
 from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.recipes.tasks import check_place
 from torchrl_lang.recipes.textworld_task import TextWorldTask
 
 __all__ = ["TextWorldData", "main", "task_of"]
@@ -80,6 +81,7 @@ def task_of(options: TextWorldData) -> TextWorldTask:
 
 def main(options: TextWorldData) -> Path:
     """Build, play and write; returns the folder."""
+    check_place(options.out, new=True)
     task = task_of(options)
     experts = ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed)
     print(f"building what is missing of {task.games} games", flush=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torchrl_lang.recipes import bc, ppo, textworld_data, textworld_evaluate
 from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.tasks import check_place
 from torchrl_lang.storage import Fields, folder_lock
 
 __all__ = ["TextWorldDemo", "main"]
@@ -49,6 +50,7 @@ class TextWorldDemo(Options):
 
 def main(options: TextWorldDemo) -> Path:
     """Run all stages of each kind; what is there from an earlier call is used again. Returns the folder."""
+    check_place(options.out)
     with folder_lock(options.out, "runs this demo"):
         _all_kinds(options)
     return options.out

@@ -195,7 +195,7 @@ class TextWorldTask:
         try:
             return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
         except ValueError as error:
-            raise notes.error(f"holds no task: {error}") from error
+            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
 
 
 @dataclass(frozen=True)

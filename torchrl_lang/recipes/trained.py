@@ -63,7 +63,7 @@ def load_run(folder: Path) -> Trained:
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged, or the model reads other tokens than the task's.
     """
-    record = read_options(folder / "config.json")
+    task = task_from_notes(read_options(folder / "config.json").object("notes"))
     if not (folder / "model").is_dir():
         raise FileNotFoundError(
             f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
@@ -72,6 +72,6 @@ def load_run(folder: Path) -> Trained:
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
         raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    task, tokenizer = task_from_notes(record.object("notes")), tokenizer_from_config(model.tokenizer)
+    tokenizer = tokenizer_from_config(model.tokenizer)
     check_words(task, tokenizer, folder / "model")
     return Trained(task, model, tokenizer)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torchrl_lang.data import generate_dataset
 from torchrl_lang.envs.wordle import OptimalPlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
 from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.recipes.tasks import check_place
 from torchrl_lang.recipes.wordle_task import MEDIOCRE, WordleTask, mediocre_player
 
 __all__ = ["WordleData", "main", "notes"]
@@ -39,6 +40,7 @@ def notes(options: WordleData) -> dict[str, Any]:
 
 def main(options: WordleData) -> Path:
     """Play and write; returns the folder."""
+    check_place(options.out, new=True)
     task = WordleTask.of(options.words, options.rules)
     words = list(task.words)
     rules, seed = options.rules, options.seed

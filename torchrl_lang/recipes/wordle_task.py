@@ -87,7 +87,7 @@ class WordleTask:
             one_of("rules", rules, get_args(Rules))
             return cls(tuple(load_words(words)), cast(Rules, rules))
         except ValueError as error:
-            raise notes.error(f"holds no task: {error}") from error
+            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
 
 
 def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:

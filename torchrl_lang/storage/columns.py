@@ -41,7 +41,7 @@ def read_rows(path: str | Path, *, remedy: str) -> tuple[list[str], list[dict[st
     except csv.Error as error:
         raise FileError(path, f"is no CSV file: {error} in line {reader.line_num}", remedy) from error
     names = lines[0][1] if lines else []
-    if len(set(names)) < len(names) or "" in names:
+    if len(set(names)) < len(names) or not all(name and name.isprintable() for name in names):
         raise FileError(path, f"has the columns {shorten(names)}, of which one has no name or stands twice", remedy)
     rows = []
     for line, cells in lines[1:]:
