@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_a_signal_while_torch_is_being_imported(number, status, tmp_path):
     call = [sys.executable, "-m", "torchrl_lang", "train", "wordle_bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while "libtorch" not in open(f"/proc/{process.pid}/maps").read():
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
