@@ -105,7 +105,7 @@ def dataset_from_jsonl(
             f"to their heads; the first is on line {truncated[0]}.",
             stacklevel=2,
         )
-    return load_dataset(folder, tokenizer=tokenizer)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
 class _BadLines:

@@ -2,8 +2,16 @@
 
 from torchrl_lang.storage.errors import FileError
 from torchrl_lang.storage.fields import Fields
-from torchrl_lang.storage.folders import remove_folder, remove_leftovers, replace_folder, write_file, write_folder
+from torchrl_lang.storage.folders import (
+    is_unfinished,
+    remove_folder,
+    remove_leftovers,
+    replace_folder,
+    write_file,
+    write_folder,
+)
 from torchrl_lang.storage.locks import folder_lock
+from torchrl_lang.storage.manifests import json_digest, read_manifest, write_json, write_manifest
 from torchrl_lang.storage.readers import file_digest, file_in, read_json, read_tensors, read_text
 
 __all__ = [
@@ -12,7 +20,10 @@ __all__ = [
     "file_digest",
     "file_in",
     "folder_lock",
+    "is_unfinished",
+    "json_digest",
     "read_json",
+    "read_manifest",
     "read_tensors",
     "read_text",
     "remove_folder",
@@ -20,4 +31,6 @@ __all__ = [
     "replace_folder",
     "write_file",
     "write_folder",
+    "write_json",
+    "write_manifest",
 ]
