@@ -157,10 +157,11 @@ def test_rows_are_checked_on_the_way_in(tmp_path, rows):
     ):
         with pytest.raises(ValueError, match=message), DatasetWriter(tmp_path / "bad", WORDS, 12) as writer:
             writer.extend(bad)
-    with pytest.raises(ValueError, match="Of the rows from number 3 on: Row 1 has a reward that is not finite"):  # noqa: SIM117
-        with DatasetWriter(tmp_path / "bad", WORDS, 12) as writer:
-            writer.extend(rows)
+    with DatasetWriter(tmp_path / "good", WORDS, 12) as writer:
+        writer.extend(rows)
+        with pytest.raises(ValueError, match="Of the rows from number 3 on: Row 1 has a reward that is not finite"):
             writer.extend(nan)
+    assert (load_dataset(tmp_path / "good")[:] == rows).all()  # nothing of the bad block was written
 
 
 def test_a_missing_data_set(tmp_path):

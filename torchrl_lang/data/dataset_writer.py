@@ -51,6 +51,7 @@ class DatasetWriter:
         overwrite: replace the data set that stands there.
 
     Attributes:
+        rows: rows written so far.
         notes: anything more to keep in the manifest, as JSON.
 
     Raises:
@@ -131,13 +132,18 @@ class DatasetWriter:
             )
         if rows.shape[0] == 0:
             return
-        check_block(rows, self.tokenizer.vocab_size, first=self._sums.counts["episodes"])
+        check_block(rows, self.tokenizer.vocab_size, first=self.rows)
         for key, dtype in DISK_DTYPES.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")
             self._files[key].write(data)
             self._hashes[key].update(data)
         self._sums.add(rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return self._sums.counts["episodes"]
 
     def _check_target(self) -> None:
         if not self.folder.exists():
@@ -150,7 +156,7 @@ class DatasetWriter:
             raise FileExistsError(f"{self.folder} holds something other than a data set, which is not overwritten.")
 
     def _finish(self, partial: Path) -> None:
-        episodes = self._sums.counts["episodes"]
+        episodes = self.rows
         if episodes == 0:
             raise ValueError(f"No episode was written to {self.folder}: a data set holds at least one.")
         shapes = entry_shapes(episodes, self.row_length)

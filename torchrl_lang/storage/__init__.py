@@ -12,7 +12,7 @@ from torchrl_lang.storage.folders import (
 )
 from torchrl_lang.storage.locks import folder_lock
 from torchrl_lang.storage.manifests import json_digest, read_manifest, write_json, write_manifest
-from torchrl_lang.storage.readers import file_digest, file_in, read_json, read_tensors, read_text
+from torchrl_lang.storage.readers import file_digest, file_in, read_json, read_tensors, read_text, regular_file
 
 __all__ = [
     "Fields",
@@ -26,6 +26,7 @@ __all__ = [
     "read_manifest",
     "read_tensors",
     "read_text",
+    "regular_file",
     "remove_folder",
     "remove_leftovers",
     "replace_folder",
