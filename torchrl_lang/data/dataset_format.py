@@ -8,6 +8,7 @@ import torch
 
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
+from torchrl_lang.storage.errors import shorten
 
 __all__ = [
     "DISK_DTYPES",
@@ -92,7 +93,7 @@ def _check_entries(manifest: Fields) -> None:
     """Types, shapes and checksums of the entries, and the checksums of the other files."""
     entries = manifest.object("entries")
     if set(entries.content) != set(DISK_DTYPES):
-        raise manifest.error(f'has {sorted(entries.content)} as "entries", expected {sorted(DISK_DTYPES)}')
+        raise manifest.error(f'has {shorten(sorted(entries.content))} as "entries", expected {sorted(DISK_DTYPES)}')
     shapes = entry_shapes(manifest.at_least("episodes", 1), manifest.at_least("row_length", 1))
     for key, shape in shapes.items():
         entry = entries.object(key)

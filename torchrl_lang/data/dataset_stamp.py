@@ -14,7 +14,7 @@ from torchrl_lang.storage import FileError, read_json, write_file
 __all__ = ["Stamp"]
 
 _SETTLED = 2_000_000_000
-"""Nanoseconds after which a further change is sure to show in a file's time: some file systems count in steps of 2 s."""
+"""Nanoseconds after which a change is sure to give a file another time: some file systems count in steps of 2 s."""
 
 
 class Stamp:

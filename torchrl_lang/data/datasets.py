@@ -27,6 +27,7 @@ from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
 from torchrl_lang.schema import TOKENS
 from torchrl_lang.storage import Fields, FileError, json_digest, read_json
+from torchrl_lang.storage.errors import shorten
 
 __all__ = ["RowDataset", "load_dataset"]
 
@@ -113,7 +114,8 @@ def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Token
     written_with = manifest.object("tokenizer")
     found = written_with.take("fingerprint", str)
     if config_fingerprint(config) != found:
-        raise FileError(folder / TOKENIZER, f"was changed: its fingerprint is not the manifest's {found}", REMEDY)
+        found = f"was changed: its fingerprint is not {shorten(found)} as in the manifest"
+        raise FileError(folder / TOKENIZER, found, REMEDY)
     if given is not None and fingerprint(given) != found:
         raise ValueError(
             f"The data set in {folder} was written with a tokenizer of fingerprint {found}, the tokenizer that was "

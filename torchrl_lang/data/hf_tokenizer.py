@@ -110,8 +110,8 @@ class HFTokenizer:
         if not self._control_ids.isdisjoint(ids):
             found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
             raise ValueError(
-                f"The plain text {shorten(text)} is read as the control token {' '.join(found)}, which is a word of this "
-                f"tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
+                f"The plain text {shorten(text)} is read as the control token {' '.join(found)}, which is a word of "
+                f"this tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
             )
         return ids
 

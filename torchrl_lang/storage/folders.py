@@ -135,7 +135,7 @@ def remove_leftovers(folder: str | Path) -> None:
     """
     folder = Path(folder)
     for target in {path.name[1:].partition(".writing-")[0] for path in folder.glob(".*.writing-*")}:
-        with suppress(FileExistsError), _temporary_folder(folder / target):
+        with suppress(OSError), _temporary_folder(folder / target):  # where it is locked, or may only be read
             pass
 
 
