@@ -1,5 +1,6 @@
 """A folder is written whole or not at all, wherever the writer is killed; one process at a time."""
 
+import errno
 import os
 import shutil
 import signal
@@ -122,3 +123,13 @@ def test_the_lock_falls_with_its_process(tmp_path):
     with folder_lock(tmp_path / "run", "trains"):
         pass
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_file_system_without_locks_is_no_error(tmp_path, monkeypatch):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with write_folder(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "model" / "a").read_text() == "new"

@@ -98,14 +98,14 @@ def load_dataset(
     manifest = read_dataset_manifest(folder)
     tokenizer = _tokenizer(folder, manifest, tokenizer)
     files = dataset_files(folder, manifest)
-    rows = _map_rows(files, manifest)
     if verify:
         stamp = Stamp(folder, json_digest(manifest.content), files)
         if verify != "once" or not stamp.is_there():
             check_digests(files, manifest)
-            check_values(folder, rows, manifest, tokenizer.vocab_size)
+            # Through a mapping of its own, so that the pages that were read do not stay in memory.
+            check_values(folder, _map_rows(files, manifest), manifest, tokenizer.vocab_size)
             stamp.write()
-    return RowDataset(folder, rows, tokenizer, manifest.content)
+    return RowDataset(folder, _map_rows(files, manifest), tokenizer, manifest.content)
 
 
 def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Tokenizer:
