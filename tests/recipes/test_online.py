@@ -167,11 +167,11 @@ def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, c
     assert "made beside other frozen weights" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_ends_with_a_message_and_leaves_nothing_open(start, tmp_path, capsys, monkeypatch):
+def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     assert main(arguments("wordle_ppo", start, run)) == 0
-    tensors = run / "checkpoints" / "step-000000004" / "tensors.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-8])
+    for tensors in run.glob("checkpoints/*/tensors.safetensors"):
+        tensors.write_bytes(tensors.read_bytes()[:-8])
     closed, close = [], Games.close
 
     def closing(games):
@@ -179,9 +179,20 @@ def test_a_damaged_checkpoint_ends_with_a_message_and_leaves_nothing_open(start,
         closed.append(games._env.is_closed)
 
     monkeypatch.setattr(Games, "close", closing)
-    assert main(arguments("wordle_ppo", start, run)) == 2
-    assert "tensors.safetensors is damaged" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"left out.* .*tensors.safetensors is damaged"):
+        assert main(arguments("wordle_ppo", start, run)) == 2
+    assert "All checkpoints in" in capsys.readouterr().err
     assert closed == [True]
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, tmp_path):
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+    logged = log_of(run)
+    (run / "checkpoints" / "step-000000004" / "state.json").unlink()
+    with pytest.warns(UserWarning, match=r"left out.*step-000000004.state.json is missing"):
+        assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+    assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]
 
 
 def test_no_game_is_lost_where_each_iteration_ends_with_a_checkpoint(start, tmp_path):
