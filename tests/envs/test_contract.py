@@ -7,7 +7,19 @@ from functools import partial
 import pytest
 import torch
 from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.envs import Compose, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    DTypeCastTransform,
+    ExcludeTransform,
+    ParallelEnv,
+    RenameTransform,
+    RewardSum,
+    SelectTransform,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl.envs.utils import check_env_specs
 
 from torchrl_lang.envs import TokenEnv, check_language_env
@@ -81,6 +93,35 @@ def test_torchrl_transforms_see_turns_and_returns(make_env):
     total = rollout["next", "token_reward"].sum(-1, keepdim=True)
     torch.testing.assert_close(rollout["next", "episode_reward"], total)
     assert (rollout["next", "step_count"] >= 1).all()
+
+
+TRANSFORMS = {
+    "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
+    "rename_a_copy": lambda: RenameTransform(["tokens"], ["input_ids"], create_copy=True),
+    "rename_the_action": lambda: RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),
+    "exclude": lambda: ExcludeTransform("tokens", "action_mask"),
+    "select": lambda: SelectTransform("tokens", "attention_mask"),
+    "cast_rows": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys=["tokens"]),
+    "cast_rewards": lambda: DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward", "token_reward"]),
+    "cast_the_action": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys_inv=["action"]),
+    "cast_all": lambda: DTypeCastTransform(torch.float32, torch.float64),
+    "double_to_float": DoubleToFloat,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_observations_can_be_renamed_dropped_and_cast(make_env, transform):
+    """Nothing that a transform does to an observation must also be done to a state: there is none."""
+    env = TransformedEnv(make_env(batch_size=[2], seed=0), TRANSFORMS[transform]())
+    check_env_specs(env, seed=0, break_when_any_done="both")
+    rollout = env.rollout(60, break_when_any_done=False)
+    assert rollout["next", "done"].any()
+    if transform == "rename":
+        check_row(rollout.rename_key_("input_ids", "tokens").rename_key_(("labels", "reward"), "token_reward"))
+
+
+def test_no_state_is_declared(make_env):
+    assert make_env(batch_size=[2]).state_spec.is_empty()
 
 
 def test_fullgraph_compile(registered):

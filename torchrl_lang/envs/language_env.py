@@ -14,7 +14,15 @@ from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.continuation import count_turns, rows_to_continue
-from torchrl_lang.envs.entries import given_action, named_entry, reset_options, stepped
+from torchrl_lang.envs.entries import (
+    given_action,
+    in_vocabulary,
+    merge_rows,
+    named_entry,
+    reset_mask,
+    reset_options,
+    stepped,
+)
 from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
 from torchrl_lang.envs.turns import Reply, opened_rows, planned_turn
 from torchrl_lang.schema import (
@@ -22,7 +30,6 @@ from torchrl_lang.schema import (
     ATTENTION_MASK,
     DONE,
     REWARD,
-    ROW_KEYS,
     TERMINATED,
     TOKEN_REWARD,
     TOKENS,
@@ -53,14 +60,16 @@ class LanguageEnv(EnvBase):
     to come; rows in play go on. A copy (``deepcopy``, or in another process) of an environment that was given a seed
     plays on as the original would; without one it takes a new seed.
 
-    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead.
+    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead, or
+    from those given by keyword, ``reset(set_state=True, **rows.select(*ROW_KEYS))``. Rows with a hole, with padding on
+    the left, or in another order than this environment writes them are refused.
 
     A task may let ``reset`` name what is played, as the hidden word of Wordle: as an entry of the tensordict or by
-    keyword, ``reset(hidden_word=...)``. Give it by keyword where the environment is wrapped: ``TransformedEnv`` and
-    ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand keywords on. Of the
-    environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
-    ``reset(list_of_kwargs=[{...}, ...])``. These two also take rows in the tensordict, with a warning, for
-    ``set_state=True`` until TorchRL 0.15: say ``set_state=False`` to reset them with such a tensordict.
+    keyword, ``reset(hidden_word=...)``. Give names and rows by keyword where the environment is wrapped:
+    ``TransformedEnv`` and ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand
+    keywords on. Of the environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
+    ``reset(list_of_kwargs=[{...}, ...])``. (Rows are not declared as TorchRL's ``state_spec``: no step reads them, and
+    a transform that renames, drops or casts an observation would then have to do the same to the state.)
 
     ``to`` moves the environment to a device. Rows in play stay behind: reset it then.
 
@@ -176,9 +185,6 @@ class LanguageEnv(EnvBase):
             shape=batch,
             device=device,
         )
-        # Without it TransformedEnv would take the rows out of a reset tensordict.
-        rows = {key: self.observation_spec[key].clone() for key in ROW_KEYS}
-        self.state_spec = Composite(rows, shape=batch, device=device)
         self.action_spec = Categorical(vocabulary, shape=(*batch, self.action_length), dtype=torch.int64, device=device)
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
         self.full_done_spec = Composite(
@@ -216,10 +222,12 @@ class LanguageEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        options = reset_options(self, tensordict, kwargs, self._reset_entries)
+        tensordict, named = merge_rows(self, tensordict, kwargs, set_state=set_state)
+        options = reset_options(self, tensordict, named, self._reset_entries)
         fresh = self._fresh(options)
         given = None
         if set_state:
+            assert options is not None
             given = rows_to_continue(
                 options,
                 fresh,
@@ -316,10 +324,9 @@ class LanguageEnv(EnvBase):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        reset = None if options is None else options.get("_reset", None)
-        if reset is None:
+        fresh = reset_mask(self, options)
+        if fresh is None:
             return torch.ones(self._n, dtype=torch.bool, device=self.device)
-        fresh = reset.reshape(self._n)
         if self._rows is None and not fresh.all():
             raise RuntimeError(
                 f"The first reset of {type(self).__name__} must begin every row, got a partial '_reset' mask: call "
@@ -332,14 +339,15 @@ class LanguageEnv(EnvBase):
         return named_entry(self, options, key)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = given_action(self, tensordict, self.tokenizer.vocab_size, self.tokenizer.control.pad)
+        action = given_action(self, tensordict)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
                 f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, "
                 f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
             )
-        return action.reshape(self._n, self.action_length)
+        action = action.reshape(self._n, self.action_length)
+        return in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment.
