@@ -26,6 +26,8 @@ from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import check_row
 
+from .conftest import parrot_env
+
 torch.set_num_threads(1)
 
 
@@ -149,8 +151,9 @@ def test_parallel_env():
         env.close(raise_if_closed=False)
 
 
-def test_multi_sync_collector():
-    make = partial(CorridorEnv, batch_size=[2], seed=0)
+def test_workers_do_not_die_of_what_the_agent_writes():
+    """A random policy writes control tokens, which its game says back and the tokenizer cannot encode."""
+    make = partial(parrot_env, batch_size=[2], seed=0)
     collector = MultiSyncCollector(
         [make, make], None, frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False
     )
@@ -161,6 +164,7 @@ def test_multi_sync_collector():
     assert [batch.numel() for batch in batches] == [40, 40]
     for batch in batches:
         check_row(batch.reshape(-1))
+        assert batch["next", "truncated"].any()
 
 
 def test_token_env_takes_language_envs_only():

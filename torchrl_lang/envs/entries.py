@@ -1,4 +1,4 @@
-"""The tensordicts and keywords that ``reset`` and ``step`` are given: named entries, rows, actions and masks, checked."""
+"""What ``reset`` and ``step`` are given: named entries, rows, actions and masks, read and checked."""
 
 from __future__ import annotations
 

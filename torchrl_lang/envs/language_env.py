@@ -312,7 +312,8 @@ class LanguageEnv(EnvBase):
         full = overflow | (writes.length + self.action_length + 1 > self.row_length)
         if self.max_turns is not None:
             full = full | (turns >= self.max_turns)
-        self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
+        cut = overflow if reply.truncated is None else overflow | reply.truncated
+        self._truncated = torch.where(live, full & ~reply.terminated | cut, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
         self._task = {
             key: value if key in self._spared_state else where_rows(live, value, self._task[key])

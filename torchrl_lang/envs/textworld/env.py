@@ -13,9 +13,10 @@ from torch import Tensor
 from torchrl.data import Binary, Categorical, Unbounded
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.rows import Rows, Writes
-from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
@@ -75,13 +76,13 @@ class TextWorldEnv(TextGameEnv):
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
         workers: processes of the engine; default as many as cores, at most one for each row.
         time_limit: seconds that the engine may take for one command.
+        on_bad_text: as in :class:`~torchrl_lang.envs.TextGameEnv`.
         row_length, action_length, max_turns, batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
         ImportError: the engine is not installed; the message names the extra.
-        ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the tokenizer cannot encode what
-            a game says, the expert's command does not fit into ``action_length`` tokens, or more than
-            ``max_admissible`` commands are admissible.
+        ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
+            fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
         FileNotFoundError: a game's file is not there.
         RuntimeError: the engine cannot begin a game.
     """
@@ -100,6 +101,7 @@ class TextWorldEnv(TextGameEnv):
         workers: int | None = None,
         time_limit: float = 10.0,
         max_turns: int | None = None,
+        on_bad_text: OnBadText = "truncate",
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
         device: torch.device | str | int | None = None,
@@ -126,6 +128,7 @@ class TextWorldEnv(TextGameEnv):
             row_length=row_length,
             action_length=action_length,
             max_turns=max_turns,
+            on_bad_text=on_bad_text,
             batch_size=batch_size,
             seed=seed,
             device=device,
@@ -145,37 +148,32 @@ class TextWorldEnv(TextGameEnv):
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
-    def _begin_all(self, seeds: Mapping[int, int]) -> Iterable[tuple[int, str]]:
-        answers = self.pool.begin({row: self._seats[row].choose(seed) for row, seed in seeds.items()})
+    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        answers = self.pool.begin({row: self._seats[row].choose(place.seed) for row, place in places.items()})
         return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
 
     def _play_all(
-        self, utterances: Mapping[int, list[int]], seeds: Sequence[int]
-    ) -> Iterable[tuple[int, tuple[str, float, bool]]]:
+        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
+    ) -> Iterable[tuple[int, Any]]:
         commands = {row: self._seats[row].command(self._decode(ids)) for row, ids in utterances.items()}
         answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
         return ((row, self._seats[row].replied(command, answers.get(row))) for row, command in commands.items())
-
-    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
-        planned = super()._plan_turn(action, live)
-        self._truncated = self._truncated | (self._task["engine_failed"].squeeze(-1) & live)
-        return planned
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         task = super()._restore(rows, task, fresh, options)
         return {**task, **self._standing()}
 
-    def _encode(self, text: str, row: int, seed: int) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         if text not in self._ids:  # games say the same again and again
             if len(self._ids) >= _REMEMBERED:
                 self._ids.clear()
-            self._ids[text] = super()._encode(text, row, seed)
+            self._ids[text] = super()._encode(text)
         return self._ids[text]
 
     # -- what stands beside the rows -----------------------------------------------------------------------------------
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        return {key: value for key, value in task.items() if key != "game_seed"}
+        return {key: value for key, value in task.items() if key not in ("game_seed", "cut")}
 
     def _task_observation_spec(self) -> dict[str, Any]:
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
