@@ -62,7 +62,7 @@ class EngineProcess:
         with theirs:
             self.process = subprocess.Popen(
                 # -P: the script's neighbours are no modules of its.
-                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder],
+                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder, str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
