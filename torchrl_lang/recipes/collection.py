@@ -23,7 +23,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks import Task
-from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, starting_workers
+from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
 from torchrl_lang.schema import ACTION_MASK, LEARNED, TOKEN_LOG_PROB
 
 __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
@@ -201,15 +201,14 @@ class Games:
 
     def _start(self, scheme: SharedMemWeightSyncScheme) -> Any:
         # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
-        policy, ends = deepcopy(self._policy), functools.partial(end_with_parent, os.getpid())
+        options = {"policy": deepcopy(self._policy), "weight_sync_schemes": {"policy": scheme}}
+        ends = functools.partial(end_with_parent, os.getpid())
         try:
-            with starting_workers():
-                self._collector = self._make(policy=policy, weight_sync_schemes={"policy": scheme}, init_fn=ends)
+            return start_workers(functools.partial(self._make, init_fn=ends, **options))
         except RuntimeError as error:
             if isinstance(error.__cause__, EOFError):  # it has not even said why
                 raise ChildProcessError(_DIED) from error
             raise
-        return self._collector
 
     def _watch(self, collector: Any) -> None:
         """Wake this process where a worker has died: it may wait for ever for an answer, or for a lock left behind."""

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing import resource_tracker, util
 from multiprocessing.synchronize import SemLock  # type: ignore[attr-defined]
-from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
-__all__ = ["end_scheme", "end_with_parent", "is_alive", "starting_workers"]
+__all__ = ["end_scheme", "end_with_parent", "is_alive", "start_workers"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+C = TypeVar("C")
+_GIVE_UP = 10.0
+"""Seconds that a start which is interrupted may take to notice."""
 
 
-@contextmanager
-def starting_workers() -> Iterator[None]:
-    """Start worker processes in this block, by ``spawn``; when it ends they must have loaded what they were sent.
+def start_workers(make: Callable[[], C]) -> C:
+    """Make a collector, which starts its worker processes by ``spawn`` and returns when all have loaded what they need.
 
     - Workers are born with SIGINT and SIGTERM blocked: Ctrl-C reaches the whole group of processes, and a worker that
       dies of it in the midst of a message takes the others along. Their parent ends them.
-    - Signals that come meanwhile are kept for the end of the block, when there is something that can be closed.
-    - The names of semaphores are removed from shared memory as soon as all have opened them. What no longer has a name
-      ends with the last process that uses it, however all of them end.
+    - An interrupt or an error meanwhile kills those that have been started.
+    - The names of their semaphores are removed from shared memory as soon as all have opened them. What no longer has a
+      name ends with the last process that uses it, however all of them end.
     """
     resource_tracker.ensure_running()  # else the first worker would start it, which unblocks the signals
-    before = set(util._finalizer_registry)  # type: ignore[attr-defined]
-    with _kept_signals():
-        yield
-        _forget_names(before)
+    names = set(util._finalizer_registry)  # type: ignore[attr-defined]
+    others = set(multiprocessing.active_children())
+    made: Future[tuple[C, int]] = Future()
+    # In a thread of its own: processes inherit the signals that it blocks, and this thread still hears of them.
+    thread = threading.Thread(target=_make, args=(make, made), daemon=True)
+    thread.start()
+    try:
+        collector, threads = made.result()
+    except BaseException:
+        _abort(thread, made, others)
+        raise
+    _forget_names(names)
+    torch.set_num_threads(threads)  # TorchRL leaves some cores to the workers; the number is each thread's own
+    return collector
+
+
+def _make(make: Callable[[], C], made: Future[tuple[C, int]]) -> None:
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        made.set_result((make(), torch.get_num_threads()))
+    except BaseException as error:
+        made.set_exception(error)
+
+
+def _abort(thread: threading.Thread, made: Future[tuple[Any, int]], others: set[Any]) -> None:
+    """Kill the workers that have been started, and those that still will be."""
+    until = time.monotonic() + _GIVE_UP
+    while thread.is_alive() and time.monotonic() < until:
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        thread.join(0.1)
+    if made.done() and made.exception() is None:
+        made.result()[0].shutdown(timeout=1.0)
 
 
 def end_with_parent(parent: int) -> None:
@@ -62,32 +94,6 @@ def is_alive(process: Any) -> bool:
         return process.is_alive()
     except ValueError:  # closed
         return False
-
-
-@contextmanager
-def _kept_signals() -> Iterator[None]:
-    """Block SIGINT and SIGTERM for the processes that are started, and let this one hear of them at the end."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    caught: list[int] = []
-
-    def keep(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-
-    handlers: dict[int, Any] = {}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        # The mask is this thread's: another one may still be handed a signal, which Python handles in the main thread.
-        if threading.current_thread() is threading.main_thread():
-            handlers = {n: signal.signal(n, keep) for n in _SIGNALS if callable(signal.getsignal(n))}
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in dict.fromkeys(caught):
-            os.kill(os.getpid(), number)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _forget_names(before: set[Any]) -> None:

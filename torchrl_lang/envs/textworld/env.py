@@ -17,10 +17,12 @@ from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.rows import Rows
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
-from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
+from torchrl_lang.envs.textworld.engine import EngineError, EnginePool, require_textworld
+from torchrl_lang.envs.textworld.game_files import REMEDY, game_files
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import FileError
 
 __all__ = ["TextWorldEnv"]
 
@@ -84,7 +86,8 @@ class TextWorldEnv(TextGameEnv):
         ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
             fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
         FileNotFoundError: a game's file is not there.
-        RuntimeError: the engine cannot begin a game.
+        FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine cannot begin the game.
+        EngineError: the engine fails in the midst of a game.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class TextWorldEnv(TextGameEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         require_textworld()
-        self.games = _files(games)
+        self.games = game_files(games)
         self.template = _template(template)
         self.offers = _offers(offers)
         self.max_admissible = max_admissible
@@ -149,7 +152,10 @@ class TextWorldEnv(TextGameEnv):
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        answers = self.pool.begin({row: self._seats[row].choose(place.seed) for row, place in places.items()})
+        try:
+            answers = self.pool.begin({row: self._seats[row].choose(place.seed) for row, place in places.items()})
+        except EngineError as error:
+            raise FileError(error.game, f"cannot be begun by the engine ({error.reason})", REMEDY) from error
         return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
 
     def _play_all(
@@ -253,18 +259,6 @@ class TextWorldEnv(TextGameEnv):
             spare = self.action_length - len(ids)
             self._said[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._said[command]
-
-
-def _files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    if isinstance(games, str | os.PathLike):
-        raise ValueError(f"games is a sequence of files, got one: give [{os.fspath(games)!r}].")
-    files = tuple(os.path.abspath(path) for path in games)
-    if not files:
-        raise ValueError("A TextWorldEnv plays at least one game: build some with build_games(specs).")
-    missing = [path for path in files if not os.path.exists(path)]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} is no file: build games with build_games(specs).")
-    return files
 
 
 def _template(template: Template | str) -> Template:

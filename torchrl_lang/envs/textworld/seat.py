@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed
+from torchrl_lang.envs.textworld.game_files import REMEDY
 from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
+from torchrl_lang.storage import FileError
 
 __all__ = ["Seat"]
 
@@ -58,7 +60,7 @@ class Seat:
     def opened(self, answer: dict[str, Any] | Failed) -> str:
         """The opening words of a game that has begun."""
         if isinstance(answer, Failed):
-            raise RuntimeError(f"The engine did not begin {self.games[self.game]}: {answer}.")
+            raise FileError(self.games[self.game], f"cannot be begun by the engine ({answer})", REMEDY)
         self.state, self.failed, self._turn = answer, False, (answer, "")
         return self.template.write("opening", answer)
 
