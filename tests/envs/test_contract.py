@@ -97,6 +97,26 @@ def test_torchrl_transforms_see_turns_and_returns(make_env):
     assert (rollout["next", "step_count"] >= 1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_actions_of_another_type_are_refused(make_env, dtype):
+    env = make_env(batch_size=[2], seed=0)
+    td = env.reset()
+    action = torch.ones(env.action_spec.shape, dtype=dtype)
+    with pytest.raises((TypeError, ValueError), match=f"int64 token ids.*got {dtype}"):
+        env._step(td.set("action", action))
+
+
+def test_names_for_rows_in_another_order_are_refused(make_env):
+    """Six numbers in two rows of three are not those of three rows of two."""
+    env = make_env(batch_size=[3, 2], seed=0)
+    key = next(iter(getattr(env, "env", env)._reset_entries), None)
+    if key is None:
+        pytest.skip("its resets name nothing")
+    env.reset(**{key: torch.zeros(3, 2, 1, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3, 2\), one number a row, got .*\(2, 3\)"):
+        env.reset(**{key: torch.zeros(2, 3, dtype=torch.int64)})
+
+
 TRANSFORMS = {
     "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
     "rename_a_copy": lambda: RenameTransform(["tokens"], ["input_ids"], create_copy=True),
