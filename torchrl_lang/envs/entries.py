@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl_lang.schema import ACTION, ROW_KEYS
 
 __all__ = [
+    "checked_seed",
     "given_action",
     "in_vocabulary",
     "merge_rows",
@@ -21,6 +23,21 @@ __all__ = [
     "reset_options",
     "stepped",
 ]
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed as an integer.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it has more than 64 bits.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"A seed is a whole number, got {seed!r}: give an int, or None for a new one.")
+    number = operator.index(seed)
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"A seed has at most 64 bits, got {number}.")
+    return number
 
 
 def merge_rows(

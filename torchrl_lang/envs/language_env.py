@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.continuation import count_turns, rows_to_continue
 from torchrl_lang.envs.entries import (
+    checked_seed,
     given_action,
     in_vocabulary,
     merge_rows,
@@ -196,7 +197,7 @@ class LanguageEnv(EnvBase):
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            self.generator.manual_seed(checked_seed(seed))
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)

@@ -298,7 +298,7 @@ class TextGameEnv(LanguageEnv):
 
     def _pad(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """int64 ``[N, R]``, right-padded, and the lengths, int64 ``[N]``."""
-        width = max(map(len, texts))
+        width = max(map(len, texts), default=0)
         pad = self.tokenizer.control.pad
         tokens = [text + [pad] * (width - len(text)) for text in texts]
         length = [len(text) for text in texts]
