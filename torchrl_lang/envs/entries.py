@@ -15,6 +15,7 @@ from torchrl_lang.schema import ACTION, ROW_KEYS
 
 __all__ = [
     "checked_seed",
+    "fresh_rows",
     "given_action",
     "in_vocabulary",
     "merge_rows",
@@ -116,6 +117,23 @@ def reset_mask(env: EnvBase, tensordict: TensorDictBase | None) -> Tensor | None
     """
     mask = None if tensordict is None else tensordict.get("_reset", None)
     return None if mask is None else _checked_mask("_reset", mask, env.batch_size.numel())
+
+
+def fresh_rows(env: EnvBase, tensordict: TensorDictBase | None, *, first: bool) -> Tensor:
+    """The rows that a reset begins anew, bool ``[N]``: all, or those of a ``"_reset"`` mask.
+
+    Raises:
+        RuntimeError: the environment's ``first`` reset leaves some rows out.
+    """
+    fresh = reset_mask(env, tensordict)
+    if fresh is None:
+        return torch.ones(env.batch_size.numel(), dtype=torch.bool, device=env.device)
+    if first and not fresh.all():
+        raise RuntimeError(
+            f"The first reset of {type(env).__name__} must begin every row, got a partial '_reset' mask: call reset() "
+            f"once without it."
+        )
+    return fresh
 
 
 def stepped(live: Tensor, tensordict: TensorDictBase) -> Tensor:

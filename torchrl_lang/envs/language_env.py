@@ -9,22 +9,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs import entries
 from torchrl_lang.envs.continuation import count_turns, rows_to_continue
-from torchrl_lang.envs.entries import (
-    checked_seed,
-    given_action,
-    in_vocabulary,
-    merge_rows,
-    named_entry,
-    reset_mask,
-    reset_options,
-    stepped,
-)
 from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
+from torchrl_lang.envs.specs import flags, row_specs, token_ids
 from torchrl_lang.envs.turns import Reply, opened_rows, planned_turn
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -169,35 +161,20 @@ class LanguageEnv(EnvBase):
     # -- TorchRL ---------------------------------------------------------------------------------------------------
 
     def _make_specs(self) -> None:
-        batch, width, device = self.batch_size, self.row_length, self.device
-        vocabulary = self.tokenizer.vocab_size
-
-        def flags(*shape: int) -> Binary:
-            return Binary(n=shape[-1], shape=(*batch, *shape), dtype=torch.bool, device=device)
-
-        self.observation_spec = Composite(
-            {
-                TOKENS: Categorical(vocabulary, shape=(*batch, width), dtype=torch.int64, device=device),
-                ATTENTION_MASK: flags(width),
-                ACTION_MASK: flags(width),
-                TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
-                **self._task_observation_spec(),
-            },
-            shape=batch,
-            device=device,
-        )
-        self.action_spec = Categorical(vocabulary, shape=(*batch, self.action_length), dtype=torch.int64, device=device)
+        batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
+        rows = row_specs(vocabulary, batch, self.row_length, device)
+        self.observation_spec = Composite({**rows, **self._task_observation_spec()}, shape=batch, device=device)
+        self.action_spec = token_ids(vocabulary, batch, self.action_length, device=device)
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        self.full_done_spec = Composite(
-            {key: flags(1) for key in (DONE, TERMINATED, TRUNCATED)}, shape=batch, device=device
-        )
+        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
 
     def _set_seed(self, seed: int | None) -> None:
         self._seeded = seed is not None
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(checked_seed(seed))
+            self.generator.manual_seed(entries.checked_seed(seed))
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -223,8 +200,8 @@ class LanguageEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        tensordict, named = merge_rows(self, tensordict, kwargs, set_state=set_state)
-        options = reset_options(self, tensordict, named, self._reset_entries)
+        tensordict, named = entries.merge_rows(self, tensordict, kwargs, set_state=set_state)
+        options = entries.reset_options(self, tensordict, named, self._reset_entries)
         fresh = self._fresh(options)
         given = None
         if set_state:
@@ -261,7 +238,7 @@ class LanguageEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        live = stepped(~(self._terminated | self._truncated), tensordict)
+        live = entries.stepped(~(self._terminated | self._truncated), tensordict)
         reward = self._play_turn(self._action(tensordict), live)
         out = self._observe()
         return out.set(REWARD, reward.reshape(*self.batch_size, 1))
@@ -326,22 +303,15 @@ class LanguageEnv(EnvBase):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        fresh = reset_mask(self, options)
-        if fresh is None:
-            return torch.ones(self._n, dtype=torch.bool, device=self.device)
-        if self._rows is None and not fresh.all():
-            raise RuntimeError(
-                f"The first reset of {type(self).__name__} must begin every row, got a partial '_reset' mask: call "
-                f"reset() once without it."
-            )
-        return fresh
+        """The rows that a reset begins anew, bool ``[N]``."""
+        return entries.fresh_rows(self, options, first=self._rows is None)
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
         """What ``reset`` was given under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
-        return named_entry(self, options, key)
+        return entries.named_entry(self, options, key)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = given_action(self, tensordict)
+        action = entries.given_action(self, tensordict)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
@@ -349,7 +319,7 @@ class LanguageEnv(EnvBase):
                 f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
             )
         action = action.reshape(self._n, self.action_length)
-        return in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
+        return entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment.
@@ -369,11 +339,11 @@ class LanguageEnv(EnvBase):
         }
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
             own |= self._task_observation(self._task)
-        entries = {
+        out = {
             key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
         }
         if only is None or ATTENTION_MASK in only:
-            entries[ATTENTION_MASK] = rows.attention_mask
-        entries[DONE] = (terminated | truncated)[:, None]
-        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
+            out[ATTENTION_MASK] = rows.attention_mask
+        out[DONE] = (terminated | truncated)[:, None]
+        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in out.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing import resource_tracker, util
-from multiprocessing.synchronize import SemLock  # type: ignore[attr-defined]
+from multiprocessing.synchronize import SemLock
 from typing import Any, TypeVar
 
 import torch
@@ -101,5 +101,5 @@ def _forget_names(before: set[Any]) -> None:
     registry = util._finalizer_registry  # type: ignore[attr-defined]
     for key in [key for key in registry if key not in before]:
         finalizer = registry.get(key)
-        if finalizer is not None and finalizer._callback is SemLock._cleanup:
+        if finalizer is not None and finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
             finalizer()

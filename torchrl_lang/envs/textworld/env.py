@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Categorical, Unbounded
+from torchrl.data import Categorical, Unbounded
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.specs import flags, token_ids
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EngineError, EnginePool, require_textworld
 from torchrl_lang.envs.textworld.game_files import REMEDY, game_files
@@ -183,24 +184,19 @@ class TextWorldEnv(TextGameEnv):
 
     def _task_observation_spec(self) -> dict[str, Any]:
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
-
-        def flags(n: int) -> Binary:
-            return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
-
-        def words(*shape: int) -> Categorical:
-            return Categorical(vocabulary, shape=(*batch, *shape), dtype=torch.int64, device=device)
-
+        numbers = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
         specs: dict[str, Any] = {
             "game": Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
-            "score": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
-            "points": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
-            **{key: flags(1) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
+            "score": numbers,
+            "points": numbers.clone(),
+            **{key: flags(batch, 1, device) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
         }
         if "expert" in self.offers:
-            specs["expert_action"] = words(self.action_length)
+            specs["expert_action"] = token_ids(vocabulary, batch, self.action_length, device=device)
         if "admissible" in self.offers:
-            specs["admissible_action"] = words(self.max_admissible, self.action_length)
-            specs["admissible_mask"] = flags(self.max_admissible)
+            shape = (self.max_admissible, self.action_length)
+            specs["admissible_action"] = token_ids(vocabulary, batch, *shape, device=device)
+            specs["admissible_mask"] = flags(batch, self.max_admissible, device)
         return specs
 
     @property
