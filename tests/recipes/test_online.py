@@ -26,6 +26,8 @@ from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.start import load_start
 from torchrl_lang.recipes.wordle_task import WordleTask
 
+from .test_workers import children, listed, shared_names
+
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "8", "--kl-horizon", "16"]
 QUICK = [*SMALL, "--value-warmup", "1"]
@@ -349,11 +351,13 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     wait_for_a_checkpoint(run)
     workers = [pid for pid in children(process.pid) if "spawn_main" in command_line(pid)]
     assert len(workers) == 2
+    names = shared_names([process.pid, *workers])
     os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "torchrl_lang: A worker that played games has died" in errors
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert not listed(names)
     assert_learned_of(log_of(run))
     begun = max(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
     assert begun >= 2
@@ -392,14 +396,6 @@ def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
     ended = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
     assert "no such game" in ended.stderr
-
-
-def children(pid):
-    """Processes that this one started, and those that they did."""
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return found + [grandchild for child in found for grandchild in children(child)]
 
 
 def command_line(pid):
