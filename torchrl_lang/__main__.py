@@ -10,7 +10,9 @@ import os
 import select
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -174,6 +176,15 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """One line for each warning; those of this package without the place in its code."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        return f"torchrl_lang: warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
+
+
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     """What is printed for characters that standard output cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
@@ -184,6 +195,7 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 def _run() -> int:
     """:func:`main` as a process of its own: its signals and its streams."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.formatwarning = _format_warning
     codecs.register_error("torchrl_lang", _replaced)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="torchrl_lang")

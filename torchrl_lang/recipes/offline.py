@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.data import RowDataset, best_rows, row_buffer
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
@@ -96,6 +96,8 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
+    if options.kind not in CONFIG_MAPPING:
+        raise ValueError(f"kind={options.kind!r} is no model type of Hugging Face: give gpt2, llama, qwen2 or another.")
     lm = causal_lm(
         options.kind,
         vocab_size=tokenizer.vocab_size,
