@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.kills import kills
 from torchrl_lang.storage import (
@@ -133,3 +135,29 @@ def test_a_file_system_without_locks_is_no_error(tmp_path, monkeypatch):
     with write_folder(tmp_path / "model") as folder:
         (folder / "a").write_text("new")
     assert (tmp_path / "model" / "a").read_text() == "new"
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond 1,000 bytes: as a full disk, writing fails in the midst."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_disk):
+    def text(path):
+        path.write_text("x" * 10_000)
+
+    def tensors(path):
+        save_file({"weight": torch.zeros(10_000)}, path)
+
+    for write in (text, tensors):
+        with pytest.raises(OSError, match="File too large") as caught, write_folder(tmp_path / "model") as folder:
+            write(folder / "file")
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
+    with pytest.raises(OSError, match=r"File too large: '.*config.json'"):
+        write_file(tmp_path / "config.json", "x" * 10_000)
+    assert not list(tmp_path.iterdir())

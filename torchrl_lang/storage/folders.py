@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from torchrl_lang.storage.locks import folder_lock
 
@@ -38,6 +41,7 @@ def write_folder(target: str | Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: another process writes this target.
+        OSError: the disk is full, for instance; with the target's name.
 
     Examples:
         >>> import pathlib, tempfile
@@ -51,10 +55,26 @@ def write_folder(target: str | Path) -> Iterator[Path]:
     target = Path(target)
     if target.is_symlink():
         target = target.resolve()  # what it points to is replaced, not the link
-    with _temporary_folder(target) as temporary:
+    with _named_errors(target), _temporary_folder(target) as temporary:
         yield temporary
         flush_folder(temporary)
         replace_folder(temporary, target)
+
+
+@contextmanager
+def _named_errors(target: Path) -> Iterator[None]:
+    """Give the system's errors the target's name where they have none; safetensors has an error of its own for them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
 
 
 @contextmanager
@@ -79,9 +99,10 @@ def write_file(target: str | Path, content: str | bytes) -> None:
     # Half a surrogate pair in a text is written as JSON's own escape of it.
     data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
     try:
-        temporary.write_bytes(data)
-        flush(temporary)
-        os.replace(temporary, target)
+        with _named_errors(target):
+            temporary.write_bytes(data)
+            flush(temporary)
+            os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
