@@ -27,6 +27,20 @@ def countdown_env(**kwargs) -> TextGameEnv:
     return TextGameEnv(Countdown, CharTokenizer.from_alphabet("go"), row_length=24, action_length=4, **kwargs)
 
 
+class Parrot:
+    """Says back what it hears, control tokens by name, three times over where it hears ``b``."""
+
+    def reset(self, seed: int) -> tuple[str, dict]:
+        return "ab", {"seed": seed}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+        return text * (3 if "b" in text else 1), float(len(text)), text == "a", text == "b", {}
+
+
+def parrot_env(**kwargs) -> TextGameEnv:
+    return TextGameEnv(Parrot, CharTokenizer.from_alphabet("ab"), row_length=30, action_length=4, **kwargs)
+
+
 WORDS = ["crane", "slate", "geese", "eerie", "abide", "speed", "erase"]
 
 
@@ -43,6 +57,7 @@ ENVS = {
     "corridor": (CorridorEnv, ("l", "r"), True),
     "guess_number": (guess_number_env, tuple("1234567"), False),
     "countdown": (countdown_env, ("go",), False),
+    "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_lang.data.tokenizers import CharTokenizer
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage.errors import shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,12 +106,12 @@ class HFTokenizer:
         try:
             ids = self.backend.encode(text, add_special_tokens=False).ids
         except TypeError:  # what the library raises for half a surrogate pair, which JSON can bring into a string
-            raise ValueError(f"{text!r} is no text that can be written in Unicode.") from None
+            raise ValueError(f"{shorten(text)} is no text that can be written in Unicode.") from None
         if not self._control_ids.isdisjoint(ids):
             found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
             raise ValueError(
-                f"The plain text {text!r} is read as the control token {' '.join(found)}, which is a word of this "
-                f"tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
+                f"The plain text {shorten(text)} is read as the control token {' '.join(found)}, which is a word of "
+                f"this tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
             )
         return ids
 

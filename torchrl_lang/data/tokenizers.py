@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage.errors import shorten
 
-__all__ = ["CharTokenizer", "Tokenizer", "fingerprint"]
+__all__ = ["CharTokenizer", "Tokenizer", "config_fingerprint", "fingerprint"]
 
 
 @runtime_checkable
@@ -110,8 +111,8 @@ class CharTokenizer:
             match = self._pattern.match(text, position)
             if match is None:
                 raise ValueError(
-                    f"{text[position]!r} at position {position} of {text!r} is not in this tokenizer's alphabet "
-                    f"{self._alphabet!r}."
+                    f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
+                    f"{shorten(self._alphabet)}."
                 )
             ids.append(self._id[match.group()])
             position = match.end()
@@ -133,4 +134,9 @@ class CharTokenizer:
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A short hash of a tokenizer's configuration: equal ids for equal text, equal fingerprint."""
-    return hashlib.sha256(json.dumps(tokenizer.config(), sort_keys=True).encode()).hexdigest()[:16]
+    return config_fingerprint(tokenizer.config())
+
+
+def config_fingerprint(config: Mapping[str, Any]) -> str:
+    """The :func:`fingerprint` of the tokenizer whose configuration this is."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]

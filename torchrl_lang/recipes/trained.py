@@ -61,14 +61,17 @@ def load_run(folder: Path) -> Trained:
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
-        ValueError: its model reads other tokens than the games are told in now.
+        ValueError: its record or its model is damaged, or the model reads other tokens than the task's.
     """
-    record = read_options(folder / "config.json")
+    task = task_from_notes(read_options(folder / "config.json").object("notes"))
     if not (folder / "model").is_dir():
-        raise FileNotFoundError(f"The run in {folder} has not finished: it has no model yet. Continue its training.")
+        raise FileNotFoundError(
+            f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
+            f"began it, with --out {folder} (its options are in {folder / 'config.json'})."
+        )
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
         raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    task, tokenizer = task_from_notes(record["notes"]), tokenizer_from_config(model.tokenizer)
+    tokenizer = tokenizer_from_config(model.tokenizer)
     check_words(task, tokenizer, folder / "model")
     return Trained(task, model, tokenizer)

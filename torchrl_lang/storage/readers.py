@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrl_lang.storage.errors import FileError, shorten
 
-__all__ = ["file_digest", "file_in", "read_json", "read_tensors", "read_text"]
+__all__ = ["file_digest", "file_in", "read_json", "read_tensors", "read_text", "regular_file", "unique_keys"]
 
 MAX_TEXT_BYTES = 1 << 30
 """Text files above this size are refused unread: nothing that this library writes comes near it."""
@@ -41,7 +41,7 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
             ...
         torchrl_lang.storage.errors.FileError: ... is not UTF-8 text (byte 2 is 0xe2): save it as UTF-8.
     """
-    path = _regular(path, remedy)
+    path = regular_file(path, remedy)
     size = path.stat().st_size
     if size > max_bytes:
         raise FileError(path, f"has {size} bytes, at most {max_bytes} are read", remedy)
@@ -68,7 +68,7 @@ def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     """
     text = read_text(path, remedy=remedy)
     try:
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"is not valid JSON ({error})", remedy) from error
     if not isinstance(content, dict):
@@ -82,7 +82,7 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     Raises:
         FileError: the file is missing or damaged.
     """
-    path = _regular(path, remedy)
+    path = regular_file(path, remedy)
     try:
         return load_file(path)
     # An edited header shows up as any of these, depending on the field.
@@ -124,8 +124,12 @@ def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
     return path
 
 
-def _regular(path: str | Path, remedy: str) -> Path:
-    """``path``, if a regular file is there: reading a pipe or a device could wait for ever."""
+def regular_file(path: str | Path, remedy: str) -> Path:
+    """``path``, if a regular file is there: reading a pipe or a device could wait for ever.
+
+    Raises:
+        FileError: nothing is there, or something else.
+    """
     path = Path(path)
     try:
         regular, exists = path.is_file(), path.exists()
@@ -143,12 +147,17 @@ def _bytes(path: Path, remedy: str) -> bytes:
         raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shorten(repeated)} stands twice in one object")
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of a JSON reader that refuses repeated keys.
+
+    Raises:
+        ValueError: a key is repeated.
+    """
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise ValueError(f"the key {shorten(key)} stands twice in one object")
+        content[key] = value
     return content
 
 

@@ -3,6 +3,7 @@
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
 from torchrl_lang.training.checkpoint_files import CheckpointError
 from torchrl_lang.training.csv_log import CSVLog
+from torchrl_lang.training.finite import FiniteCheck, NonFiniteError, check_parameters
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
 from torchrl_lang.training.muon import MuonAdamW, muon_adamw
@@ -19,7 +20,9 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "EpisodeRowsHook",
+    "FiniteCheck",
     "MuonAdamW",
+    "NonFiniteError",
     "OfflineCollector",
     "Progress",
     "RandomState",
@@ -27,6 +30,7 @@ __all__ = [
     "Scalar",
     "Stateful",
     "adamw",
+    "check_parameters",
     "join_state",
     "make_log",
     "muon_adamw",
