@@ -8,19 +8,20 @@ from typing import Any
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
 
-__all__ = ["tokenizer_from_config"]
+__all__ = ["KINDS", "tokenizer_from_config"]
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
     "huggingface": HFTokenizer.from_config,
 }
+"""What builds a tokenizer, by the ``kind`` in its configuration."""
 
 
 def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer whose ``config()`` this is.
 
     Raises:
-        ValueError: the configuration names a kind that is not among the known ones.
+        ValueError: the configuration is damaged, or names a kind that is not among the known ones.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, tokenizer_from_config
@@ -29,10 +30,10 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
         [2, 0, 1]
     """
     kind = config.get("kind")
-    build = _KINDS.get(str(kind))
+    build = KINDS.get(str(kind))
     if build is None:
         raise ValueError(
-            f"A tokenizer configuration of kind {kind!r} came, the known kinds are {sorted(_KINDS)}: build a tokenizer "
+            f"A tokenizer configuration of kind {kind!r} came, the known kinds are {sorted(KINDS)}: build a tokenizer "
             f"of your own kind yourself and hand it over."
         )
     return build(config)

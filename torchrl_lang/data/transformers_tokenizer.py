@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
-from torchrl_lang.data.tokenizer_config import tokenizer_from_config
+from torchrl_lang.data.tokenizer_config import KINDS, tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -71,11 +71,14 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
         folder: holds the model's ``config.json``.
     """
     folder = Path(folder)
-    try:
-        tokenizer = tokenizer_from_config(config)
-    except ValueError as error:
-        warnings.warn(f"The model's folder gets no tokenizer that transformers reads. {error}", stacklevel=3)
+    if config.get("kind") not in KINDS:
+        warnings.warn(
+            f"A tokenizer of kind {config.get('kind')!r} has no form in transformers: the folder gets none that "
+            "AutoTokenizer reads.",
+            stacklevel=3,
+        )
         return
+    tokenizer = tokenizer_from_config(config)
     written = transformers_tokenizer(tokenizer)
     written.save_pretrained(folder)
     if not _is_read_alike(written, folder):

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from torchrl_lang.modules.model_folder import REMEDY, check_model_folder, one_line
+from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
 from torchrl_lang.storage import FileError
+from torchrl_lang.storage.errors import one_line
 
 __all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "non_finite", "quiet_transformers"]
 

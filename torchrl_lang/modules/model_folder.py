@@ -12,9 +12,9 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from torchrl_lang.storage import Fields, FileError, file_in, read_json, read_tensor_shapes
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage.errors import one_line, shorten
 
-__all__ = ["REMEDY", "TRUST", "check_model_folder", "one_line"]
+__all__ = ["REMEDY", "TRUST", "check_model_folder"]
 
 REMEDY = "save or download the model again"
 TRUST = "if you trust whoever wrote it, load it with trust_remote_code=True"
@@ -43,12 +43,6 @@ def check_model_folder(folder: Path) -> None:
         read_json(folder / "generation_config.json", remedy=REMEDY)
     shapes = [read_tensor_shapes(path, remedy=REMEDY) for path in _weight_files(folder)]
     _check_sizes(config, shapes)
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of an error of another library, in one line of moderate length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _refuse_other_kinds(folder: Path) -> None:
