@@ -63,8 +63,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
     """Write a tokenizer into the folder of a model, as ``AutoTokenizer`` reads it.
 
-    ``generate`` of a model that is loaded from there ends with an utterance: ``generation_config.json`` takes over its
-    end and the padding.
+    ``generate`` of a model that is loaded from there writes one utterance: ``generation_config.json`` takes over where it
+    ends, and the control tokens that it may not contain.
 
     Args:
         config: ``tokenizer.config()``. One of a kind of the user's own is not written, with a warning.
@@ -95,8 +95,13 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
             )
     path = folder / "generation_config.json"
     if path.exists():
-        ends = {"eos_token_id": tokenizer.control.end_of_action, "pad_token_id": tokenizer.control.pad}
-        content = json.loads(path.read_text(encoding="utf-8")) | ends
+        control = tokenizer.control
+        utterance = {
+            "eos_token_id": control.end_of_action,
+            "pad_token_id": control.pad,
+            "suppress_tokens": list(control.forbidden_in_action()),
+        }
+        content = json.loads(path.read_text(encoding="utf-8")) | utterance
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
