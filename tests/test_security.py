@@ -1,4 +1,4 @@
-"""Nothing in a dataset, a model or a checkpoint can run as code: no pickle, no eval, no import by a name from a file."""
+"""No dataset, model or checkpoint can run as code: no pickle, no eval, no import by a name from a file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ ODD = CharTokenizer(
     ["a", "b", "ab", "ba", "abc", *NAMES[:3], " ", "\n", "<", "/", ">", "s", "^", "$", "[", "]", "(", "|", "\\", "-"]
     + ["日本", "é", "<g>", ".*", *NAMES[3:], "z"]
 )
-SINGLE = CharTokenizer(["a", "b", "_", "1", "2", "3", "4", "5"], dict(zip(CharTokenizer.DEFAULT_CONTROL, "_12345", strict=True)))
+SINGLE = CharTokenizer(
+    ["a", "b", "_", "1", "2", "3", "4", "5"], dict(zip(CharTokenizer.DEFAULT_CONTROL, "_12345", strict=True))
+)
 WORDLE = CharTokenizer([*string.ascii_lowercase, "<g>", "<b>", "<y>", *NAMES])
 
 
@@ -35,7 +37,8 @@ def theirs(tokenizer, text):
     try:
         return tokenizer(text)["input_ids"]
     except Exception as error:  # what the tokenizers library raises is a plain Exception
-        assert "UNK" in str(error) or "surrogates" in str(error)
+        if "UNK" not in str(error):
+            raise
         return None
 
 
@@ -79,7 +82,11 @@ def test_a_hugging_face_tokenizer_gives_the_same_ids(source):
     written = transformers_tokenizer(tokenizer)
 
     @settings(deadline=None, max_examples=60)
-    @given(text=st.lists(st.one_of(st.sampled_from([*NAMES, "<|end|>", "is it ", "red"]), st.text(max_size=6))).map("".join))
+    @given(
+        text=st.lists(st.one_of(st.sampled_from([*NAMES, "<|end|>", "is it ", "red"]), st.text(max_size=6))).map(
+            "".join
+        )
+    )
     def check(text):
         ids = ours(tokenizer, text)
         assert theirs(written, text) == ids

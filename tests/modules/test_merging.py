@@ -25,7 +25,9 @@ TOKENS = rows()["tokens"]
 
 
 def lora(**options):
-    return peft.LoraConfig(**{"r": 2, "lora_alpha": 8, "init_lora_weights": False, "target_modules": "all-linear"} | options)
+    return peft.LoraConfig(
+        **{"r": 2, "lora_alpha": 8, "init_lora_weights": False, "target_modules": "all-linear"} | options
+    )
 
 
 CASES = {

@@ -67,7 +67,9 @@ def test_transformers_alone_reads_text_and_generates(saved, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.split("FOUND")[-1])
-    for (_, tokenizer, texts, lm), prompt, (ids, decoded, written, text, size) in zip(saved, prompts, found, strict=True):
+    for (_, tokenizer, texts, lm), prompt, (ids, decoded, written, text, size) in zip(
+        saved, prompts, found, strict=True
+    ):
         assert ids == [tokenizer.encode(each) for each in texts]
         assert decoded == texts
         assert size == tokenizer.vocab_size
@@ -91,7 +93,9 @@ def contents(folder):
 
 
 def test_a_saved_model_is_replaced_whole(tmp_path):
-    folder = save_language_model(tmp_path / "model", tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
+    folder = save_language_model(
+        tmp_path / "model", tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config()
+    )
     save_language_model(folder, tiny_lm("gpt2"))
     assert load_language_model(folder).lm.config.model_type == "gpt2"
     assert not (folder / "tokenizer.json").exists()
@@ -153,9 +157,10 @@ def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatc
         "heads": f"{module}.write_heads",
         "checksums": f"{module}.write_checksums",
     }[step]
-    with monkeypatch.context() as patch, pytest.raises(_Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(target, stop)
-        save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
+        with pytest.raises(_Killed):
+            save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
     assert [path.name for path in tmp_path.iterdir()] == ["model"] * existing
     if existing:
         assert load_language_model(folder).lm.config.model_type == "llama"
@@ -166,7 +171,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         lm, value = tiny_lm(), heads()[1]
         with torch.no_grad():
             (lm.transformer.ln_f.bias if broken == "model" else value.out_bias).fill_(float("nan"))
-        with pytest.raises(ValueError, match="not finite.*not saved"):
+        with pytest.raises(ValueError, match=r"not finite.*not saved"):
             save_language_model(tmp_path / "model", lm, {"value": value})
     assert not list(tmp_path.iterdir())
 

@@ -157,7 +157,9 @@ def _load(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrained
     try:
         return AutoTokenizer.from_pretrained(os.fspath(source), trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files show up as any exception, of many lines
-        raise OSError(f"There is no tokenizer in {os.fspath(source)!r} that can be read ({one_line(error)}).") from error
+        raise OSError(
+            f"There is no tokenizer in {os.fspath(source)!r} that can be read ({one_line(error)})."
+        ) from error
 
 
 def _own_pad(tokenizer: PreTrainedTokenizerBase, backend: Any) -> dict[str, str]:

@@ -81,7 +81,9 @@ class CharTokenizer:
         if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
             raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
         if self._control_names.keys() != self.DEFAULT_CONTROL.keys():
-            raise ValueError(f"A tokenizer has the control tokens {[*self.DEFAULT_CONTROL]}, got {[*self._control_names]}.")
+            raise ValueError(
+                f"A tokenizer has the control tokens {[*self.DEFAULT_CONTROL]}, got {[*self._control_names]}."
+            )
         missing = [name for name in self._control_names.values() if name not in self.symbols]
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")

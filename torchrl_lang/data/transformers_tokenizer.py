@@ -47,7 +47,9 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast  # here, because importing it takes a second or two
 
     if not isinstance(tokenizer, CharTokenizer | HFTokenizer):
-        raise TypeError(f"A {type(tokenizer).__name__} has no form in transformers: only CharTokenizer and HFTokenizer.")
+        raise TypeError(
+            f"A {type(tokenizer).__name__} has no form in transformers: only CharTokenizer and HFTokenizer."
+        )
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
     names = {field: backend.id_to_token(index) for field, index in vars(tokenizer.control).items()}
     return PreTrainedTokenizerFast(
@@ -63,8 +65,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
     """Write a tokenizer into the folder of a model, as ``AutoTokenizer`` reads it.
 
-    ``generate`` of a model that is loaded from there writes one utterance: ``generation_config.json`` takes over where it
-    ends, and the control tokens that it may not contain.
+    ``generate`` of a model that is loaded from there writes one utterance: ``generation_config.json`` takes over where
+    it ends, and the control tokens that it may not contain.
 
     Args:
         config: ``tokenizer.config()``. One of a kind of the user's own is not written, with a warning.

@@ -98,8 +98,8 @@ def load_causal_lm(
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
 
     Weights are read from safetensors files only, and each weight of the model must be there: nothing is left at random
-    values. No code of the model's folder runs unless ``trust_remote_code=True``, which also leaves out the checks of the
-    folder that come before it is read.
+    values. No code of the model's folder runs unless ``trust_remote_code=True``, which also leaves out the checks of
+    the folder that come before it is read.
 
     Args:
         name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
@@ -131,10 +131,10 @@ def load_causal_lm(
         folder: str | Path = name_or_path  # its code is downloaded with it
     else:
         folder = _folder(name_or_path, kwargs)
-    if not trust_remote_code:
-        check_model_folder(Path(folder))
     try:
         with quiet_transformers():
+            if not trust_remote_code:
+                check_model_folder(Path(folder))
             lm, info = AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 trust_remote_code=trust_remote_code,
@@ -143,7 +143,7 @@ def load_causal_lm(
                 ignore_mismatched_sizes=True,  # so that they are among the loading info
                 **kwargs,
             )
-    except (MemoryError, torch.OutOfMemoryError):
+    except (FileError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # damaged files show up as any exception, of many lines
         raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error

@@ -48,7 +48,9 @@ def check_model_folder(folder: Path) -> None:
 def _refuse_other_kinds(folder: Path) -> None:
     """Refuse folders of which transformers would read, or run, more than a configuration and safetensors files."""
     if (folder / "custom_generate").exists():
-        raise FileError(folder, "holds code for generation (custom_generate), which is not run", f"delete it, or {TRUST}")
+        raise FileError(
+            folder, "holds code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"
+        )
     if (folder / "adapter_config.json").exists():
         remedy = "load it with PEFT, call merge_and_unload() and save the result"
         raise FileError(folder, "holds PEFT adapters (adapter_config.json), not a whole model", remedy)
@@ -72,7 +74,9 @@ def _check_values(config: Fields) -> None:
         raise config.error(f"names another file of weights, {shorten(config.content['transformers_weights'])}")
     for name, value in _fields(config.content):
         if name.endswith("_implementation") and "/" in str(value):
-            raise FileError(config.path, f"asks for code from elsewhere: {name} is {shorten(value)}", "delete the field")
+            raise FileError(
+                config.path, f"asks for code from elsewhere: {name} is {shorten(value)}", "delete the field"
+            )
         if name in ("dtype", "torch_dtype") and value not in (None, "auto"):
             dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

@@ -120,18 +120,28 @@ def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, 
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no model in {folder}: it is no folder.")
-    manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY) if (folder / MANIFEST).exists() else None
-    version = 1 if manifest is None else manifest.take("version", int, 1)
-    if manifest is not None and version not in (1, _VERSION):
-        raise FileError(manifest.path, f"is of version {version}, this library reads {_VERSION}", "update the library")
-    if version == _VERSION or (folder / CHECKSUMS).exists():
-        verify_checksums(folder, remedy=_REMEDY)
+    manifest = _read_manifest(folder)
     lm = load_causal_lm(folder, trust_remote_code=trust_remote_code, **kwargs)
     if manifest is None:
         return SavedModel(lm, {}, None)
     heads = read_heads(folder / HEADS, manifest.object("heads"), lm, remedy=_REMEDY)
-    tokenizer = manifest.take("tokenizer", dict, None)  # type: ignore[arg-type]
+    tokenizer = manifest.take("tokenizer", dict, None)
     return SavedModel(lm, heads, tokenizer)
+
+
+def _read_manifest(folder: Path) -> Fields | None:
+    """The manifest of a folder whose files are all as they were saved; none where another program saved it."""
+    if verified := (folder / CHECKSUMS).exists():
+        verify_checksums(folder, remedy=_REMEDY)
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY)
+    version = manifest.take("version", int, 1)
+    if version not in (1, _VERSION):
+        raise FileError(manifest.path, f"is of version {version}, this library reads {_VERSION}", "update the library")
+    if version == _VERSION and not verified:
+        raise FileError(folder / CHECKSUMS, "is missing", _REMEDY)
+    return manifest
 
 
 def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedModel:

@@ -43,11 +43,11 @@ def shorten(value: object, limit: int = 80) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of another library's error in one line of at most ``limit`` characters.
+    r"""The message of another library's error in one line of at most ``limit`` characters.
 
     Examples:
         >>> from torchrl_lang.storage.errors import one_line
-        >>> one_line(ValueError("no model;\\n  see the documentation"))
+        >>> one_line(ValueError("no model;\n  see the documentation"))
         'no model; see the documentation'
     """
     text = " ".join(str(error).split()) or type(error).__name__
