@@ -104,8 +104,8 @@ def save_language_model(
 def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> SavedModel:
     """Read what :func:`save_language_model` wrote, on the CPU and in evaluation mode.
 
-    Every file is compared with its checksum first, which takes a second or a few for each gigabyte. A Hugging Face folder
-    of another origin, without heads and checksums, is read as well; see
+    Every file is compared with its checksum first, which takes a second or a few for each gigabyte. A Hugging Face
+    folder of another origin, without heads and checksums, is read as well; see
     :func:`~torchrl_lang.modules.load_causal_lm` for what is checked then.
 
     Args:
