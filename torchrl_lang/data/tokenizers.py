@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage import Fields
 from torchrl_lang.storage.errors import shorten
 
-__all__ = ["CharTokenizer", "Tokenizer", "config_fingerprint", "fingerprint"]
+__all__ = ["CharTokenizer", "Tokenizer", "config_fields", "config_fingerprint", "fingerprint", "read_control"]
 
 
 @runtime_checkable
@@ -80,6 +81,10 @@ class CharTokenizer:
         self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
         if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
             raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
+        if self._control_names.keys() != self.DEFAULT_CONTROL.keys():
+            raise ValueError(
+                f"A tokenizer has the control tokens {[*self.DEFAULT_CONTROL]}, got {[*self._control_names]}."
+            )
         missing = [name for name in self._control_names.values() if name not in self.symbols]
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
@@ -128,8 +133,9 @@ class CharTokenizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
-        """The tokenizer whose :meth:`config` this is."""
-        return cls(config["symbols"], config["control"])
+        """The tokenizer whose :meth:`config` this is; ``ValueError`` where it is none."""
+        fields = config_fields(config)
+        return cls(fields.list_of("symbols", str), read_control(fields))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -140,3 +146,14 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 def config_fingerprint(config: Mapping[str, Any]) -> str:
     """The :func:`fingerprint` of the tokenizer whose configuration this is."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def config_fields(config: Mapping[str, Any]) -> Fields:
+    """A tokenizer's configuration, to be read by name and type."""
+    return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+
+
+def read_control(fields: Fields) -> dict[str, str]:
+    """The names of the control tokens in a tokenizer's configuration."""
+    control = fields.object("control")
+    return {name: control.take(name, str) for name in control.content}

@@ -10,6 +10,7 @@ from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.recipes.tasks import Task, check_words, task_from_notes
+from torchrl_lang.storage import FileError
 
 __all__ = ["Trained", "load_run"]
 
@@ -71,7 +72,10 @@ def load_run(folder: Path) -> Trained:
         )
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
-        raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    tokenizer = tokenizer_from_config(model.tokenizer)
+        raise FileError(folder / "model", "was saved without its tokenizer", "train again")
+    try:
+        tokenizer = tokenizer_from_config(model.tokenizer)
+    except ValueError as error:
+        raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
     check_words(task, tokenizer, folder / "model")
     return Trained(task, model, tokenizer)

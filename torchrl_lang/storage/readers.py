@@ -7,13 +7,25 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from torchrl_lang.storage.errors import FileError, shorten
 
-__all__ = ["file_digest", "file_in", "read_json", "read_tensors", "read_text", "regular_file", "unique_keys"]
+__all__ = [
+    "file_digest",
+    "file_in",
+    "read_json",
+    "read_tensor_shapes",
+    "read_tensors",
+    "read_text",
+    "regular_file",
+    "unique_keys",
+]
+
+# An edited header of a safetensors file shows up as any of these, depending on the field.
+_DAMAGED_TENSORS = (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError)
 
 MAX_TEXT_BYTES = 1 << 30
 """Text files above this size are refused unread: nothing that this library writes comes near it."""
@@ -85,8 +97,21 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     path = regular_file(path, remedy)
     try:
         return load_file(path)
-    # An edited header shows up as any of these, depending on the field.
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+    except _DAMAGED_TENSORS as error:
+        raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
+
+
+def read_tensor_shapes(path: str | Path, *, remedy: str) -> dict[str, tuple[int, ...]]:
+    """Read the names and shapes of the tensors in a safetensors file, without reading the tensors.
+
+    Raises:
+        FileError: the file is missing or damaged.
+    """
+    path = regular_file(path, remedy)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    except _DAMAGED_TENSORS as error:
         raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
 
 
@@ -96,13 +121,14 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
+def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = False) -> Path:
     """The path of a file that a manifest names, which must lie inside ``folder``.
 
     Args:
         folder: where the manifest lies.
         name: as it stands in the manifest: a relative path with ``/`` between its parts.
         remedy: what the user can do, for the error message.
+        links: the file may be a symbolic link out of the folder, as all files in the cache of Hugging Face are.
 
     Raises:
         FileError: ``name`` is no relative path, leads out of the folder (``..``), or is a symbolic link out of it.
@@ -119,7 +145,8 @@ def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
         raise FileError(folder, f"names the file {shorten(name)}, which is no file name", remedy)
     parts = PurePosixPath(name)
     path = folder / parts
-    if parts.is_absolute() or ".." in parts.parts or not path.resolve().is_relative_to(folder.resolve()):
+    inside = links or path.resolve().is_relative_to(folder.resolve())
+    if parts.is_absolute() or ".." in parts.parts or not inside:
         raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it", remedy)
     return path
 
