@@ -76,10 +76,11 @@ class UtteranceActor(TensorDictModuleBase):
 
     With ``reuse_prefix`` the actor remembers the rows of its last call, the words that it said included. Row by row it
     compares the tokens with those that it remembers for that place of the batch and reads on where they part: a row
-    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size, and any
-    change of the trunks (weights by whatever means, device, adapters, autocast: see
-    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) starts all rows anew, so what it says is always what it
-    would say without, up to rounding. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
+    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size and any
+    change of the trunks' weights (by whatever means; device, PEFT adapters and autocast too: see
+    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) start all rows anew, so the utterances are those of an
+    actor without it, up to rounding. After other changes of a model, such as a new hook that alters what a layer
+    computes, call :meth:`forget`. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
     numbers a row, allocated once, until the next batch of another size or :meth:`forget`, and for GPT-2 on top of that
     up to 50 MB of room to compute in. Copies of the actor, pickled or not, start with nothing remembered, and
     ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
