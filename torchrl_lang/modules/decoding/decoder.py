@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
 from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
 from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
@@ -26,8 +27,8 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class Decoder(nn.Module):
     """Continues rows by utterances and says how likely given utterances are. Works on plain tensors.
 
-    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``generator`` it has one
-    of its own, seeded from the operating system, and so has each copy of it.
+    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``stream`` it has one of
+    its own, seeded from the operating system, and so has each copy of it.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Decoder(nn.Module):
         candidates: int = 4,
         advantage_weight: float = 0.0,
         log_prob_weight: float = 1.0,
-        generator: torch.Generator | None = None,
+        stream: RandomStream | None = None,
         diagnostics: bool = False,
         cached: bool = True,
     ) -> None:
@@ -62,8 +63,7 @@ class Decoder(nn.Module):
         self.candidates = candidates
         self.advantage_weight = advantage_weight
         self.log_prob_weight = log_prob_weight
-        self.generator = _fresh_generator() if generator is None else generator
-        self._seeded = generator is not None
+        self.stream = RandomStream() if stream is None else stream
         self.diagnostics = diagnostics
         self.cached = cached
 
@@ -199,16 +199,7 @@ class Decoder(nn.Module):
     def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
         # Drawn for all rows, done or not, and before the first token: what one row says never moves another's numbers.
         shape = (n, candidates, self.action_length)
-        return torch.rand(shape, generator=self.generator, device=self.generator.device).to(device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if not self._seeded:  # nobody chose the stream, and copies that say the same would be of no use
-            del state["generator"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"generator": _fresh_generator(), **state} if not state["_seeded"] else state)
+        return self.stream.uniform(shape, torch.float32).to(device)
 
 
 def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
@@ -222,9 +213,3 @@ def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
 
 def _places(speaks: Tensor | None, n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device) if speaks is None else speaks.nonzero().squeeze(-1)
-
-
-def _fresh_generator() -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed()
-    return generator

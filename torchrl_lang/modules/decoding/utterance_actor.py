@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
@@ -138,8 +139,6 @@ class UtteranceActor(TensorDictModuleBase):
         super().__init__()
         if method not in ("sample", "greedy", "beam", "best_of"):
             raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
-        if seed is not None and generator is not None:
-            raise ValueError("Give either seed or generator, not both.")
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         rule = NextTokenRule(
@@ -163,7 +162,7 @@ class UtteranceActor(TensorDictModuleBase):
             candidates=candidates,
             advantage_weight=advantage_weight,
             log_prob_weight=log_prob_weight,
-            generator=generator if seed is None else torch.Generator().manual_seed(seed),
+            stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
             cached=cached,
         )
