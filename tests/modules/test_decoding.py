@@ -230,10 +230,9 @@ def test_residual_heads_read_the_state_before_the_norm():
 def test_a_trunk_that_hides_what_a_head_reads_is_told_so():
     q, _ = heads(kind="residual")
     for head in (q, qvalue_module(q)):
-        actor = policy(guidance=ValueGuidance(head, beta=2.0))
-        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden', .*language_actor\(lm, expose_"
+        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden'\]: .*language_actor\(lm, expose_"
         with pytest.raises(KeyError, match=message):
-            actor(rows())
+            policy(guidance=ValueGuidance(head, beta=2.0))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -278,7 +277,16 @@ def test_one_slot_leaves_no_choice():
     assert (said["action_log_prob"] == 0).all()
 
 
-def test_ids_beyond_the_tokenizer_are_never_said():
-    lm = causal_lm(vocab_size=60, layers=1, width=WIDTH, heads=2, max_length=40)
-    actor = UtteranceActor(language_actor(lm), CONTROL, K, vocab_size=TOKENIZER.vocab_size, seed=0)
-    assert actor(rows(n=64))["action"].max() < TOKENIZER.vocab_size
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_ids_beyond_the_tokenizer_are_never_generated(kind, method):
+    """By default: a model often has more embeddings than its tokenizer has ids."""
+    actor = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, method=method)
+    said = actor(rows(n=64))
+    assert said["action"].max() < TOKENIZER.vocab_size
+    log_prob = actor.get_dist(rows(n=64)).log_prob(said["action"])
+    torch.testing.assert_close(log_prob, said["action_log_prob"], **CLOSE)
+    beyond = torch.full_like(said["action"], TOKENIZER.vocab_size)
+    assert actor.get_dist(rows(n=64)).log_prob(beyond).isneginf().all()
+    fewer = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, vocab_size=8)
+    assert fewer(rows(n=64))["action"].max() < 8

@@ -91,8 +91,7 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
     """Give ``lm`` embeddings for ``vocab_size`` ids, in place; new ones are drawn as Hugging Face draws them.
 
     Embeddings are not cut off unless asked to: a model often has a few more than its tokenizer, padded to a round
-    number. Then give ``vocab_size=tokenizer.vocab_size`` to :class:`~torchrl_lang.modules.UtteranceActor`, which
-    forbids the ids beyond the tokenizer's; without it they may be said.
+    number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate the ids beyond the tokenizer's.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, fit_vocabulary

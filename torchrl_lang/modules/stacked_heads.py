@@ -34,6 +34,9 @@ class StackedHeads(nn.Module):
         super().__init__()
         if kind not in ("mlp", "residual"):
             raise ValueError(f"kind must be 'mlp' or 'residual', got {kind!r}.")
+        for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
         self.kind = kind
         inner, features = (2 * width, 2 * width) if kind == "mlp" else (4 * width, width)
         self.in_weight = _linear_init(n, inner, width)
@@ -50,13 +53,18 @@ class StackedHeads(nn.Module):
         self.out_bias = nn.Parameter(torch.zeros(n, out))
 
     @property
+    def width(self) -> int:
+        """``H``, the size of the states that these heads read."""
+        return self.in_weight.shape[-1]
+
+    @property
     def in_key(self) -> str:
         """Which of the trunk's states these heads read."""
         return HIDDEN if self.kind == "mlp" else HIDDEN_PRE_NORM
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
-        return {"width": self.in_weight.shape[-1], "kind": self.kind, "dropout": self.dropout.p}
+        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p}
 
     def features(self, hidden: Tensor) -> Tensor:
         """Input of the last layer, ``[N, H] -> [n, N, F]``."""

@@ -43,6 +43,7 @@ class Trunk(nn.Module):
         final_norm: name of the final norm within the headless model, where it has an unusual one.
 
     Raises:
+        TypeError: ``lm`` is no Hugging Face model.
         ValueError: the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
             than the model has positions.
 
@@ -66,7 +67,13 @@ class Trunk(nn.Module):
         super().__init__()
         if length_groups != "auto" and (type(length_groups) is not int or length_groups < 1):
             raise ValueError(f"length_groups must be 'auto' or a number of at least 1, got {length_groups!r}.")
-        self.model = unwrapped(lm).base_model
+        model = unwrapped(lm)
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(
+                f"A Hugging Face model is needed, got {type(lm).__name__}: load one with load_causal_lm(name) or build "
+                "one with causal_lm(...)."
+            )
+        self.model = model.base_model
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None

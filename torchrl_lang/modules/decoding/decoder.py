@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
+from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
 from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
 from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
 from torchrl_lang.modules.decoding.rule import NextTokenRule
@@ -48,10 +49,10 @@ class Decoder(nn.Module):
         cached: bool = True,
     ) -> None:
         super().__init__()
-        if action_length < 1 or beams < 1 or candidates < 1:
-            raise ValueError(
-                f"action_length, beams and candidates must be at least 1, got {action_length}, {beams}, {candidates}."
-            )
+        check_control(control)
+        for name, count in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
+            check_count(name, count)
+        check_model(split_actor(actor), rule, control, value)
         if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
         self.actor = actor

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
+from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -49,7 +50,7 @@ class UtteranceActor(TensorDictModuleBase):
     Args:
         actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`; any actor with those keys
             works, but only a :class:`~torchrl_lang.modules.Trunk` decodes with a cache.
-        control: ids of the control tokens, ``tokenizer.control``.
+        control: ids of the control tokens and their number of all, ``tokenizer.control``.
         action_length: ``K``, as the environment has it.
         guidance: values that steer the words.
         value: also write ``state_value``, see below, by this head over the actor's own states: a
@@ -65,7 +66,8 @@ class UtteranceActor(TensorDictModuleBase):
         advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
         log_prob_weight: weight of the summed log-probabilities there.
         forbidden: ids that may not be said, default all control tokens but the end of the action.
-        vocab_size: forbids all ids from here on, where the model has more than the tokenizer.
+        vocab_size: number of ids that may be generated, default all of the tokenizer's, ``control.vocab_size``: a
+            model often has more embeddings than its tokenizer has ids.
         seed: of the actor's own random stream, default a fresh one from the operating system. A copy, pickled for
             another process or not, goes on with the same numbers if a seed was given, so several workers would draw the
             same; without one each copy takes a fresh seed.
@@ -91,9 +93,10 @@ class UtteranceActor(TensorDictModuleBase):
     stay the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
 
     Raises:
-        ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
-        KeyError: on calls, ``tokens`` or ``attention_mask`` is missing, or the trunk does not write what a value head
-            reads.
+        TypeError: ``actor`` or ``control`` is something else, or a number is no integer.
+        ValueError: options contradict each other, an id is beyond the model's vocabulary, or a value head does not
+            fit; on calls, a row is empty, or row and utterance outgrow the model.
+        KeyError: a trunk does not write what a value head reads; on calls, ``tokens`` or ``attention_mask`` is missing.
 
     Examples:
         >>> import torch
@@ -141,9 +144,10 @@ class UtteranceActor(TensorDictModuleBase):
             raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
+        check_control(control)
         rule = NextTokenRule(
             control.forbidden_in_action() if forbidden is None else forbidden,
-            vocab_size=vocab_size,
+            vocab_size=control.vocab_size if vocab_size is None else vocab_size,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
