@@ -13,7 +13,7 @@ from torchrl.collectors import Collector
 
 from tests.modules.test_decoding import METHODS, K, guidance, spoken
 from tests.modules.test_utterance_actor import wordle_policy
-from tests.modules.toys import CONTROL, KINDS, TOKENIZER, rows, tiny_lm
+from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, rows, sliding_lm, tiny_lm
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.decoding.memory import departure
@@ -87,6 +87,16 @@ def test_a_dialogue_goes_as_it_would_without(kind, guide, method):
     actors, batch = pair(lm_of(kind), guidance=guides[guide], method=method), rows(N, WIDTH, longest=9)
     for _ in range(4):
         batch = grown(batch, agree(actors, batch)["action"])
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+@pytest.mark.parametrize("kind", SLIDING)
+def test_a_dialogue_of_sliding_windows_goes_as_it_would_without(kind, method):
+    actors = pair(sliding_lm(kind, max_length=WIDTH + K), method=method)
+    batch = rows(N, WIDTH, longest=9)
+    for _ in range(4):
+        batch = grown(batch, agree(actors, batch)["action"])
+    assert kept_of(actors[0]) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -378,9 +388,7 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind():
 
 
 def test_trunks_that_cannot_be_read_piece_by_piece_remember_nothing():
-    lm = causal_lm(
-        "mistral", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=80, sliding_window=4
-    )
+    lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=80)
     actors, batch = pair(lm.double().eval()), rows(N, WIDTH, longest=9)
     for _ in range(2):
         batch = grown(batch, agree(actors, batch)["action"])

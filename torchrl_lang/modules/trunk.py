@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from torchrl_lang.modules.attention_windows import cache_obstacle
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
@@ -94,15 +93,13 @@ class Trunk(nn.Module):
 
     @property
     def supports_cache(self) -> bool:
-        """Whether rows can be read piece by piece: every layer attends to all before it, by a mask that we can give."""
-        config = self.model.config
-        window = getattr(config, "sliding_window", None)
-        full = window is None or (self.max_length is not None and window >= self.max_length)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        known = all(kind == "full_attention" or (kind == "sliding_attention" and full) for kind in kinds)
-        local = "local" in getattr(config, "attention_layers", ())
-        cached = known and not local and config._attn_implementation in ("sdpa", "eager")
-        return cached and _takes_positions(type(self.model).forward)
+        """Whether rows can be read piece by piece; see :attr:`cache_obstacle`."""
+        return self.cache_obstacle is None
+
+    @property
+    def cache_obstacle(self) -> str | None:
+        """Why rows cannot be read piece by piece through a cache, in words; None where they can."""
+        return cache_obstacle(self.model)
 
     @property
     def compiled(self) -> bool:
@@ -227,11 +224,6 @@ class Trunk(nn.Module):
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]
-
-
-@cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in signature(forward).parameters
 
 
 def _equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:

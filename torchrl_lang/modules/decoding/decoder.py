@@ -13,6 +13,7 @@ from torchrl_lang.modules.actor import ActorParts, split_actor
 from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
 from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
 from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
+from torchrl_lang.modules.decoding.readers import warn_uncached
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.modules.decoding.search import beam_search, best_of
@@ -67,6 +68,8 @@ class Decoder(nn.Module):
         self.stream = RandomStream() if stream is None else stream
         self.diagnostics = diagnostics
         self.cached = cached
+        if cached:
+            warn_uncached([split_actor(actor).trunk, self._value_trunk])
 
     def utter(
         self,

@@ -134,7 +134,8 @@ class GPT2Step:
             ``hidden`` ``[N, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
         """
         n, q = tokens.shape
-        mask = cache.expect(tokens, positions, visible, rows=rows, dtype=self.tokens.dtype)
+        slots = cache.expect(tokens, positions, visible, rows=rows)
+        mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
         x = F.embedding(tokens, self.tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):

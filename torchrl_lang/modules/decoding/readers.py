@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ __all__ = [
     "check_head_reads",
     "check_writes",
     "make_reader",
+    "warn_uncached",
 ]
 
 States = dict[str, Tensor]
@@ -158,6 +161,22 @@ def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
     """The model in a trunk's module, where it can read rows piece by piece."""
     model = getattr(trunk, "module", None)
     return model if isinstance(model, Trunk) and model.supports_cache else None
+
+
+def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
+    """Warn, once in a process, of each kind of model that cannot be read piece by piece."""
+    for trunk in trunks:
+        model = getattr(trunk, "module", None)
+        if isinstance(model, Trunk) and model.cache_obstacle is not None:
+            _warn_once(type(model.model).__name__, model.cache_obstacle)
+
+
+@cache
+def _warn_once(model: str, obstacle: str) -> None:
+    warnings.warn(
+        f"{model} decodes without a cache of keys and values: {obstacle}. Every token costs a pass over its whole row.",
+        stacklevel=2,
+    )
 
 
 def make_reader(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> Reader:

@@ -74,7 +74,8 @@ class UtteranceActor(TensorDictModuleBase):
         generator: the stream itself, instead of ``seed``; copies go on with the same numbers, too.
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
-        cached: False reads the whole row anew for each token; the same utterances, slower.
+        cached: False reads the whole row anew for each token; the same utterances, slower. So does a model that cannot
+            be read piece by piece, with a warning that says why.
         reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
 
     With ``reuse_prefix`` the actor remembers the rows of its last call, the words that it said included. Row by row it
