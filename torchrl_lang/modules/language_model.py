@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from torchrl_lang.modules.causality import check_causal
+
 __all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm"]
 
 
@@ -44,7 +46,8 @@ def causal_lm(
         **config: further fields of the model's Hugging Face configuration.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``, or ``kind`` is unknown to transformers.
+        ValueError: ``width`` is no multiple of ``heads``, ``kind`` is unknown to transformers, or its models are not
+            causal.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm
@@ -68,7 +71,9 @@ def causal_lm(
         fields |= {"activation_function": "gelu_pytorch_tanh", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
     else:
         fields |= {"num_key_value_heads": heads, "intermediate_size": 4 * width, "attention_dropout": 0.0}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(fields | config)))
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(fields | config)))
+    check_causal(lm)
+    return lm
 
 
 def load_causal_lm(name_or_path: str | Path, tokenizer: _Sized | None = None, **kwargs: Any) -> PreTrainedModel:

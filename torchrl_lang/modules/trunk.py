@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules.attention_windows import cache_obstacle
+from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
@@ -43,7 +44,8 @@ class Trunk(nn.Module):
 
     Raises:
         TypeError: ``lm`` is no Hugging Face model.
-        ValueError: the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
+        ValueError: the model is not causal (found out by running it once, at the first pass where it cannot be run
+            yet), the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
             than the model has positions.
 
     Examples:
@@ -73,6 +75,7 @@ class Trunk(nn.Module):
                 "one with causal_lm(...)."
             )
         self.model = model.base_model
+        self._is_checked = check_causal(self.model)  # else at the first pass
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
@@ -144,6 +147,8 @@ class Trunk(nn.Module):
             for, the state before it.
         """
         self.check_length(tokens.shape[-1])
+        if not self._is_checked and not torch.compiler.is_compiling():
+            self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
         groups = 1 if self.length_groups == "auto" and torch.compiler.is_compiling() else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
