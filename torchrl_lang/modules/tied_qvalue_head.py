@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
-from torchrl_lang.modules.stacked_heads import HeadKind
+from torchrl_lang.modules.stacked_heads import HeadKind, cast_like
 
 __all__ = ["TiedQValueHead"]
 
@@ -32,6 +32,9 @@ class TiedQValueHead(ActionValueHead):
     shares ``E``. :func:`~torchrl_lang.modules.save_language_model` writes which embedding it is.
 
     Where Hugging Face's ``resize_token_embeddings`` puts a new module in the embedding's place, build a new head.
+
+    Where ``E`` is in half precision and the head is not, the last product runs in the precision of ``E``, because a copy
+    of ``E`` in another would be as large as the vocabulary.
 
     By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
     That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
@@ -105,7 +108,7 @@ class TiedQValueHead(ActionValueHead):
         """The last layer and what it reads, of states ``[N, H]``."""
         out = self.outputs(hidden)  # [n_q, N, D + 1]
         weight = self._weight.detach() if self.detach_embedding else self._weight
-        return LastLayer(out[..., :-1], weight.unsqueeze(0), shift=out[..., -1])
+        return LastLayer(cast_like(out[..., :-1], weight), weight.unsqueeze(0), shift=out[..., -1])
 
 
 class _Reference:
