@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
+from torchrl_lang.modules.sharding import whole_weight
 from torchrl_lang.modules.stacked_heads import HeadKind, cast_like
 
 __all__ = ["TiedQValueHead"]
@@ -33,8 +35,8 @@ class TiedQValueHead(ActionValueHead):
 
     Where Hugging Face's ``resize_token_embeddings`` puts a new module in the embedding's place, build a new head.
 
-    Where ``E`` is in half precision and the head is not, the last product runs in the precision of ``E``, because a copy
-    of ``E`` in another would be as large as the vocabulary.
+    Where ``E`` is in half precision and the head is not, the last product runs in the precision of ``E``, because a
+    copy of ``E`` in another would be as large as the vocabulary.
 
     By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
     That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
@@ -82,6 +84,7 @@ class TiedQValueHead(ActionValueHead):
         with torch.no_grad():  # so that a value is spread as it would be with rows W_a of its own
             wide = torch.promote_types(weight.dtype, torch.float32)
             norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1).to(self.out_weight.device)
             self.out_weight[:, -1] = 0.0
 
@@ -93,11 +96,11 @@ class TiedQValueHead(ActionValueHead):
     @property
     def vocab_size(self) -> int:
         """``V``, as many rows as the embedding has now."""
-        return self._weight.shape[0]
+        return self._owned_elsewhere.module.weight.shape[0]
 
     @property
     def _weight(self) -> Tensor:
-        return self._owned_elsewhere.module.weight
+        return whole_weight(self._owned_elsewhere.module)
 
     def config(self) -> dict[str, Any]:
         """Arguments, beside the embedding, that build a head of the same shape."""

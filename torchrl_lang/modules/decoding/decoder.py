@@ -18,6 +18,7 @@ from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.modules.decoding.search import beam_search, best_of
 from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ControlTokens
 
@@ -93,13 +94,15 @@ class Decoder(nn.Module):
         speaks, count = _speaking(done, n)
         silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
         if count == 0:
-            return silent
+            with gathered(self._sharded):  # together with processes that have rows
+                return silent
         with torch.no_grad(), evaluating(self):
             transcripts = None if memory is None else self._remembered(memory, tokens, length)
             speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
             prompt = self._prompt(tokens[speaking], length[speaking])
             uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
-            said = self._decode(prompt, method, uniform, candidates, transcripts)
+            with gathered(self._sharded):
+                said = self._decode(prompt, method, uniform, candidates, transcripts)
         if memory is not None and transcripts is not None:
             memory.put(transcripts)
         place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
@@ -181,6 +184,13 @@ class Decoder(nn.Module):
     def _parts(self) -> ActorParts:
         # Found anew each time: a copy of this module must not go on with the original's parts.
         return split_actor(self.actor)
+
+    @property
+    def _sharded(self) -> list[nn.Module]:
+        """Sharded language models of all trunks."""
+        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self._value_trunk)]
+        roots = [trunk.sharded_root for trunk in trunks if isinstance(trunk, Trunk)]
+        return [root for root in roots if root is not None]
 
     @property
     def _value_trunk(self) -> TensorDictModuleBase | None:

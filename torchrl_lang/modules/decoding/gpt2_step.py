@@ -87,8 +87,10 @@ class GPT2Step:
 
     @staticmethod
     def accepts(trunk: Trunk) -> bool:
-        """Whether the trunk's model is a plain GPT-2 in evaluation mode, without hooks or adapters."""
+        """Whether the trunk's model is a plain GPT-2 in evaluation mode, without hooks or adapters, and not sharded."""
         model: Any = trunk.model
+        if trunk.sharded_root is not None:
+            return False
         if type(trunk) is not Trunk or type(model) is not GPT2Model or not _plain(model, GPT2Model):
             return False
         patched = any(kind.forward is not forward for kind, forward in _FORWARDS.items())
