@@ -44,6 +44,9 @@ class UtteranceActor(TensorDictModuleBase):
     only the end-of-action token, with probability one. Rows that are done, where the tensordict says so, are not read
     and get an empty utterance.
 
+    Over a model that ``fully_shard`` has spread over processes each call gathers the weights once and frees them
+    afterwards: all processes call the actor equally often, for as many rows and tokens as each has.
+
     Decoding runs without gradients and in evaluation mode and leaves the training flags as they were. Under TorchRL's
     ``set_exploration_type(ExplorationType.DETERMINISTIC)`` ``"sample"`` and ``"best_of"`` become greedy.
 
