@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "torchrl_lang"
 LAYERS = {
+    "storage": -1,
     "schema": 0,
     "functional": 0,
     "data": 1,

@@ -1,0 +1,42 @@
+"""The error that every reader of files raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["FileError", "shorten"]
+
+
+class FileError(ValueError):
+    """A file is missing, damaged, or holds something other than what was expected.
+
+    The message is one line: the file, what was found, what was expected, and the remedy.
+
+    Args:
+        path: the file or folder.
+        found: what is wrong with it.
+        remedy: what the user can do.
+
+    Examples:
+        >>> from torchrl_lang.storage import FileError
+        >>> str(FileError("data/manifest.json", "is not valid JSON", "write the dataset again"))
+        'data/manifest.json is not valid JSON: write the dataset again.'
+    """
+
+    def __init__(self, path: str | Path, found: str, remedy: str) -> None:
+        self.path, self.remedy = Path(path), remedy
+        super().__init__(f"{path} {' '.join(found.split())}: {remedy}.")
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """``repr(value)`` cut to ``limit`` characters, for error messages about values of any size.
+
+    Examples:
+        >>> from torchrl_lang.storage.errors import shorten
+        >>> shorten("abcdefgh", limit=6)
+        "'ab..."
+    """
+    # The value itself is cut first: the repr of ten million characters is not built to show eighty.
+    text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
+    cut = len(text) > limit or (isinstance(value, (str, bytes, list, tuple)) and len(value) > limit)
+    return text[: limit - 3] + "..." if cut else text

@@ -1,0 +1,156 @@
+"""Read text, JSON and tensors from files that may be damaged; every failure is a :class:`FileError`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from torchrl_lang.storage.errors import FileError, shorten
+
+__all__ = ["file_digest", "file_in", "read_json", "read_tensors", "read_text"]
+
+MAX_TEXT_BYTES = 1 << 30
+"""Text files above this size are refused unread: nothing that this library writes comes near it."""
+
+
+def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    r"""Read a UTF-8 file; a byte order mark at its beginning is dropped.
+
+    Args:
+        path: the file.
+        remedy: what the user can do where it cannot be read, for the error message.
+        max_bytes: larger files are refused.
+
+    Raises:
+        FileError: the file is missing, is no regular file, is too large, or is not UTF-8.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import read_text
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "words.txt"
+        ...     _ = path.write_bytes(b"cr\xe2ne")
+        ...     read_text(path, remedy="save it as UTF-8")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.storage.errors.FileError: ... is not UTF-8 text (byte 2 is 0xe2): save it as UTF-8.
+    """
+    path = _regular(path, remedy)
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise FileError(path, f"has {size} bytes, at most {max_bytes} are read", remedy)
+    content = _bytes(path, remedy)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"is not UTF-8 text (byte {error.start} is {content[error.start]:#04x})"
+        raise FileError(path, found, remedy) from error
+
+
+def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Constants that are no JSON (``NaN``, ``Infinity``) and repeated keys are refused: of two values only one would be
+    used, in silence.
+
+    Args:
+        path: the file.
+        remedy: what the user can do where it cannot be read, for the error message.
+
+    Raises:
+        FileError: the file cannot be read as text, or its content is not one JSON object.
+    """
+    text = read_text(path, remedy=remedy)
+    try:
+        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileError(path, f"is not valid JSON ({error})", remedy) from error
+    if not isinstance(content, dict):
+        raise FileError(path, f"holds {shorten(content)}, not a JSON object", remedy)
+    return content
+
+
+def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
+    """Read a safetensors file, onto the CPU.
+
+    Raises:
+        FileError: the file is missing or damaged.
+    """
+    path = _regular(path, remedy)
+    try:
+        return load_file(path)
+    # An edited header shows up as any of these, depending on the field.
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
+    """The path of a file that a manifest names, which must lie inside ``folder``.
+
+    Args:
+        folder: where the manifest lies.
+        name: as it stands in the manifest: a relative path with ``/`` between its parts.
+        remedy: what the user can do, for the error message.
+
+    Raises:
+        FileError: ``name`` is no relative path, leads out of the folder (``..``), or is a symbolic link out of it.
+
+    Examples:
+        >>> from torchrl_lang.storage import file_in
+        >>> file_in("data", "../../etc/passwd", remedy="write the dataset again")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.storage.errors.FileError: data names the file '../../etc/passwd', which lies outside of it: ...
+    """
+    folder = Path(folder)
+    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+        raise FileError(folder, f"names the file {shorten(name)}, which is no file name", remedy)
+    parts = PurePosixPath(name)
+    path = folder / parts
+    if parts.is_absolute() or ".." in parts.parts or not path.resolve().is_relative_to(folder.resolve()):
+        raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it", remedy)
+    return path
+
+
+def _regular(path: str | Path, remedy: str) -> Path:
+    """``path``, if a regular file is there: reading a pipe or a device could wait for ever."""
+    path = Path(path)
+    try:
+        regular, exists = path.is_file(), path.exists()
+    except (OSError, ValueError) as error:
+        raise FileError(path, f"cannot be read ({error})", remedy) from error
+    if not regular:
+        raise FileError(path, "is not a regular file" if exists else "is missing", remedy)
+    return path
+
+
+def _bytes(path: Path, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {shorten(repeated)} stands twice in one object")
+    return content
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
