@@ -91,7 +91,11 @@ class ControlTokens:
 
     A row opens with ``begin_state`` when the environment speaks first and with ``begin_action`` when the agent does.
     ``end_of_state`` closes what the environment said, ``end_of_action`` what the agent wrote (it is itself an action),
-    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest.
+    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest. ``tokenizer.control``
+    carries the number of the tokenizer's ids as ``vocab_size``, because a model may have more embeddings than that.
+
+    Raises:
+        ValueError: two ids are the same, or one is not below ``vocab_size``.
 
     Examples:
         >>> from torchrl_lang.schema import ControlTokens
@@ -107,10 +111,13 @@ class ControlTokens:
     begin_state: int
     begin_action: int
     end_of_dialogue: int
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.ids())) != 6:
             raise ValueError(f"The six control tokens need six different ids, got {self}.")
+        if min(self.ids()) < 0 or (self.vocab_size is not None and max(self.ids()) >= self.vocab_size):
+            raise ValueError(f"The ids of control tokens lie in [0, vocab_size), got {self}.")
 
     def ids(self) -> tuple[int, ...]:
         """All six ids, in the order of the fields."""

@@ -91,10 +91,11 @@ class HFTokenizer:
         self.backend.encode_special_tokens = True  # the library's word for "special tokens in a text are plain text"
         self._control_names = dict(names)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        self._control = ControlTokens(**{field: vocabulary[name] for field, name in names.items()})
-        self._control_ids = frozenset(self._control.ids())
         # A vocabulary may have holes; a model's embedding needs a row up to the largest id.
         self._vocab_size = 1 + max(vocabulary.values())
+        ids = {field: vocabulary[name] for field, name in names.items()}
+        self._control = ControlTokens(**ids, vocab_size=self._vocab_size)
+        self._control_ids = frozenset(self._control.ids())
         for name in names.values():
             with suppress(_NotEncodable):
                 self.encode(name)

@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 
     @property
     def control(self) -> ControlTokens:
-        """Ids of the control tokens."""
+        """Ids of the control tokens, with ``vocab_size``: policies generate ids below it."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
@@ -89,7 +89,8 @@ class CharTokenizer:
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
-        self._control = ControlTokens(**{field: self._id[name] for field, name in self._control_names.items()})
+        ids = {field: self._id[name] for field, name in self._control_names.items()}
+        self._control = ControlTokens(**ids, vocab_size=len(self.symbols))
         plain = [symbol for symbol in self.symbols if self._id[symbol] not in self._control.ids()]
         self._alphabet = "".join(plain)
         self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")

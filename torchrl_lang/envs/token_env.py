@@ -29,7 +29,8 @@ class TokenEnv(EnvBase):
 
     The padding token is no token of a row: as an action it is read as the end-of-action token, and so is an id outside
     the vocabulary. Other control tokens are written like any token, as ``env`` does; an actor that must not write them
-    masks them.
+    masks them. An actor over a model with more embeddings than ``tokenizer.vocab_size`` must mask the rest: the row
+    would hold another token than the one whose log-probability the actor wrote.
 
     ``reset(tensordict, set_state=True)`` continues rows that stop anywhere, inside an utterance too.
     What a reset of ``env`` may name, a reset of this one may.

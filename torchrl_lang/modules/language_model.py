@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
 from torchrl_lang.storage import FileError
 from torchrl_lang.storage.errors import one_line
@@ -64,7 +65,8 @@ def causal_lm(
         **config: further fields of the model's Hugging Face configuration.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``, or ``kind`` is unknown to transformers.
+        ValueError: ``width`` is no multiple of ``heads``, ``kind`` is unknown to transformers, or its models are not
+            causal.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm
@@ -89,7 +91,9 @@ def causal_lm(
     else:
         fields |= {"num_key_value_heads": heads, "intermediate_size": 4 * width, "attention_dropout": 0.0}
     described = AutoConfig.for_model(kind, **(fields | config))
-    return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+    lm = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+    check_causal(lm)
+    return lm
 
 
 def load_causal_lm(
@@ -225,8 +229,7 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
     """Give ``lm`` embeddings for ``vocab_size`` ids, in place; new ones are drawn as Hugging Face draws them.
 
     Embeddings are not cut off unless asked to: a model often has a few more than its tokenizer, padded to a round
-    number. Then give ``vocab_size=tokenizer.vocab_size`` to :class:`~torchrl_lang.modules.UtteranceActor`, which
-    forbids the ids beyond the tokenizer's; without it they may be said.
+    number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate the ids beyond the tokenizer's.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, fit_vocabulary

@@ -80,7 +80,6 @@ def load_start(
         run.tokenizer.control,
         run.task.action_length,
         temperature=temperature,
-        vocab_size=run.tokenizer.vocab_size,
     )
     reference = RowReference(frozen_copy(speak()) if lora_rank is None else adapters_off(speak()))
     return Start(run.task, run.tokenizer, lm, value, speak(value=value, seed=seed), reference)

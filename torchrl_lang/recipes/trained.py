@@ -51,7 +51,6 @@ class Trained:
             guidance=guidance,
             method=method,
             seed=seed,
-            vocab_size=self.tokenizer.vocab_size,
             diagnostics=True,
             **options,
         )

@@ -13,6 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torchrl_lang.modules.sharding import refuse_sharded
 from torchrl_lang.transforms.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
 
@@ -229,6 +230,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
+    refuse_sharded(actor, "copied")
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
