@@ -9,6 +9,7 @@ import pytest
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
+from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 
 
 class Countdown:
@@ -48,6 +49,10 @@ def wordle_env(**kwargs) -> WordleEnv:
     return WordleEnv(WORDS, **kwargs)
 
 
+def random_walks_env(**kwargs) -> RandomWalksEnv:
+    return RandomWalksEnv(random_graph(7, out_degree=2, seed=0), max_turns=6, **kwargs)
+
+
 def token_env(make, **kwargs) -> TokenEnv:
     return TokenEnv(make(**kwargs))
 
@@ -58,6 +63,7 @@ ENVS = {
     "guess_number": (guess_number_env, tuple("1234567"), False),
     "countdown": (countdown_env, ("go",), False),
     "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
+    "random_walks": (random_walks_env, tuple("abcdefg"), True),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),
