@@ -1,0 +1,1 @@
+"""Attacks on files and processes that anyone can repeat: ``python -m tests.campaigns NAME --count N --seed S``."""

@@ -1,0 +1,193 @@
+"""Undamaged originals of everything that the library reads, tiny; and what a user does with each."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns import commands, snapshots
+from tests.campaigns.snapshots import Remembered, Snapshot
+from torchrl_lang.data import HFTokenizer, dataset_from_jsonl
+from torchrl_lang.modules import causal_lm
+
+
+@dataclass(frozen=True)
+class Use:
+    """One thing that a user does with a file or folder."""
+
+    name: str
+    command: Callable[[Path], list[object]] | None
+    """Gets the folder; ``None`` where the use is a call of the Python API."""
+    read: Callable[[Path], Snapshot]
+    """What was read of the folder, or what the command made of it."""
+    original: Snapshot = field(default_factory=dict)
+    fallback: Snapshot | None = None
+    """What may be read instead, where a warning says so or the user has deleted a whole folder."""
+
+
+@dataclass
+class Artifact:
+    """A folder, and how it is used."""
+
+    name: str
+    folder: Path
+    uses: list[Use]
+    checked: bool = True
+    """Everything in it is protected by checksums. Folders of other libraries are not: only their structure can be."""
+
+    def files(self) -> list[Path]:
+        """Relative paths of its files."""
+        found = sorted(path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
+        # Transformers reads a foreign generation_config.json where it can, and does without it where it cannot.
+        return [path for path in found if self.checked or path.name != "generation_config.json"]
+
+
+def build(home: Path) -> list[Artifact]:
+    """Make all artifacts below ``home``."""
+    home.mkdir(parents=True)
+    words = home / "words.txt"
+    words.write_text("crane\nslate\npurge\nmouse\n")
+    data, finished = home / "data", home / "ilql"
+    _do(commands.generate(data, words))
+    _do(commands.train("ilql", data, finished, "--seed", 3))
+    makers = [_dataset, _chat, _finished, _half_offline, _half_online, _checkpoints, _pretrained]
+    artifacts = [artifact for make in makers for artifact in make(home, data, finished)]
+    for artifact in artifacts:
+        artifact.uses = [_with_original(use, artifact, home / "originals") for use in artifact.uses]
+    return artifacts
+
+
+def _do(command: list[object]) -> None:
+    ended = commands.call(command)
+    if ended.status != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with {ended.status}:\n{ended.err}")
+
+
+def _with_original(use: Use, artifact: Artifact, scratch: Path) -> Use:
+    """The use with what it finds in the undamaged folder, of which it gets a copy: commands write into it."""
+    copy = scratch / artifact.name
+    shutil.copytree(artifact.folder, copy)
+    if use.command is not None:
+        _do(use.command(copy))
+    found = use.read(copy)
+    shutil.rmtree(scratch)
+    return replace(use, original=found)
+
+
+def _dataset(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    def train(folder: Path) -> list[object]:
+        return commands.train("bc", folder, folder.with_name("out"))
+
+    uses = [
+        Use("load_dataset", None, snapshots.dataset),
+        Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
+        Use("train wordle_bc --data", train, lambda folder: snapshots.results(folder.with_name("out"))),
+    ]
+    return [Artifact("dataset", data, uses)]
+
+
+def _chat(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    """A dataset with a Hugging Face tokenizer, whose rows are of several lengths."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: index for index, word in enumerate(["is", "it", "red", "?", "yes", "no", "a", "dog", "<unk>"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    draw = random.Random(0)
+    lines = [
+        {
+            "turns": [
+                {"role": "user", "text": "a dog"},
+                {"role": "agent", "text": draw.choice(["is it red ?", "red", "is it a dog ?"]), "reward": -index},
+                {"role": "user", "text": draw.choice(["yes", "no"])},
+            ]
+        }
+        for index in range(12)
+    ]
+    path = home / "chat.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dataset_from_jsonl(path, home / "chat", tokenizer, 16)
+    uses = [
+        Use("load_dataset", None, snapshots.dataset),
+        Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
+    ]
+    return [Artifact("chat dataset", home / "chat", uses)]
+
+
+def _finished(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    def start(folder: Path) -> list[object]:
+        return commands.train_online("ppo", folder, folder.with_name("out"), "--iterations", 2, "--eval-every", 2)
+
+    def evaluate(folder: Path) -> list[object]:
+        return commands.evaluate(folder, "--beta", 0, 2)
+
+    run = home / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "checkpoints")
+    started = Use("train wordle_ppo --start", start, lambda folder: snapshots.results(folder.with_name("out")))
+    return [
+        Artifact(
+            "run",
+            run,
+            [
+                Use("load_run", None, snapshots.run),
+                Use("load_language_model", None, snapshots.run_model),
+                Use("evaluate", evaluate, snapshots.evaluation),
+            ],
+        ),
+        Artifact("run as start", run, [started]),
+    ]
+
+
+def _half(home: Path, name: str, command: Callable[[Path], list[object]], last: str) -> list[Artifact]:
+    """A run that was killed before its last checkpoint; the same command goes on."""
+    folder = home / f"half-{name}"
+    _do(command(folder))
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints" / last)
+    bereft = home / f"bereft-{name}"
+    shutil.copytree(folder, bereft)
+    shutil.rmtree(bereft / "checkpoints" / "step-000000001")
+    _do(command(bereft))
+    without_best = snapshots.results(bereft)
+    use = Use("the same train command", command, snapshots.results, fallback=without_best)
+    return [Artifact(f"half {name} run", folder, [use])]
+
+
+def _half_offline(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    return _half(home, "bc", lambda folder: commands.train("bc", data, folder), "step-000000003")
+
+
+def _half_online(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    return _half(home, "ppo", lambda folder: commands.train_online("ppo", finished, folder), "step-000000003")
+
+
+def _checkpoints(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    folder = home / "checkpoints"
+    Remembered(1).checkpointer(folder).save(1, {"return": -1.0})
+    before = snapshots.checkpoints(folder)
+    Remembered(2).checkpointer(folder).save(2, {"return": -2.0})
+    use = Use("Checkpointer.restore", None, snapshots.checkpoints, fallback=before)
+    return [Artifact("checkpoints", folder, [use])]
+
+
+def _pretrained(home: Path, data: Path, finished: Path) -> list[Artifact]:
+    """A folder that another library wrote, with another vocabulary."""
+    folder = home / "pretrained"
+    causal_lm("llama", vocab_size=50, layers=1, width=8, heads=2, max_length=128).save_pretrained(folder)
+
+    def train(path: Path) -> list[object]:
+        return [*commands.train("bc", data, path.with_name("out")), "--pretrained", path]
+
+    def results(path: Path) -> Any:
+        return snapshots.results(path.with_name("out"))
+
+    uses = [Use("load_language_model", None, snapshots.model), Use("train wordle_bc --pretrained", train, results)]
+    return [Artifact("foreign model", folder, uses, checked=False)]
