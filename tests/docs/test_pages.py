@@ -28,6 +28,12 @@ def check_tokens(space, printed):
     assert printed == "[0, 2, 3, 4, 5] False\n"
 
 
+def check_files_and_errors(space, printed):
+    assert "token_reward.memmap" in space["dataset_error"]
+    assert "lacks the weights transformer.h.1." in space["model_error"]
+    assert all("\n" not in space[name] for name in ("dataset_error", "model_error"))
+
+
 def check_random_walks(space, printed):
     optimality = {name: value for name, (_, value) in space["results"].items()}
     copying = max(value for name, value in optimality.items() if name.startswith("BC"))
@@ -39,6 +45,7 @@ CHECKS = {
     "concepts/row.md": check_row,
     "concepts/decisions.md": check_decisions,
     "concepts/tokens.md": check_tokens,
+    "guides/files_and_errors.md": check_files_and_errors,
     "tutorials/random_walks.md": check_random_walks,
 }
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes import bc
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
 SHORT = [*SMALL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
@@ -111,12 +111,12 @@ def test_a_model_is_there_whole_or_not_at_all(home, tmp_path, monkeypatch, capsy
     """Interrupted while the model was being written: the run has not finished, says how to continue, and continues."""
     run = tmp_path / "run"
 
-    def half(folder, *args, **kwargs):
-        (folder / "config.json").write_text("{}")
+    def half(lm, folder, **kwargs):
+        (Path(folder) / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bc, "save_language_model", half)
+        patch.setattr(PreTrainedModel, "save_pretrained", half)
         assert main(train(home, run)) == 130
     assert not (run / "model").exists()
     assert f"The run in {run} has not finished, it has no model yet: continue it with" in refused(capsys, evaluate(run))

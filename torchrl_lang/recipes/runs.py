@@ -15,7 +15,7 @@ from torchrl.objectives import LossModule
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options
 from torchrl_lang.recipes.tasks import check_place
-from torchrl_lang.storage import folder_lock, remove_leftovers, write_folder
+from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import (
     LOGGERS,
     Checkpointer,
@@ -100,8 +100,7 @@ def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path]
     """Save the best checkpoint by return as the run's model, whole or not at all. Returns its mean return."""
     best = checkpoints.restore("best")
     model = options.out / "model"
-    with write_folder(model) as folder:
-        save(folder)
+    save(model)
     found = checkpoints.metrics("best")["return"]
     print(f"{options.out.name}: best at {unit} {best}, mean return {found:.2f}; model in {model}", flush=True)
     return found
