@@ -51,7 +51,6 @@ class DatasetWriter:
         overwrite: replace the data set that stands there.
 
     Attributes:
-        rows: rows written so far.
         notes: anything more to keep in the manifest, as JSON.
 
     Raises:
