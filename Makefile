@@ -4,18 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 
 demo: $(STAMP)  ## Play, learn and compare: about ten minutes, pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
-test: check  ## Lint, types, tests and the documentation's examples
+test: check docs  ## Lint, types, documentation, tests and the documentation's examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)  ## Lint, import order and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## Build the documentation into docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(STAMP)  ## Measure speed and memory into benchmarks/results; the rivals need an environment of 1.3 GB (ARGS="--quick scaling")
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -29,4 +32,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-agilerl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-agilerl docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

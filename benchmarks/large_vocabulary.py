@@ -51,7 +51,6 @@ CASES = (
 )
 MAX_RATIO = 1.10
 MAX_RATIO_GPT2 = 1.35
-SAMPLES = 1024
 MAX_ARITHMETIC = 1.2
 MAX_OVER_PPO = 1.10
 # Where a form needs no more than the plain step, its share beyond counts as this part of it.
@@ -113,11 +112,7 @@ def _measure(case: Case, repeats: int) -> list[dict[str, Any]]:
         for suffix, chunk in (("", "auto"), (", whole table", None)):
             forms[name + suffix] = make_loss(model, cql_weight=weight, logits_chunk=chunk)
         forms[f"{name}, naive"] = NaiveILQL(*model, cql_weight=weight).to(device())
-    forms["CQL sampled"] = make_loss(model, cql_samples=SAMPLES)
     forms["CQL on, tied heads"] = make_loss(model, tied=True)
-    forms["CQL sampled by the policy, tied heads"] = make_loss(
-        model, tied=True, cql_samples=SAMPLES, cql_proposal="policy"
-    )
 
     batch = make_batch(case, case.rows)
     for name in case.lighter:
@@ -164,7 +159,6 @@ def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
     forms = {
         "CQL on": make_loss(model),
         "CQL on, tied heads": make_loss(model, tied=True),
-        "CQL sampled": make_loss(model, cql_samples=SAMPLES),
     }
     batch = make_batch(case, case.rows)
     times = interleaved(cleared_steps(model.lm, forms, batch), repeats)

@@ -14,7 +14,6 @@ from benchmarks.common import along, device, median, one_core, ratio, row
 from benchmarks.figures import described
 from benchmarks.large_vocabulary import (
     LAYERS,
-    SAMPLES,
     WIDTH,
     Case,
     cleared_steps,
@@ -28,7 +27,7 @@ from benchmarks.scaling_envs import measure_envs
 
 ON_CUDA = True
 PLAIN, NAIVE = "plain step", "naive ILQL, CQL on"
-OFF, ON, SAMPLED = "ILQL, CQL off", "ILQL, CQL on", "ILQL, CQL sampled"
+OFF, ON = "ILQL, CQL off", "ILQL, CQL on"
 BASE = Case(vocabulary=4096, rows=8, length=64, rows_for_memory=8, lighter={})
 AXES: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {  # how it is called, its places, those of a quick look
     "vocabulary": ("vocabulary", (32, 512, 4096, 32_000, 50_257, 151_936), (32, 4096, 32_000)),
@@ -51,7 +50,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 def _axis(field: str, places: Sequence[int], budget: float) -> list[dict[str, Any]]:
     """A training step of every form at each place of an axis, the rest as in ``BASE``."""
     cases = {place: Case(**BASE._asdict() | {field: place}) for place in places}
-    steps = {place: _steps(case, sampled=field == "vocabulary") for place, case in cases.items()}
+    steps = {place: _steps(case) for place, case in cases.items()}
     times = along(steps, ROUNDS, budget=budget)
     peaks = {x: {form: peak_bytes(step, device()) / 2**20 for form, step in here.items()} for x, here in steps.items()}
     called = AXES[field][0]
@@ -96,14 +95,12 @@ def growth(points: dict[int, float]) -> float:
     return float((x * y).sum() / x.square().sum())
 
 
-def _steps(case: Case, sampled: bool) -> dict[str, Callable[[], None]]:
+def _steps(case: Case) -> dict[str, Callable[[], None]]:
     """A step of each form of the loss, over one model and batch. The naive form is left out where it does not fit."""
     model = make_model(case)
     forms: dict[str, nn.Module] = {OFF: make_loss(model, cql_weight=0.0), ON: make_loss(model)}
     if TABLES * 4 * case.rows * case.length * case.vocabulary < _free_memory():
         forms[NAIVE] = NaiveILQL(*model).to(device())
-    if sampled:
-        forms[SAMPLED] = make_loss(model, cql_samples=SAMPLES)
     batch = make_batch(case, case.rows)
     return cleared_steps(model.lm, forms, batch, PLAIN)
 

@@ -35,6 +35,7 @@ __all__ = [
     "DONE",
     "IS_EXAMPLE",
     "LEARNED",
+    "RAW_REWARD",
     "REWARD",
     "ROW_KEYS",
     "TERMINATED",
@@ -45,6 +46,7 @@ __all__ = [
     "TRUNCATED",
     "ControlTokens",
     "check_row",
+    "check_values",
     "entry",
 ]
 
@@ -64,6 +66,8 @@ LEARNED = "learned"
 IS_EXAMPLE = "is_example"
 """bool ``[*B, 1]``: the turn was played by somebody else than the policy."""
 REWARD = "reward"
+RAW_REWARD = "raw_reward"
+"""float: the reward before a penalty for the divergence from a reference was taken off, of the reward's shape."""
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
@@ -76,6 +80,8 @@ _ROW_DTYPES = {
     ATTENTION_MASK: (torch.bool,),
     ACTION_MASK: (torch.bool,),
     TOKEN_REWARD: (torch.float32,),
+    TERMINATED: (torch.bool,),
+    TRUNCATED: (torch.bool,),
 }
 
 
@@ -85,7 +91,11 @@ class ControlTokens:
 
     A row opens with ``begin_state`` when the environment speaks first and with ``begin_action`` when the agent does.
     ``end_of_state`` closes what the environment said, ``end_of_action`` what the agent wrote (it is itself an action),
-    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest.
+    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest. ``tokenizer.control``
+    carries the number of the tokenizer's ids as ``vocab_size``, because a model may have more embeddings than that.
+
+    Raises:
+        ValueError: two ids are the same, or one is not below ``vocab_size``.
 
     Examples:
         >>> from torchrl_lang.schema import ControlTokens
@@ -101,10 +111,13 @@ class ControlTokens:
     begin_state: int
     begin_action: int
     end_of_dialogue: int
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.ids())) != 6:
             raise ValueError(f"The six control tokens need six different ids, got {self}.")
+        if min(self.ids()) < 0 or (self.vocab_size is not None and max(self.ids()) >= self.vocab_size):
+            raise ValueError(f"The ids of control tokens lie in [0, vocab_size), got {self}.")
 
     def ids(self) -> tuple[int, ...]:
         """All six ids, in the order of the fields."""
@@ -128,7 +141,8 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
     Looks at values, so it waits for the device: call it where data enters, not in a training step.
 
     Args:
-        tensordict: anything with the entries of a row, each ``[*B, T]``.
+        tensordict: anything with the entries of a row, each ``[*B, T]``, on one device. ``terminated`` and
+            ``truncated``, where they are there, are checked as well.
         vocab_size: where given, every real token must lie in ``[0, vocab_size)``.
 
     Raises:
@@ -158,24 +172,63 @@ def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> N
     """
     entries = {key: entry(tensordict, key) for key in ROW_KEYS}
     shape = entries[TOKENS].shape
-    for key, value in entries.items():
+    ends = {key: tensordict.get(key, None) for key in (TERMINATED, TRUNCATED)}
+    for key, value in (entries | {key: end for key, end in ends.items() if end is not None}).items():
+        expected_shape = (*shape[:-1], 1) if key in ends else tuple(shape)
         if value.dtype not in _ROW_DTYPES[key]:
             expected = " or ".join(str(dtype) for dtype in _ROW_DTYPES[key])
             raise TypeError(f"'{key}' must be {expected}, got {value.dtype}: convert it with .to(...).")
-        if value.shape != shape:
+        if tuple(value.shape) != expected_shape:
             raise ValueError(
-                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: "
-                f"all entries of a row are [*B, T]."
+                f"'{key}' has shape {tuple(value.shape)} but 'tokens' has {tuple(shape)}: the entries of a row are "
+                f"[*B, T], 'terminated' and 'truncated' [*B, 1]."
             )
-    tokens, attention, action, reward = (entries[key].reshape(-1, shape[-1]) for key in ROW_KEYS)
-    _forbid(attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", "rows are padded on the right", 1)
-    _forbid(action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask")
-    _forbid(action[:, :1], "an agent's token", "no token comes before it to say it from; rows open with a begin token")
-    _forbid((reward != 0) & ~action, "a reward on a token that the agent did not write", "move it to an agent's token")
-    _forbid(~reward.isfinite(), "a reward that is not finite", "mend the data, one such number spoils every loss")
-    if vocab_size is not None:
-        bad = attention & ((tokens < 0) | (tokens >= vocab_size))
-        _forbid(bad, "a token id out of range", f"ids lie in [0, {vocab_size})")
+    check_values(*(entries[key] for key in ROW_KEYS), vocab_size=vocab_size)
+
+
+def check_values(
+    tokens: Tensor,
+    attention_mask: Tensor,
+    action_mask: Tensor,
+    token_reward: Tensor | None = None,
+    *,
+    vocab_size: int | None = None,
+) -> None:
+    """Raise ValueError unless the values of a row's entries make sense; dtypes and shapes are taken for granted.
+
+    Waits for the device once. The error names the first row and position that break a rule, rows numbered as in a
+    batch flattened to ``[B, T]``.
+
+    Args:
+        tokens: int ``[*B, T]``.
+        attention_mask: bool ``[*B, T]``.
+        action_mask: bool ``[*B, T]``.
+        token_reward: float ``[*B, T]``; None where there are no rewards to check.
+        vocab_size: ids of real tokens must lie below it; None for no upper limit.
+    """
+    width = tokens.shape[-1]
+    tokens, attention, action = (x.reshape(-1, width) for x in (tokens, attention_mask, action_mask))
+    out_of_range = tokens < 0 if vocab_size is None else (tokens < 0) | (tokens >= vocab_size)
+    limits = "ids are at least 0" if vocab_size is None else f"ids lie in [0, {vocab_size})"
+    right_padded = "rows are padded on the right and have no holes: move real tokens to the left"
+    rules = [
+        (attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", right_padded, 1),
+        (action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask", 0),
+        (action[:, :1], "an agent's token", "no token comes before it to predict it from; begin rows with a token", 0),
+        (attention & out_of_range, "a token id out of range", limits, 0),
+    ]
+    if token_reward is not None:
+        reward = token_reward.reshape(-1, width)
+        elsewhere = (reward != 0) & ~action
+        rules += [
+            (elsewhere, "a reward on a token that the agent did not write", "move it to an agent's token", 0),
+            (~reward.isfinite(), "a reward that is not finite", "fix the data, one such number spoils every loss", 0),
+        ]
+    broken = torch.stack([bad.any() for bad, *_ in rules]).tolist()  # one wait for the device
+    for is_broken, (bad, what, rule, shift) in zip(broken, rules, strict=True):
+        if is_broken:
+            row, position = bad.nonzero()[0].tolist()
+            raise ValueError(f"Row {row} has {what} at position {position + shift}: {rule}.")
 
 
 def entry(tensordict: TensorDictBase, key: str) -> Tensor:
@@ -198,9 +251,3 @@ def entry(tensordict: TensorDictBase, key: str) -> Tensor:
         present = sorted(map(str, tensordict.keys()))
         raise KeyError(f"A row needs '{key}'; this tensordict holds {present}. Rename or add the entry.")
     return value
-
-
-def _forbid(bad: Tensor, what: str, rule: str, shift: int = 0) -> None:
-    if bad.any():
-        row, position = bad.nonzero()[0].tolist()
-        raise ValueError(f"Row {row} has {what} at position {position + shift}: {rule}.")

@@ -42,7 +42,7 @@ def test_an_axis_gives_ratios_at_its_ends_and_a_figure_with_all_of_its_points(mo
     assert figure["name"] == "scaling_vocabulary"
     for panel in figure["panels"]:
         assert {tuple(points["x"]) for points in panel["curves"].values()} == {(32, 4096)}
-        assert len(panel["curves"]) == 5
+        assert len(panel["curves"]) == 4
     # At 4,096 words tables of all values weigh most, and only the naive form builds them.
     assert rows["vocabulary 4,096: naive ILQL, CQL on / ILQL, CQL on, peak memory"]["value"] > 1.5
 
@@ -50,15 +50,15 @@ def test_an_axis_gives_ratios_at_its_ends_and_a_figure_with_all_of_its_points(mo
 def test_the_naive_form_is_left_out_where_it_does_not_fit(monkeypatch):
     small, large = (scaling.BASE._replace(vocabulary=v, rows=2, length=8) for v in (32, 1024))
     monkeypatch.setattr(scaling, "_free_memory", lambda: scaling.TABLES * 4 * 2 * 8 * 1000)
-    assert scaling.NAIVE in scaling._steps(small, sampled=False)
-    assert scaling.NAIVE not in scaling._steps(large, sampled=False)
+    assert scaling.NAIVE in scaling._steps(small)
+    assert scaling.NAIVE not in scaling._steps(large)
     times = {x: {"a": [1.0], scaling.PLAIN: [2.0]} | ({scaling.NAIVE: [3.0]} if x < 9 else {}) for x in (8, 9)}
     assert scaling._curve(scaling.NAIVE, times, lambda taken: taken[0]) == {8: 3.0}
 
 
 def test_the_bound_of_the_naive_forms_memory_holds():
     case = scaling.BASE._replace(vocabulary=8192, rows=8, length=32)
-    step = scaling._steps(case, sampled=False)[scaling.NAIVE]
+    step = scaling._steps(case)[scaling.NAIVE]
     table = 4 * case.rows * case.length * case.vocabulary
     assert 2 * table < scaling.peak_bytes(step) < scaling.TABLES * table
 
@@ -74,7 +74,7 @@ class _Placed(TorchFunctionMode):
 
 @pytest.mark.parametrize("form", [scaling.PLAIN, scaling.NAIVE])
 def test_steps_of_the_rivals_say_where_each_tensor_is_made(form):
-    step = scaling._steps(scaling.BASE._replace(vocabulary=64, rows=4, length=16), sampled=False)[form]
+    step = scaling._steps(scaling.BASE._replace(vocabulary=64, rows=4, length=16))[form]
     with _Placed():
         step()
         with pytest.raises(AssertionError):

@@ -38,7 +38,8 @@ def test_by_hand():
     agent = torch.tensor([[[0, 1, 1, 0, 0], [0, 1, 1, 0, 1], [0, 1, 0, 0, 0]]]).bool()
     done = torch.tensor([[[False], [True], [False]]])
     step = TensorDict(tokens=torch.arange(15).view(1, 3, 5), attention_mask=after, action_mask=agent,
-                      token_reward=torch.zeros(1, 3, 5), done=done, terminated=done)  # fmt: skip
+                      token_reward=torch.zeros(1, 3, 5), reward=torch.zeros(1, 3, 1), done=done,
+                      terminated=done)  # fmt: skip
     said = torch.tensor([[[-1.0, -2.0], [-3.0, 9.0], [-4.0, 9.0]]])
     rollout = TensorDict({"attention_mask": attention, "said": said, "next": step}, batch_size=[1, 3])
     rows = rows_from_rollout(rollout, unfinished="drop", carry=["said"])

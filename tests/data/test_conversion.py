@@ -183,3 +183,8 @@ def test_malformed_rows(tokens, agent, terminated, message):
 def test_a_misspelt_option_is_refused():
     with pytest.raises(ValueError, match="'error' or 'truncate', got 'eror'"):
         to_rows([Episode([Turn("ab")], True)], WORDS, 2, on_overflow="eror")
+
+
+def test_a_token_reward_that_is_not_finite_is_refused(letters):
+    with pytest.raises(ValueError, match="finite"):
+        to_rows([Episode([Turn("hi", 1.0)], True)], letters, 12, token_reward=lambda ids: [float("nan")] * len(ids))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -121,22 +122,12 @@ def test_two_writers_do_not_mix(tmp_path, rows):
     """The second is told so and takes nothing from the first, whose data set is whole."""
     with DatasetWriter(tmp_path / "data", WORDS, 12) as writer:
         writer.extend(rows)
-        with pytest.raises(FileExistsError, match="Another writer is at work"):  # noqa: SIM117
+        with pytest.raises(FileExistsError, match=rf"Another process writes in {tmp_path}/data: wait"):  # noqa: SIM117
             with DatasetWriter(tmp_path / "data", WORDS, 12):
                 pass
         writer.extend(rows)
     assert (load_dataset(tmp_path / "data", verify=True)[:] == torch.cat([rows, rows])).all()
-    assert not (tmp_path / "data.partial").exists()
-
-
-def test_what_a_killed_writer_left_is_removed(tmp_path, rows):
-    left = tmp_path / "data.partial" / "rows"
-    left.mkdir(parents=True)
-    (left / "tokens.memmap").write_bytes(bytes(10_000))
-    (left.parent / "stray").write_text("x")
-    written = write_dataset(tmp_path / "data", rows, WORDS).folder
-    assert (load_dataset(written, verify=True)[:] == rows).all()
-    assert sorted(path.name for path in written.iterdir()) == ["manifest.json", "rows", "tokenizer.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_overwriting_is_asked_for(tmp_path, folder, rows):
@@ -152,15 +143,25 @@ def test_overwriting_is_asked_for(tmp_path, folder, rows):
 
 
 def test_rows_are_checked_on_the_way_in(tmp_path, rows):
-    outside = rows.clone()
+    outside, padding, nan = rows.clone(), rows.clone(), rows.clone()
     outside["tokens"][0, 1] = WORDS.vocab_size
+    padding["tokens"][0, -1] = -100
+    nan["token_reward"][1, 6] = math.nan
     for bad, message in (
         (outside, "Row 0 has a token id out of range at position 1"),
-        (rows.exclude("truncated"), r"need \['truncated'\]"),
+        (padding, "Padding holds -100"),
+        (nan, "Row 1 has a reward that is not finite at position 6"),
+        (rows.exclude("truncated"), "need 'truncated', bool .*, got nothing"),
+        (rows.clone().set("truncated", torch.zeros(3, 1)), "got torch.float32 of shape .3, 1."),
         (rows[0], r"takes \[M, 12\]"),
     ):
         with pytest.raises(ValueError, match=message), DatasetWriter(tmp_path / "bad", WORDS, 12) as writer:
             writer.extend(bad)
+    with DatasetWriter(tmp_path / "good", WORDS, 12) as writer:
+        writer.extend(rows)
+        with pytest.raises(ValueError, match="Of the rows from number 3 on: Row 1 has a reward that is not finite"):
+            writer.extend(nan)
+    assert (load_dataset(tmp_path / "good")[:] == rows).all()  # nothing of the bad block was written
 
 
 def test_a_missing_data_set(tmp_path):
@@ -180,11 +181,15 @@ def change(path, old, new):
         (lambda f: (f / "rows/tokens.memmap").unlink(), "tokens.memmap is missing"),
         (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 143), "has 143 bytes instead of 144"),
         (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 144), "was changed after it was written"),
-        (lambda f: change(f / "rows/meta.json", "12", "6"), "does not describe the entries"),
+        (lambda f: change(f / "rows/meta.json", "12", "6"), "meta.json was changed after it was written"),
+        (lambda f: (f / "rows/meta.json").unlink(), "meta.json is missing"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-        (lambda f: change(f / "tokenizer.json", '"a"', '"z"'), "other text"),
-        (lambda f: change(f / "manifest.json", '"version": 1', '"version": 2'), "make the data set again"),
-        (lambda f: change(f / "manifest.json", "{", "["), "no valid JSON"),
+        (lambda f: change(f / "tokenizer.json", '"a"', '"z"'), "tokenizer.json was changed"),
+        (lambda f: change(f / "manifest.json", '"version": 2', '"version": 3'), "reads up to version 2"),
+        (lambda f: change(f / "manifest.json", '"version": 2', '"version": 1'), "was changed after it was written"),
+        (lambda f: change(f / "manifest.json", "three", "four"), "was changed after it was written"),
+        (lambda f: change(f / "manifest.json", '"digest"', '"digets"'), 'has no field "digest"'),
+        (lambda f: change(f / "manifest.json", "{", "["), "is not valid JSON"),
         (lambda f: (f / "manifest.json").write_text("[]"), "not a JSON object"),
     ],
 )

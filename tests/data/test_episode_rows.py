@@ -115,6 +115,43 @@ def test_forgetting_and_what_is_missing(talk):
         EpisodeRows()(env.rollout(2, speak))
 
 
+@pytest.mark.parametrize("unfinished", ["truncate", "drop"])
+def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
+    """Nothing waits; what is cut is a truncated row, or none."""
+    env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
+    collector = Collector(env, speak, frames_per_batch=48, total_frames=480, reset_at_each_iter=True)
+    rows_of = EpisodeRows(carry=["figure"], unfinished=unfinished)
+    place = torch.arange(60) + 0.5
+    for steps in collector:
+        rows = rows_of(steps)
+        assert rows_of.waiting == 0
+        done = steps["next", "done"].squeeze(-1)
+        assert len(rows) == int(done.sum()) + (unfinished == "truncate") * int((~done[:, -1]).sum())
+        assert int(rows["truncated"].sum()) == len(rows) - int(done.sum())
+        assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))
+    collector.shutdown()
+
+
+def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.data.episode_rows._MOST_BATCHES", 4)
+    env = talk(seed=0, batch_size=[16], row_length=60, patience=6)
+    collector = Collector(env, speak, frames_per_batch=16, total_frames=160, reset_at_each_iter=True)
+    rows_of = EpisodeRows()
+    with pytest.raises(RuntimeError, match=r"episodes of more than 4 batches wait.*unfinished='truncate'"):
+        list(map(rows_of, collector))
+    collector.shutdown()
+    with pytest.raises(ValueError, match="unfinished='keep' is unknown"):
+        EpisodeRows(unfinished="keep")
+
+
+def test_a_reward_that_is_not_finite_is_refused(talk):
+    rows_of = EpisodeRows()
+    (steps,) = batches(talk(seed=0, batch_size=[8], row_length=40), 96, 1)
+    steps["next", "reward"][2, 1] = float("nan")
+    with pytest.raises(ValueError, match="a reward that is not finite"):
+        rows_of(steps)
+
+
 class Caller:
     """Says a fixed word, with its letters' places as figures; importable, for the workers."""
 

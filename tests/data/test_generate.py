@@ -103,3 +103,15 @@ def test_nothing_is_left_behind_by_a_failing_player(talk, tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="episodes=0"):
         make(talk, tmp_path, batch=[8], episodes=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_refused(talk, tmp_path, value):
+    class Broken(talk):
+        def _reply(self, utterance, task, live):
+            reply, task = super()._reply(utterance, task, live)
+            return reply._replace(reward=torch.where(task["number"] == 9, value, reply.reward)), task
+
+    with pytest.raises(ValueError, match="not finite"):
+        generate_dataset(Broken(batch_size=[4]), act, tmp_path / "x", episodes=20, seed=0, progress=False)
+    assert list(tmp_path.iterdir()) == []

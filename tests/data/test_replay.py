@@ -172,3 +172,30 @@ def _resident(path) -> int:
         elif ours and line.startswith("Rss:"):
             sizes.append(int(line.split()[1]) * 1024)
     return sum(sizes)
+
+
+def test_malformed_rows_do_not_enter(letters):
+    rows = to_rows([Episode([Turn("hi"), Turn("yo", 1.0)], True)] * 3, letters, 12)
+    for key, value, message in (
+        ("attention_mask", rows["attention_mask"].flip(-1), "a real token right of padding"),
+        ("token_reward", torch.where(rows["action_mask"], torch.nan, 0.0), "a reward that is not finite"),
+        ("tokens", rows["tokens"] - 40, "a token id out of range"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            row_buffer(rows.clone().set(key, value), 2)
+    with pytest.raises(TypeError, match=r"'tokens' must be torch.int64 or torch.int32, got torch.float32"):
+        row_buffer(rows.clone().set("tokens", rows["tokens"].float()), 2)
+    assert len(row_buffer(rows.exclude("token_reward"), 2).sample()) == 2  # enough to clone behaviour
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bucket": True}, {"drop_last": True}, {"trim": False}, {"prefetch": 1}], ids=str
+)
+def test_no_rows_give_empty_batches(letters, options):
+    rows = to_rows([Episode([Turn("hi", 1.0)], True)], letters, 12)[:0]
+    buffer = row_buffer(rows, 2, **options)
+    for _ in range(3):
+        batch = buffer.sample()
+        assert batch.shape == (0,)
+        assert batch["tokens"].dtype == torch.int64
+    assert all(len(batch) == 0 for batch in buffer)

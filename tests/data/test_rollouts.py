@@ -81,6 +81,15 @@ def test_a_rollout_of_something_else_is_named(talk):
         rows_from_rollout(rollout, unfinished="drop")
 
 
+@pytest.mark.parametrize("key", ["reward", "token_reward"])
+def test_a_reward_that_is_not_finite_is_refused(talk, key):
+    rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, act, break_when_any_done=False)
+    agent = rollout["next", "action_mask"]
+    rollout["next", key] = torch.where(agent.any(-1, keepdim=True) if key == "reward" else agent, torch.inf, 0.0)
+    with pytest.raises(ValueError, match="a reward that is not finite"):
+        rows_from_rollout(rollout, unfinished="drop")
+
+
 def test_episodes_are_numbered_as_they_begin():
     """Three environments; a column is one environment, a row one step."""
     done = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1], [0, 0, 0]], dtype=torch.bool)

@@ -47,3 +47,24 @@ def test_the_configuration_survives_json(wordle_symbols):
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="kind 'morse'"):
         tokenizer_from_config({"kind": "morse"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"symbols": None}, 'has None as "symbols", expected list'),
+        ({"symbols": ["a", 5]}, 'has 5 as "symbols.1", expected str'),
+        ({"symbols": "abc"}, "has 'abc' as \"symbols\", expected list"),
+        ({"control": []}, 'has \\[\\] as "control", expected dict'),
+        ({"control": {"pad": "<|pad|>"}}, "has the control tokens .*, got \\['pad'\\]"),
+        ({"symbols": ["a", "b"]}, "are not among the symbols"),
+        ({"kind": "huggingface"}, 'has no field "tokenizer"'),
+        ({"kind": "huggingface", "tokenizer": {}}, "no tokenizer of the tokenizers library"),
+        ({"kind": ["char"]}, "kind \\['char'\\] came"),
+    ],
+)
+def test_a_damaged_configuration_is_an_error_in_one_line(changes, found):
+    config = {**WORDS.config(), **changes}
+    with pytest.raises(ValueError, match=found) as caught:
+        tokenizer_from_config(config)
+    assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
+from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 
 
 class Countdown:
@@ -27,11 +28,29 @@ def countdown_env(**kwargs) -> TextGameEnv:
     return TextGameEnv(Countdown, CharTokenizer.from_alphabet("go"), row_length=24, action_length=4, **kwargs)
 
 
+class Parrot:
+    """Says back what it hears, control tokens by name, three times over where it hears ``b``."""
+
+    def reset(self, seed: int) -> tuple[str, dict]:
+        return "ab", {"seed": seed}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict]:
+        return text * (3 if "b" in text else 1), float(len(text)), text == "a", text == "b", {}
+
+
+def parrot_env(**kwargs) -> TextGameEnv:
+    return TextGameEnv(Parrot, CharTokenizer.from_alphabet("ab"), row_length=30, action_length=4, **kwargs)
+
+
 WORDS = ["crane", "slate", "geese", "eerie", "abide", "speed", "erase"]
 
 
 def wordle_env(**kwargs) -> WordleEnv:
     return WordleEnv(WORDS, **kwargs)
+
+
+def random_walks_env(**kwargs) -> RandomWalksEnv:
+    return RandomWalksEnv(random_graph(7, out_degree=2, seed=0), max_turns=6, **kwargs)
 
 
 def token_env(make, **kwargs) -> TokenEnv:
@@ -43,6 +62,8 @@ ENVS = {
     "corridor": (CorridorEnv, ("l", "r"), True),
     "guess_number": (guess_number_env, tuple("1234567"), False),
     "countdown": (countdown_env, ("go",), False),
+    "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
+    "random_walks": (random_walks_env, tuple("abcdefg"), True),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),

@@ -7,12 +7,26 @@ from functools import partial
 import pytest
 import torch
 from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.envs import Compose, ParallelEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    DTypeCastTransform,
+    ExcludeTransform,
+    ParallelEnv,
+    RenameTransform,
+    RewardSum,
+    SelectTransform,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl.envs.utils import check_env_specs
 
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import check_row
+
+from .conftest import parrot_env
 
 torch.set_num_threads(1)
 
@@ -83,6 +97,55 @@ def test_torchrl_transforms_see_turns_and_returns(make_env):
     assert (rollout["next", "step_count"] >= 1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_actions_of_another_type_are_refused(make_env, dtype):
+    env = make_env(batch_size=[2], seed=0)
+    td = env.reset()
+    action = torch.ones(env.action_spec.shape, dtype=dtype)
+    with pytest.raises((TypeError, ValueError), match=f"int64 token ids.*got {dtype}"):
+        env._step(td.set("action", action))
+
+
+def test_names_for_rows_in_another_order_are_refused(make_env):
+    """Six numbers in two rows of three are not those of three rows of two."""
+    env = make_env(batch_size=[3, 2], seed=0)
+    key = next(iter(getattr(env, "env", env)._reset_entries), None)
+    if key is None:
+        pytest.skip("its resets name nothing")
+    env.reset(**{key: torch.zeros(3, 2, 1, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3, 2\), one number a row, got .*\(2, 3\)"):
+        env.reset(**{key: torch.zeros(2, 3, dtype=torch.int64)})
+
+
+TRANSFORMS = {
+    "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
+    "rename_a_copy": lambda: RenameTransform(["tokens"], ["input_ids"], create_copy=True),
+    "rename_the_action": lambda: RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),
+    "exclude": lambda: ExcludeTransform("tokens", "action_mask"),
+    "select": lambda: SelectTransform("tokens", "attention_mask"),
+    "cast_rows": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys=["tokens"]),
+    "cast_rewards": lambda: DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward", "token_reward"]),
+    "cast_the_action": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys_inv=["action"]),
+    "cast_all": lambda: DTypeCastTransform(torch.float32, torch.float64),
+    "double_to_float": DoubleToFloat,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_observations_can_be_renamed_dropped_and_cast(make_env, transform):
+    """Nothing that a transform does to an observation must also be done to a state: there is none."""
+    env = TransformedEnv(make_env(batch_size=[2], seed=0), TRANSFORMS[transform]())
+    check_env_specs(env, seed=0, break_when_any_done="both")
+    rollout = env.rollout(60, break_when_any_done=False)
+    assert rollout["next", "done"].any()
+    if transform == "rename":
+        check_row(rollout.rename_key_("input_ids", "tokens").rename_key_(("labels", "reward"), "token_reward"))
+
+
+def test_no_state_is_declared(make_env):
+    assert make_env(batch_size=[2]).state_spec.is_empty()
+
+
 def test_fullgraph_compile(registered):
     torch._dynamo.reset()  # other tests compile the same code for environments of their own
     make, _, tensors_only = registered
@@ -108,8 +171,9 @@ def test_parallel_env():
         env.close(raise_if_closed=False)
 
 
-def test_multi_sync_collector():
-    make = partial(CorridorEnv, batch_size=[2], seed=0)
+def test_workers_do_not_die_of_what_the_agent_writes():
+    """A random policy writes control tokens, which its game says back and the tokenizer cannot encode."""
+    make = partial(parrot_env, batch_size=[2], seed=0)
     collector = MultiSyncCollector(
         [make, make], None, frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False
     )
@@ -120,6 +184,7 @@ def test_multi_sync_collector():
     assert [batch.numel() for batch in batches] == [40, 40]
     for batch in batches:
         check_row(batch.reshape(-1))
+        assert batch["next", "truncated"].any()
 
 
 def test_token_env_takes_language_envs_only():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -237,6 +238,26 @@ def test_errors_say_what_to_do():
         env.reset(set_state=True)
     with pytest.raises(ValueError, match="max_turns must be at least 1"):
         countdown_env(max_turns=0)
+
+
+@pytest.mark.parametrize("seed", [1.5, "3", True, [1]])
+def test_seeds_are_whole_numbers(seed):
+    with pytest.raises(TypeError, match="A seed is a whole number, got"):
+        CorridorEnv(seed=seed)
+    with pytest.raises(TypeError, match="A seed is a whole number, got"):
+        CorridorEnv().set_seed(seed)
+
+
+def test_seeds_of_numpy_and_long_ones():
+    assert torch.equal(corridor_of(np.int64(5)), corridor_of(5))
+    assert torch.equal(corridor_of(torch.tensor(5)), corridor_of(5))
+    assert torch.equal(corridor_of(2**64 - 1), corridor_of(2**64 - 1))
+    with pytest.raises(ValueError, match="at most 64 bits"):
+        CorridorEnv(seed=2**64)
+
+
+def corridor_of(seed):
+    return CorridorEnv(length=10, batch_size=[9], seed=seed).reset()["tokens"]
 
 
 def test_no_stream_is_shared():

@@ -108,10 +108,49 @@ def test_set_state_reaches_a_wrapped_environment(task, wrap):
     action = torch.full((3,) if "token" in wrap else (3, env.action_length), env.tokenizer.control.end_of_action)
     td = wrapped.step(wrapped.reset().set("action", action))["next"]
     named = {"game_seed": env.game_seed} if task == "guess_number" else {}
+    rows = td.select(*ROW_KEYS).clone()
     wrapped.reset()
-    came = wrapped.reset(td.select(*ROW_KEYS).clone(), set_state=True, **named)
+    came = wrapped.reset(set_state=True, **rows, **named)
     for row_key in ROW_KEYS:
         assert torch.equal(came[row_key], td[row_key])
+    wrapped.reset()
+    if "transformed" in wrap:
+        with pytest.raises(KeyError, match="TransformedEnv takes such entries out of the tensordict: give them by key"):
+            wrapped.reset(rows, set_state=True, **named)
+    else:
+        assert torch.equal(wrapped.reset(rows, set_state=True, **named)["tokens"], td["tokens"])
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_rows_by_keyword_need_set_state(wrap):
+    env = WRAPS[wrap](CorridorEnv(batch_size=[2], seed=0))
+    rows = env.reset().select(*ROW_KEYS).clone()
+    with pytest.raises(TypeError, match=r"by keyword without set_state=True"):
+        env.reset(**rows)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_some_rows_can_be_continued_by_keyword(wrap):
+    base = CorridorEnv(length=4, start=0, batch_size=[2], seed=0)
+    env = WRAPS[wrap](base)
+    rows = env.reset().select(*ROW_KEYS).clone()
+    td = env.step(env.rand_action(env.reset()))["next"]
+    now = td.exclude("reward").set("_reset", torch.tensor([[True], [False]]))
+    came = env.reset(now, set_state=True, **rows)
+    assert torch.equal(came["tokens"][0], rows["tokens"][0])
+    assert torch.equal(came["tokens"][1], td["tokens"][1])
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("mask", [torch.tensor([1, 0, 0]), torch.tensor([[True, False]] * 3), torch.tensor([0.0] * 3)])
+def test_masks_are_checked(wrap, mask):
+    env = WRAPS[wrap](CorridorEnv(batch_size=[3], seed=0))
+    td = env.reset()
+    with pytest.raises(ValueError, match="'_reset' must be bool with one flag for each of the 3 rows, got torch"):
+        env._reset(TensorDict(_reset=mask, batch_size=[3]))
+    step = env.base_env._step if "transformed" in wrap else env._step  # TransformedEnv looks at the mask itself
+    with pytest.raises(ValueError, match="'_step' must be bool with one flag for each of the 3 rows, got torch"):
+        step(env.rand_action(td).set("_step", mask))
 
 
 @pytest.mark.parametrize("wrap", WRAPS)

@@ -112,39 +112,6 @@ def test_what_cannot_be_decoded_reaches_the_game_as_a_replacement_character():
     assert game.told == ["\N{REPLACEMENT CHARACTER}", "a"]
 
 
-def test_what_the_tokenizer_does_not_know_is_an_error_that_names_the_game():
-    env, _ = scribes(3, replies=("b", "what?"))
-    env.reset()
-    ids = [[0, env.tokenizer.control.end_of_action, 0]] * 3
-    say(env, ids)
-    with pytest.raises(ValueError, match=r"Game 0 of the batch \(seed \d+\) said 'what\?'.*knows all the game's words"):
-        say(env, ids)
-    # The games are now out of step with the rows: nothing goes on from here but a reset.
-    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
-        say(env, ids)
-    env.reset()  # which begins every game anew
-
-
-def test_a_reply_that_is_no_text_is_an_error():
-    env, _ = scribes(1, replies=(None,))
-    env.reset()
-    with pytest.raises(ValueError, match="said None"):
-        say(env, [[0, 0, 0]])
-
-
-def test_a_game_that_fails_says_where():
-    class Broken(Scribe):
-        def step(self, text):
-            raise ZeroDivisionError("oh")
-
-    env = TextGameEnv(Broken, CharTokenizer.from_alphabet("ab"), row_length=20, action_length=3, batch_size=[1])
-    env.reset()
-    with pytest.raises(ZeroDivisionError) as caught:
-        say(env, [[0, 0, 1]])
-    assert "Game 0 of the batch" in caught.value.__notes__[0]
-    assert "'aab'" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize("wrap", [lambda env: env, TokenEnv], ids=["utterances", "tokens"])
 def test_set_state_plays_the_row_again(wrap):
     env = guess_number_env(7, batch_size=[3], seed=0)

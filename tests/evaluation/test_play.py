@@ -122,9 +122,9 @@ def test_an_actor_without_a_seed_plays_the_same_games_again(guess):
     env = guess(4)
     lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
     policy = UtteranceActor(language_actor(lm), env.tokenizer.control, 3)
-    before = policy.decoder.generator.get_state()
+    before = policy.decoder.stream.generator.get_state()
     first = play_games(env, policy, games=10, seed=2)
-    assert torch.equal(policy.decoder.generator.get_state(), before)
+    assert torch.equal(policy.decoder.stream.generator.get_state(), before)
     assert_equal(first, play_games(env, copy.deepcopy(policy), games=10, seed=2))
     assert not torch.equal(first.rows["tokens"], play_games(env, policy, games=10, seed=3).rows["tokens"])
 

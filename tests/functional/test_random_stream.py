@@ -30,3 +30,12 @@ def test_copies_go_on_if_seeded_and_start_anew_if_not(send):
     assert torch.equal(send(seeded).uniform((9,)), seeded.uniform((9,)))
     assert not torch.equal(send(free).uniform((9,)), free.uniform((9,)))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_generator_of_ones_own_travels_too():
+    stream = RandomStream(generator=torch.Generator().manual_seed(4))
+    stream.uniform((2,))
+    twin = pickle.loads(pickle.dumps(stream))  # noqa: S301
+    assert torch.equal(twin.uniform((9,), torch.float32), stream.uniform((9,), torch.float32))
+    with pytest.raises(ValueError, match="either seed or generator"):
+        RandomStream(1, generator=torch.Generator())

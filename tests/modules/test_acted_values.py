@@ -101,7 +101,7 @@ def test_residual_heads_and_an_own_value_trunk():
         expected = by_whole_rows(guided, rows(), said["action"])
     torch.testing.assert_close(said["state_value"], expected, equal_nan=True, **CLOSE)
     with pytest.raises(KeyError, match="ValueHead reads 'hidden_pre_norm'"):
-        valued(value=value)(rows())
+        valued(value=value)
 
 
 def test_prefixes_that_are_kept_change_nothing():

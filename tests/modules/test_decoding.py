@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import nn
 from torch.distributions import Categorical
 
-from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, heads, rows, tiny_lm
+from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor, qvalue_module
+from torchrl_lang.modules.decoding.readers import _warn_once
 
 METHODS = ("sample", "greedy", "beam", "best_of")
 K = 5
@@ -230,10 +232,9 @@ def test_residual_heads_read_the_state_before_the_norm():
 def test_a_trunk_that_hides_what_a_head_reads_is_told_so():
     q, _ = heads(kind="residual")
     for head in (q, qvalue_module(q)):
-        actor = policy(guidance=ValueGuidance(head, beta=2.0))
-        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden', .*language_actor\(lm, expose_"
+        message = r"QValueHead reads 'hidden_pre_norm' but the model writes \['hidden'\]: .*language_actor\(lm, expose_"
         with pytest.raises(KeyError, match=message):
-            actor(rows())
+            policy(guidance=ValueGuidance(head, beta=2.0))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -262,12 +263,30 @@ def test_an_own_value_trunk_with_the_same_weights_changes_nothing():
     assert torch.equal(policy(guidance=shared)(batch.clone())["action"], policy(guidance=own)(batch.clone())["action"])
 
 
-@pytest.mark.parametrize("method", ["sample", "beam"])
-def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes(method):
-    lm = causal_lm(
-        "mistral", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40, sliding_window=4
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", SLIDING)
+def test_sliding_windows_decode_with_a_cache_as_without(kind, method):
+    actor = language_actor(sliding_lm(kind))
+    assert actor[0].module.supports_cache
+    cached, uncached = (
+        UtteranceActor(actor, CONTROL, K, seed=0, method=method, cached=flag)(rows(n=12)) for flag in (True, False)
     )
-    actor, batch = UtteranceActor(language_actor(lm.eval()), CONTROL, K, seed=0, method=method), rows(n=12)
+    assert torch.equal(cached["action"], uncached["action"])
+    torch.testing.assert_close(cached["token_log_prob"], uncached["token_log_prob"], atol=1e-6, rtol=1e-6)
+    full = sliding_lm(kind, sliding_window=40)
+    whole = UtteranceActor(language_actor(full), CONTROL, K, seed=0, method=method)(rows(n=12))
+    assert not torch.equal(whole["token_log_prob"], cached["token_log_prob"])  # the window matters
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_a_model_that_cannot_be_read_piece_by_piece_still_decodes_and_says_so_once(method):
+    lm = causal_lm("bloom", vocab_size=TOKENIZER.vocab_size, layers=2, width=WIDTH, heads=2, max_length=40).eval()
+    _warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="BloomModel decodes without a cache .*: it takes no position_ids"):
+        actor = UtteranceActor(language_actor(lm), CONTROL, K, seed=0, method=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        actor, batch = UtteranceActor(language_actor(lm), CONTROL, K, seed=0, method=method), rows(n=12)
     said = actor(batch.clone())
     torch.testing.assert_close(actor.get_dist(batch).log_prob(said["action"]), said["action_log_prob"], **CLOSE)
 
@@ -278,7 +297,16 @@ def test_one_slot_leaves_no_choice():
     assert (said["action_log_prob"] == 0).all()
 
 
-def test_ids_beyond_the_tokenizer_are_never_said():
-    lm = causal_lm(vocab_size=60, layers=1, width=WIDTH, heads=2, max_length=40)
-    actor = UtteranceActor(language_actor(lm), CONTROL, K, vocab_size=TOKENIZER.vocab_size, seed=0)
-    assert actor(rows(n=64))["action"].max() < TOKENIZER.vocab_size
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_ids_beyond_the_tokenizer_are_never_generated(kind, method):
+    """By default: a model often has more embeddings than its tokenizer has ids."""
+    actor = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, method=method)
+    said = actor(rows(n=64))
+    assert said["action"].max() < TOKENIZER.vocab_size
+    log_prob = actor.get_dist(rows(n=64)).log_prob(said["action"])
+    torch.testing.assert_close(log_prob, said["action_log_prob"], **CLOSE)
+    beyond = torch.full_like(said["action"], TOKENIZER.vocab_size)
+    assert actor.get_dist(rows(n=64)).log_prob(beyond).isneginf().all()
+    fewer = UtteranceActor(language_actor(tiny_lm(kind, vocab_size=60)), CONTROL, K, seed=0, vocab_size=8)
+    assert fewer(rows(n=64))["action"].max() < 8

@@ -86,17 +86,6 @@ def test_terms_in_pieces_are_those_of_the_full_table(name, term, option, recompu
             torch.testing.assert_close(a, b)
 
 
-def test_sampled_term_with_every_token_once_is_exact():
-    head, _ = tied(5)
-    hidden, action = data(5)
-    sampled, exact = (
-        head.sampled_cql_term(hidden, action, 0.7, negatives=torch.arange(5)),
-        head.cql_term(hidden, action, 0.7),
-    )
-    for a, b in zip(sampled, exact, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("detach", [True, False])
 @pytest.mark.parametrize("vocab_size", [40, V])  # either side of where rows are collected
 def test_taken_is_the_row_of_the_full_table_gradients_too(vocab_size, detach):

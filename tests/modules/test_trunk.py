@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import re
 
 import pytest
 import torch
@@ -111,9 +112,20 @@ def test_an_unusual_final_norm_is_named():
 def test_which_models_can_be_read_piece_by_piece():
     assert all(Trunk(tiny_lm(kind)).supports_cache for kind in KINDS)
     small = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
-    assert not Trunk(causal_lm("mistral", sliding_window=4, **small)).supports_cache
-    assert Trunk(causal_lm("mistral", sliding_window=16, **small)).supports_cache
-    assert not Trunk(causal_lm("bloom", **small)).supports_cache  # its positions come from the mask
+    assert Trunk(causal_lm("mistral", sliding_window=4, **small)).supports_cache
+    obstacles = {
+        "bloom": "it takes no position_ids",
+        "gpt_neo": "its local attention builds masks of its own",
+        "qwen3_next": r"its layers are of the kinds \['linear_attention'\]",
+    }
+    config = {"gpt_neo": {"attention_types": [[["local"], 1]]}, "qwen3_next": {"layer_types": ["linear_attention"]}}
+    for kind, obstacle in obstacles.items():
+        trunk = Trunk(causal_lm(kind, **small, **config.get(kind, {})))
+        assert not trunk.supports_cache
+        assert re.search(obstacle, trunk.cache_obstacle)
+    trunk = Trunk(tiny_lm("llama"))
+    trunk.model.config._attn_implementation = "flash_attention_2"
+    assert "attn_implementation='sdpa'" in trunk.cache_obstacle
 
 
 @pytest.mark.parametrize("groups", [2, 3, 7, "auto"])

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.collectors import Collector
+from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from tests.modules.test_decoding import K, guidance, policy
@@ -183,3 +183,22 @@ def test_settings_that_make_no_sense_are_refused():
     empty = TensorDict(tokens=nothing.long(), attention_mask=nothing, batch_size=[1])
     with pytest.raises(ValueError, match="without a token"):
         policy()(empty)
+
+
+def seeded_wordle():
+    return WordleEnv(["crane", "slate", "light"], batch_size=[4], seed=0)
+
+
+def test_a_seeded_actor_goes_on_with_its_numbers_in_a_worker_process():
+    options = {"frames_per_batch": 32, "total_frames": 32, "auto_register_policy_transforms": False}
+    torch.manual_seed(0)
+    actor = wordle_policy(seeded_wordle(), seed=7)
+    actor(seeded_wordle().reset())  # a stream in the middle
+    here = Collector(seeded_wordle(), copy.deepcopy(actor), **options)
+    expected = next(iter(here))
+    here.shutdown()
+    worker = MultiSyncCollector([seeded_wordle], actor, **options)
+    found = next(iter(worker)).clone()
+    worker.shutdown()
+    assert torch.equal(found["action"].flatten(0, -2), expected["action"].flatten(0, -2))
+    assert actor.decoder.stream.is_seeded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,26 @@ def tiny_lm(
             if parameter.ndim > 1:
                 parameter.mul_(8)
     return lm.eval()
+
+
+SLIDING = ("mistral", "gemma3_text", "qwen2", "olmo3")
+"""Kinds whose layers, or some of them, see a few tokens back only."""
+
+
+def sliding_lm(kind: str, *, max_length: int = 40, **options: Any) -> PreTrainedModel:
+    """A model with windows of four tokens, in double precision."""
+    mixed = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    config = {
+        "mistral": {"sliding_window": 4},
+        "qwen2": mixed | {"use_sliding_window": True},
+        "gemma3_text": mixed | {"head_dim": 8},
+        "olmo3": mixed,
+    }
+    shape = {"vocab_size": TOKENIZER.vocab_size, "layers": 2, "width": WIDTH, "heads": 2, "max_length": max_length}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = causal_lm(kind, **shape, initializer_range=0.3, **(config[kind] | options))
+    return lm.double().eval()
 
 
 def heads(seed: int = 0, vocab_size: int = TOKENIZER.vocab_size, kind: str = "mlp") -> tuple[QValueHead, ValueHead]:

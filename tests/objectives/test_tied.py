@@ -14,13 +14,10 @@ from tests.objectives.conftest import (
     losses_of,
     make_actor,
     make_heads,
-    make_ilql,
-    make_rows,
     make_tied,
     total,
 )
 from torchrl_lang.modules import (
-    QValueHead,
     TiedQValueHead,
     ValueGuidance,
     ValueHead,
@@ -138,20 +135,3 @@ def test_an_embedding_that_nothing_trains_is_refused():
     lost = TiedQValueHead(16, value_lm.lm_head, detach_embedding=False)
     with pytest.raises(ValueError, match="no optimiser would find it"):
         ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
-
-
-def test_a_proposal_needs_a_number_of_samples():
-    with pytest.raises(ValueError, match="give their number"):
-        make_ilql(cql_proposal="policy")
-
-
-def test_no_gradient_is_kept_of_a_policy_that_only_proposes():
-    lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
-    options = {"cql_samples": 4, "cql_proposal": "policy", "value_trunk": language_actor(value_lm)[0]}
-    seen = []
-    for actor_weight in (0.0, 1.0):
-        actor = language_actor(lm)
-        actor[0].module.register_forward_hook(lambda _, args, out: seen.append(out.requires_grad))
-        head = qvalue_module(QValueHead(16, 12))
-        ILQLLoss(actor, head, value_module(ValueHead(16)), actor_weight=actor_weight, **options)(make_rows())
-    assert seen == [False, True]

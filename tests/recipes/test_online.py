@@ -26,6 +26,8 @@ from torchrl_lang.recipes.ppo import PPO, PPOLearner
 from torchrl_lang.recipes.start import load_start
 from torchrl_lang.recipes.wordle_task import WordleTask
 
+from .test_workers import children, listed, shared_names
+
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "8", "--kl-horizon", "16"]
 QUICK = [*SMALL, "--value-warmup", "1"]
@@ -167,11 +169,11 @@ def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, c
     assert "made beside other frozen weights" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_ends_with_a_message_and_leaves_nothing_open(start, tmp_path, capsys, monkeypatch):
+def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     assert main(arguments("wordle_ppo", start, run)) == 0
-    tensors = run / "checkpoints" / "step-000000004" / "tensors.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-8])
+    for tensors in run.glob("checkpoints/*/tensors.safetensors"):
+        tensors.write_bytes(tensors.read_bytes()[:-8])
     closed, close = [], Games.close
 
     def closing(games):
@@ -179,9 +181,20 @@ def test_a_damaged_checkpoint_ends_with_a_message_and_leaves_nothing_open(start,
         closed.append(games._env.is_closed)
 
     monkeypatch.setattr(Games, "close", closing)
-    assert main(arguments("wordle_ppo", start, run)) == 2
-    assert "tensors.safetensors is damaged" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"left out.* .*tensors.safetensors is damaged"):
+        assert main(arguments("wordle_ppo", start, run)) == 2
+    assert "All checkpoints in" in capsys.readouterr().err
     assert closed == [True]
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, tmp_path):
+    run = tmp_path / "run"
+    assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+    logged = log_of(run)
+    (run / "checkpoints" / "step-000000004" / "state.json").unlink()
+    with pytest.warns(UserWarning, match=r"left out.*step-000000004.state.json is missing"):
+        assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+    assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]
 
 
 def test_no_game_is_lost_where_each_iteration_ends_with_a_checkpoint(start, tmp_path):
@@ -338,11 +351,13 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     wait_for_a_checkpoint(run)
     workers = [pid for pid in children(process.pid) if "spawn_main" in command_line(pid)]
     assert len(workers) == 2
+    names = shared_names([process.pid, *workers])
     os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "torchrl_lang: A worker that played games has died" in errors
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert not listed(names)
     assert_learned_of(log_of(run))
     begun = max(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*"))
     assert begun >= 2
@@ -383,14 +398,6 @@ def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
     assert "no such game" in ended.stderr
 
 
-def children(pid):
-    """Processes that this one started, and those that they did."""
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return found + [grandchild for child in found for grandchild in children(child)]
-
-
 def command_line(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
@@ -400,10 +407,10 @@ def command_line(pid):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--games", "0"], "games must be at least 1, got 0"),
-        (["--examples", "1"], r"examples must lie in [0, 1), got 1.0"),
+        (["--examples", "1"], "examples must be at least 0 and below 1, got 1.0"),
         (["--collector", "sync", "--games", "4", "--workers", "3"], "games=4 cannot be shared out to 3 workers"),
         (["--iterations", "1", "--value-warmup", "1"], "leave none for the policy to learn"),
-        (["--kl-coef", "0"], "kl_coef must not be negative, and above 0 with a kl_target"),
+        (["--kl-coef", "0"], "kl_coef must be above 0 with kl_target=4.0, got 0"),
         (["--lora-rank", "2", "--top-layers", "1"], "Train adapters or the top layers"),
     ],
     ids=["start", "games", "examples", "workers", "warmup", "kl", "both"],

@@ -28,6 +28,7 @@ from torchrl_lang.recipes.textworld_data import TextWorldData
 from torchrl_lang.recipes.textworld_evaluate import TextWorldEvaluate
 from torchrl_lang.recipes.textworld_task import TextWorldTask, solution, split_games
 from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.storage import Fields
 from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
 
 
@@ -73,7 +74,8 @@ def test_games_of_one_solution_are_in_one_set(coins):
 
 def test_the_task_travels(coins):
     task = TextWorldTask.of("custom", options={"quest_length": 2}, max_turns=7, seed=3)
-    assert task_from_notes(json.loads(json.dumps(task.notes()))) == task != coins
+    notes = Fields(json.loads(json.dumps(task.notes())), "config.json", "train again")
+    assert task_from_notes(notes) == task != coins
     assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
     assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
 
@@ -199,7 +201,7 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     told = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
     data = textworld_data.main(TextWorldData(out=tmp_path / "data", episodes=24, **told))
     dataset = load_dataset(data)
-    task = task_from_notes(dataset.manifest["notes"])
+    task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
     assert len(dataset) == 24
     assert dataset.tokenizer.config() == task.tokenizer().config()
     bc.main(bc.BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))

@@ -1,64 +1,82 @@
 """A folder is written whole or not at all, wherever the writer is killed; one process at a time."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from torchrl_lang.storage import folder_lock, remove_folder, remove_leftovers, write_file, write_folder
-
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-import torchrl_lang.storage.folders as folders
-count, last = 0, int(sys.argv[2])
-def counted(name, function):
-    def call(*arguments, **options):
-        global count
-        count += 1
-        if count > last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-for name in ("rename", "mkdir"):
-    setattr(Path, name, counted(name, getattr(Path, name)))
-folders.flush = counted("flush", folders.flush)
-folders.shutil.rmtree = counted("rmtree", folders.shutil.rmtree)
-with folders.write_folder(Path(sys.argv[1])) as folder:
-    (folder / "a").write_text("new")
-    (folder / "b").write_text("new")
-"""
-
-
-def killed_after(target, steps):
-    """Run the writer, killed at its step after so many. Returns whether it came to its end."""
-    done = subprocess.run([sys.executable, "-c", WRITER, str(target), str(steps)], check=False, timeout=60)
-    assert done.returncode in (0, -signal.SIGKILL)
-    return done.returncode == 0
+from tests.kills import kills
+from torchrl_lang.storage import (
+    folder_lock,
+    is_unfinished,
+    remove_folder,
+    remove_leftovers,
+    write_file,
+    write_folder,
+)
 
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_folder(tmp_path, replaces):
-    for steps in range(30):
-        home = tmp_path / str(steps)
-        home.mkdir()
-        target = home / "model"
+    target = tmp_path / "model"
+
+    def write(text):
+        with write_folder(target) as folder:
+            for name in "ab":
+                (folder / name).write_text(text)
+
+    def prepare():
+        shutil.rmtree(target, ignore_errors=True)
         if replaces:
-            target.mkdir()
-            (target / "a").write_text("old")
-            (target / "b").write_text("old")
-        ended = killed_after(target, steps)
+            write("old")
+
+    prepare()
+    for _ in kills(lambda: write("new")):
         if target.exists():
             assert {path.read_text() for path in target.iterdir()} in ({"old"}, {"new"})
-        with write_folder(target) as folder:  # the next writer
-            (folder / "a").write_text("last")
-        assert [path.name for path in home.iterdir()] == ["model"]
-        assert [path.name for path in target.iterdir()] == ["a"]
-        if ended:
-            return
-    pytest.fail("the writer never came to its end")
+        write("last")  # the next writer
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        assert {path.read_text() for path in target.iterdir()} == {"last"}
+        prepare()
+    assert {path.read_text() for path in target.iterdir()} == {"new"}
+
+
+def test_a_replacement_that_was_killed_is_undone(tmp_path):
+    target = tmp_path / "model"
+    with write_folder(target) as folder:
+        (folder / "a").write_text("old")
+    target.rename(tmp_path / ".model.writing-old")  # killed between the two renames
+    assert is_unfinished(target)
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (target / "a").read_text() == "old"
+
+
+def test_a_folder_that_is_being_written_is_no_leftover(tmp_path):
+    with write_folder(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+        with (
+            pytest.raises(FileExistsError, match=f"Another process writes in {tmp_path}/model: wait"),
+            write_folder(tmp_path / "model"),
+        ):
+            pass
+        remove_leftovers(tmp_path)
+    assert (tmp_path / "model" / "a").read_text() == "new"
+
+
+def test_what_a_link_points_to_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to("disk")
+    with write_folder(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "model").is_symlink()
+    assert (tmp_path / "disk" / "a").read_text() == "new"
 
 
 def test_a_block_that_fails_leaves_what_was_there(tmp_path):
@@ -107,3 +125,39 @@ def test_the_lock_falls_with_its_process(tmp_path):
     with folder_lock(tmp_path / "run", "trains"):
         pass
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_file_system_without_locks_is_no_error(tmp_path, monkeypatch):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with write_folder(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "model" / "a").read_text() == "new"
+
+
+@pytest.fixture
+def full_disk():
+    """No file may grow beyond 1,000 bytes: as a full disk, writing fails in the midst."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_disk):
+    def text(path):
+        path.write_text("x" * 10_000)
+
+    def tensors(path):
+        save_file({"weight": torch.zeros(10_000)}, path)
+
+    for write in (text, tensors):
+        with pytest.raises(OSError, match="File too large") as caught, write_folder(tmp_path / "model") as folder:
+            write(folder / "file")
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
+    with pytest.raises(OSError, match=r"File too large: '.*config.json'"):
+        write_file(tmp_path / "config.json", "x" * 10_000)
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from torchrl_lang.storage import Fields, FileError, file_digest, file_in, read_json, read_tensors, read_text
+from torchrl_lang.storage import (
+    Fields,
+    FileError,
+    file_digest,
+    file_in,
+    read_json,
+    read_manifest,
+    read_tensors,
+    read_text,
+    write_json,
+    write_manifest,
+)
+from torchrl_lang.storage.readers import unique_keys
 
 FIX = "write it again"
 
@@ -130,3 +142,34 @@ def test_an_error_about_a_long_value_is_short():
         Fields({"x": "y" * 10_000_000}, "file.json", FIX).take("x", int)
     assert len(str(caught.value)) < 200
     assert json.dumps(str(caught.value))
+
+
+def test_a_manifest_that_was_changed_is_refused_and_its_layout_does_not_matter(tmp_path):
+    path = tmp_path / "manifest.json"
+    content = {"version": 2, "words": ("crane", "\ud800", "\ud83d\ude00"), 3: [0.1, None]}
+    write_manifest(path, content)
+    whole = read_manifest(path, remedy=FIX, version=2).content
+    assert whole == {"version": 2, "words": ["crane", "\ud800", "😀"], "3": [0.1, None]}
+    text = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(json.loads(text)))
+    assert read_manifest(path, remedy=FIX, version=2).content == whole
+    for old, new in [("crane", "trace"), ("0.1", "0.2"), ('"3"', '"4"'), ('"digest"', '"Digest"'), (": 2", ": 1")]:
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        error_of(lambda **options: read_manifest(path, version=2, **options))
+    path.write_text('{"version": 1}')  # from before there were digests
+    assert read_manifest(path, remedy=FIX, version=2).content == {"version": 1}
+    assert "reads up to version 0" in error_of(lambda **options: read_manifest(path, version=0, **options))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])
+def test_what_is_no_json_is_not_written(tmp_path, value):
+    for write in (write_json, write_manifest):
+        with pytest.raises(ValueError, match=r"cannot be written to .*file.json as JSON"):
+            write(tmp_path / "file.json", {"x": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_object_with_a_repeated_key_is_read_in_a_moment():
+    pairs = [(str(number), 0) for number in range(100_000)]
+    with pytest.raises(ValueError, match="the key '99999' stands twice"):
+        unique_keys([*pairs, pairs[-1]])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 
 import pytest
@@ -10,6 +12,7 @@ from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 from torchrl.objectives import LossModule, SoftUpdate
 
+from tests.kills import kills
 from torchrl_lang.training import Checkpointer, CheckpointError, RandomState, adamw, warmup_cosine
 
 
@@ -148,32 +151,123 @@ def test_going_back_in_time_is_an_error(tmp_path):
         checkpointer.save(10)
 
 
-def test_what_a_kill_leaves_behind_is_not_picked_up(tmp_path):
-    checkpointer = Checkpointer(tmp_path).register("box", Box(1))
-    path = checkpointer.save(10)
-    shutil.copytree(path, tmp_path / ".writing-abc")  # killed before the rename
-    (tmp_path / "step-000000020").mkdir()  # no manifest
-    (tmp_path / "step-notes").mkdir()
-    assert checkpointer.restore() == 10
-    checkpointer.save(30)
-    assert not (tmp_path / ".writing-abc").exists()
+def test_a_kill_at_any_step_leaves_whole_checkpoints_and_the_next_run_no_leftovers(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a killed process loses nothing that it wrote
+
+    def save():
+        Checkpointer(tmp_path, keep=1).register("box", Box(torch.full((4,), 20.0))).save(20)
+
+    def prepare():
+        shutil.rmtree(tmp_path)
+        Checkpointer(tmp_path).register("box", Box(torch.full((4,), 10.0))).save(10)
+
+    prepare()
+    for _ in kills(save):
+        again = Checkpointer(tmp_path, keep=1).register("box", box := Box(0))
+        step = again.restore()
+        assert step in (10, 20)
+        assert box.value.tolist() == [step] * 4
+        assert not [path for path in tmp_path.iterdir() if not path.name.startswith("step-")]
+        again.save(30)
+        assert [path.name for path in tmp_path.iterdir()] == ["step-000000030"]
+        prepare()
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["cut", "flip", "gone", "empty", "folder"])
 def test_damage_is_found_before_anything_changes(tmp_path, name, how):
     checkpointer = Checkpointer(tmp_path).register("box", box := Box(torch.ones(50)))
-    file = checkpointer.save(10) / name
+    file = checkpointer.save(10, {"return": 1.0}) / name
     data = bytearray(file.read_bytes())
-    data[-2] ^= 1
-    if how == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(data if how == "flip" else data[:-5])
+    data[-9] ^= 1
+    file.unlink()
+    if how == "folder":
+        file.mkdir()
+    elif how != "gone":
+        file.write_bytes({"flip": data, "cut": data[:-5], "empty": b""}[how])
     box.value = "untouched"
-    with pytest.raises(CheckpointError, match="damaged"):
+    for step in (10, "best"):
+        if step == 10 or name != "manifest.json":
+            with pytest.raises(CheckpointError, match=rf"{name} .*: delete {tmp_path}/step-000000010 to do without it"):
+                checkpointer.restore(step)
+    with (
+        pytest.warns(UserWarning, match=f"damaged checkpoint is left out, .*{name}"),
+        pytest.raises(CheckpointError, match=r"All checkpoints in .* are damaged: delete them to begin at step 0"),
+    ):
         checkpointer.restore()
     assert box.value == "untouched"
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path, name):
+    first = Checkpointer(tmp_path).register("box", box := Box(1))
+    for step in (10, 20):
+        box.value = step
+        first.save(step, {"return": step})
+    (tmp_path / "step-000000020" / name).unlink()
+    second = Checkpointer(tmp_path).register("box", again := Box(0))
+    with pytest.warns(UserWarning, match=rf"left out, and deleted at the next save.*step-000000020.{name} is missing"):
+        assert second.restore() == 10
+    assert again.value == 10
+    again.value = 15
+    second.save(15, {"return": 15})  # the run goes on from there
+    assert second.steps() == [10, 15]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000010", "step-000000015"]
+    assert Checkpointer(tmp_path).register("box", again).restore("best") == 15
+
+
+def test_a_figure_that_was_edited_does_not_change_which_is_best(tmp_path):
+    checkpointer = Checkpointer(tmp_path).register("box", box := Box(1))
+    for step in (10, 20):
+        box.value = step
+        checkpointer.save(step, {"return": -step})
+    file = tmp_path / "step-000000020" / "manifest.json"
+    file.write_text(file.read_text().replace("-20", "20"))
+    with pytest.warns(UserWarning, match="was changed after it was written"):
+        assert checkpointer.restore("best") == 10
+
+
+def test_a_renamed_checkpoint_is_not_that_of_another_step(tmp_path):
+    checkpointer = Checkpointer(tmp_path).register("box", Box(1))
+    checkpointer.save(10).rename(tmp_path / "step-000000020")
+    with pytest.raises(CheckpointError, match="holds the checkpoint of step 10: it was renamed"):
+        checkpointer.restore(20)
+
+
+@pytest.mark.parametrize("what", ["module", "optimizer"])
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path, what):
+    layer = torch.nn.Linear(2, 3)
+    layer.register_buffer("least", torch.tensor(-math.inf))  # no parameter: it may be anything
+    part, name = (layer, "part/bias") if what == "module" else (adamw(layer, 0.1), "part/")
+    checkpointer = Checkpointer(tmp_path).register("part", part)
+    checkpointer.save(1)
+    with torch.no_grad():
+        layer.bias[1] = math.nan
+    with pytest.raises(
+        ValueError, match=rf"At step 2 .* not finite: \['{name}.*No checkpoint was written, .* \[1\] are kept"
+    ):
+        checkpointer.save(2)
+    assert checkpointer.steps() == [1]
+
+
+def test_figures_of_any_value_come_back(tmp_path):
+    checkpointer = Checkpointer(tmp_path).register("box", box := Box([math.inf, -math.inf, 0.1]))
+    checkpointer.save(1, {"return": math.inf, "loss": math.nan, "zero": 0})
+    assert str(checkpointer.metrics()) == "{'return': inf, 'loss': nan, 'zero': 0.0}"
+    box.value = None
+    assert checkpointer.restore("best") == 1
+    assert box.value == [math.inf, -math.inf, 0.1]
+
+
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path):
+    path = Checkpointer(tmp_path).register("box", box := Box(7)).save(10, {"return": 1.0})
+    file = path / "manifest.json"
+    content = json.loads(file.read_text()) | {"format": 1}
+    del content["digest"]
+    file.write_text(json.dumps(content))
+    box.value = 0
+    assert Checkpointer(tmp_path).register("box", box).restore("best") == 10
+    assert box.value == 7
 
 
 def test_what_is_not_in_the_checkpoint_is_named(tmp_path):

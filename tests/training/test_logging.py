@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.record.loggers import get_logger
 
+from torchrl_lang.storage import FileError
 from torchrl_lang.training import CSVLog, RunLog, make_log, to_scalars
 
 
@@ -42,7 +43,8 @@ def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
     log.log(2, {"loss": 0.25})
     with open(log.path, "a") as file:
         file.write(torn)
-    again = CSVLog(log.path)
+    with pytest.warns(UserWarning, match=r"The last line of .*log.csv was cut off by a crash, and is dropped"):
+        again = CSVLog(log.path)
     assert again.last_step == 2
     again.log(3, {"loss": 0.125})
     assert lines(again) == ["step,loss", "1,0.5", "2,0.25", "3,0.125"]
@@ -69,8 +71,53 @@ def test_order_and_names(tmp_path):
     with pytest.raises(ValueError, match="another name"):
         log.log(11, {"step": 1.0})
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="'a', not 'step'"):
+    with pytest.raises(ValueError, match=r"its first line is \['a', 'b'\], not 'step'"):
         CSVLog(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"step,loss\n1,0.5\n2,\xff\n", "is not UTF-8 text"),
+        (b"step,loss\n1,0.5\n2,x\n", r"holds \['2', 'x'\] on line 3, expected numbers for \['step', 'loss'\]"),
+        (b"step,loss\n1,0.5\n2\n", "on line 3"),
+        (b"step,loss\n1,0.5,7\n", "on line 2"),
+        (b"step,loss\n,0.5\n", "on line 2"),
+        (b"step,loss\n2,0.5\n1,0.5\n", "has the step 1 after the step 2 on line 3"),
+        (b"step,loss\n1.5,0.5\n", "has the step 1.5"),
+        (b"step,loss,loss\n1,0.5,0.5\n", "has the columns"),
+        (b"thesis, chapter one", "is no log: its first line is 'thesis, chapter one'"),
+        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is no CSV file"),
+    ],
+)
+def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, content, found):
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=found) as caught:
+        CSVLog(path)
+    assert str(caught.value).endswith("correct it, or move it away to begin a new log.")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert path.read_bytes() == content
+
+
+def test_an_empty_log_is_begun_and_a_cut_header_dropped(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"")
+    assert CSVLog(path).last_step is None
+    path.write_bytes(b"step,lo")
+    with pytest.warns(UserWarning, match="cut off by a crash"):
+        log = CSVLog(path)
+    log.log(1, {"loss": 0.5})
+    assert lines(log) == ["step,loss", "1,0.5"]
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "", ".", "two\nlines", "/tmp/x"])
+def test_the_name_of_a_run_cannot_lead_elsewhere(tmp_path, name):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "run_name.txt").write_text(name)
+    with pytest.raises(FileError, match=r"run_name.txt holds .*: delete it to go on under a new name"):
+        make_log(tmp_path, trackers="tensorboard")
 
 
 def test_scalars():

@@ -98,7 +98,7 @@ def test_policy_is_untouched_and_nothing_undeclared_is_added(kind):
 
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_specs(kind, batch):
-    transform = KLConstrainedTransform(make_actor(kind))
+    transform = KLConstrainedTransform(make_actor(kind), missing="zero")
     env = TransformedEnv(make_env(kind, batch), transform)
     torch.manual_seed(0)
     drawn = torch.rand(2)

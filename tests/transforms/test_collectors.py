@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
-from torchrl.envs import TransformedEnv
+from torchrl.envs import ParallelEnv, Transform, TransformedEnv
 
 from tests.transforms.conftest import drift, make_actor, make_env
-from torchrl_lang.transforms import ConstantKLController, KLConstrainedTransform, LazyReference
+from torchrl_lang.transforms import ConstantKLController, KLConstrainedTransform
 
 
 def transformed(transform=None):
@@ -18,8 +18,8 @@ def transformed(transform=None):
     return env if transform is None else TransformedEnv(env, transform)
 
 
-def reference():
-    return make_actor("tanh-normal")
+def built_there():
+    return transformed(KLConstrainedTransform(make_actor("tanh-normal"), 0.3))
 
 
 def assert_adjusted(steps, before, coef):
@@ -53,17 +53,37 @@ def test_multi_sync_collector_follows_the_controller(place):
         collector.shutdown()
 
 
-@pytest.mark.parametrize("place", ["env", "postproc"])
-def test_multi_async_collector(place):
-    """With a reference that each worker builds for itself."""
-    actor, before = make_actor("tanh-normal"), reference()
-    transform = KLConstrainedTransform(LazyReference(reference), 0.3)
+def test_multi_async_collector():
+    """With a reference that each worker builds for itself, in its environment's factory."""
+    actor, before = make_actor("tanh-normal"), make_actor("tanh-normal")
     drift(actor)
-    make = functools.partial(transformed, None if place == "postproc" else transform)
-    postproc = transform if place == "postproc" else None
-    collector = MultiAsyncCollector([make, make], actor, postproc=postproc, **OPTIONS)
+    collector = MultiAsyncCollector([built_there, built_there], actor, **OPTIONS)
     try:
         for batch in collector:
             assert_adjusted(batch, before, 0.3)
     finally:
         collector.shutdown()
+
+
+class Scaled(Transform):
+    """A reward transform of a user's own, which may stand in the workers of a ``ParallelEnv``."""
+
+    def __init__(self, controller):
+        super().__init__(in_keys=["reward"], out_keys=["reward"])
+        self.controller = controller
+
+    def _apply_transform(self, reward):
+        return self.controller() * torch.ones_like(reward)
+
+
+def test_workers_of_a_parallel_env_follow_a_controller():
+    controller = ConstantKLController(0.3).share_memory()
+    env = ParallelEnv(2, lambda: transformed(Scaled(controller)))
+    try:
+        td = env.reset()
+        for coef in (0.3, 0.05):
+            controller.coef.fill_(coef)
+            td = env.step(env.rand_action(td.select("observation", "count", "done", "terminated")))
+            torch.testing.assert_close(td["next", "reward"], torch.full((2, 3, 1), coef))
+    finally:
+        env.close()

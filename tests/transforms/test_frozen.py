@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 
 import peft
@@ -23,7 +24,7 @@ from torchrl.modules import ProbabilisticActor
 from tests.modules.toys import CONTROL, rows, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
-from torchrl_lang.transforms import HeadReference, KLConstrainedTransform, LiveActor
+from torchrl_lang.transforms import KLConstrainedTransform, LiveActor
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
 from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
 
@@ -309,16 +310,20 @@ def test_a_lazy_weight_is_refused():
         frozen_copy(actor)
 
 
-def test_moving_changes_the_weights_and_not_the_fingerprint():
+def test_converting_makes_another_reference():
+    """Its fingerprint is that of the same weights converted before."""
     actor, batch = small_actor(), observed()
     plain = frozen_copy(actor).fingerprint
     reference = frozen_copy(actor)
+    reference.apply_to_owned(lambda t: t.clone())
+    assert torch.equal(reference.fingerprint, plain)
     before = loc_of(reference, batch)
     reference.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
     found = loc_of(reference, batch.double())
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.float(), before)
-    assert torch.equal(reference.fingerprint, plain)
+    assert not torch.equal(reference.fingerprint, plain)
+    assert torch.equal(reference.fingerprint, frozen_copy(copy.deepcopy(actor).double()).fingerprint)
     assert actor[0].module[0].weight.dtype == torch.float32
     assert reference.actor[0].module[1].num_batches_tracked.dtype == torch.int64
 
@@ -327,12 +332,10 @@ def test_shared_weights_move_along():
     actor = small_actor()
     actor[0].module[0].requires_grad_(False)
     reference = frozen_copy(actor)
-    plain = reference.fingerprint.clone()
     reference.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
     shared = actor[0].module[0].weight
     assert shared.dtype == torch.float64
     assert reference.actor[0].module[0].weight is shared
-    assert torch.equal(reference.fingerprint, plain)
     reference.check_unchanged()
     with torch.no_grad():
         shared.add_(1)
@@ -381,10 +384,9 @@ def test_state_and_back():
     assert torch.equal(restored.fingerprint, reference.fingerprint)
     assert torch.equal(loc_of(restored, batch), loc_of(reference, batch))
     assert not torch.equal(other[0].module[0].weight, actor[0].module[0].weight)  # the policy was left alone
-    moved = frozen_copy(other)
-    moved.apply_to_owned(lambda t: t.to(torch.float64) if t.is_floating_point() else t)
-    moved.load_state(state)
-    assert torch.equal(moved.fingerprint, reference.fingerprint)
+    converted = frozen_copy(copy.deepcopy(other).double())
+    with pytest.raises(ValueError, match="shapes or dtypes differ"):
+        converted.load_state(state)
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
@@ -397,7 +399,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     with pytest.raises(ValueError, match=r"missing \['module.0.module.3.bias'\]"):
         reference.load_state(missing)
     name = "module.0.module.3.weight"
-    with pytest.raises(ValueError, match="shapes differ"):
+    with pytest.raises(ValueError, match="shapes or dtypes differ"):
         reference.load_state({**good, name: good[name].T})
     changed = {**good, name: good[name] + 1, "module.0.module.0.bias": good["module.0.module.0.bias"] + 1}
     with pytest.raises(ValueError, match=r"differ from the state: \['module.0.module.0.bias'\]"):
@@ -641,14 +643,39 @@ def test_a_copy_of_a_policy_with_adapters_holds_the_adapters_twice():
     assert torch.equal(logits_of(reference, batch), before)
 
 
-def test_a_function_that_refers_to_the_policy_is_refused():
-    """A copy would go on calling the very network that trains."""
-    net = torch.nn.Linear(2, 1)
-    actor = TensorDictModule(lambda x: net(x), in_keys=["x"], out_keys=["y"])
-    with pytest.raises(ValueError, match="refers to a Linear that trains"):
-        frozen_copy(actor)
-    net.requires_grad_(False)
-    frozen_copy(actor)
+@pytest.mark.parametrize("make_call", [lambda net: net.forward, lambda net: partial(net.forward)])
+def test_methods_of_registered_models_are_copied(make_call):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(2, 1)
+            self.call = make_call(self.net)
+
+        def forward(self, x):
+            return self.call(x)
+
+    actor, x = TensorDictModule(Holder(), in_keys=["x"], out_keys=["y"]), torch.ones(3, 2)
+    frozen = frozen_copy(actor)
+    before = actor(TensorDict(x=x, batch_size=[3]))["y"]
+    with torch.no_grad():
+        actor.module.net.weight.add_(1.0)
+    with frozen.evaluating():
+        assert torch.equal(frozen.actor(TensorDict(x=x, batch_size=[3]))["y"], before)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_compiled_modules_are_copied(inplace):
+    net, x = nn.Linear(2, 1), TensorDict(x=torch.ones(3, 2), batch_size=[3])
+    if inplace:
+        net.compile(backend="eager")
+    compiled = net if inplace else torch.compile(net, backend="eager")
+    actor = TensorDictModule(compiled, in_keys=["x"], out_keys=["y"])
+    before = actor(x.copy())["y"]
+    frozen = frozen_copy(actor)
+    with torch.no_grad():
+        net.weight.add_(1.0)
+    with frozen.evaluating():
+        assert torch.equal(frozen.actor(x.copy())["y"], before)
 
 
 # ---------------------------------------------------------------------------------------------------- one thread
@@ -718,30 +745,3 @@ def test_the_thread_of_a_copy_is_the_first_that_runs_it():
                 assert not any(pool.submit(switched, arrived).result())
             with pytest.raises(RuntimeError, match="another thread"):
                 switched(arrived)
-
-
-def test_a_thread_that_has_ended_is_in_nobodys_way():
-    model, _ = lora("llama")
-    reference = in_a_thread(lambda: adapters_off(language_actor(model)))
-    assert not any(switched(reference))
-
-
-# ---------------------------------------------------------------------------------------------------- trunks
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
-def test_a_second_head_needs_a_trunk_without_running_statistics(norm):
-    """A frozen trunk in training mode would change what it writes for both."""
-    plain = two_heads(nn.LayerNorm(4))
-    assert HeadReference(frozen_copy(plain), ["hidden"]).in_keys == ["hidden"]
-    with pytest.raises(ValueError, match=r"buffers \(module.1.running_mean.*BatchNorm"):
-        HeadReference(frozen_copy(two_heads(norm)), ["hidden"])
-
-
-def two_heads(norm):
-    trunk = TensorDictModule(nn.Sequential(nn.Linear(3, 4), norm), in_keys=["observation"], out_keys=["hidden"])
-    return ProbabilisticTensorDictSequential(
-        trunk.requires_grad_(False),
-        TensorDictModule(nn.Linear(4, 2), in_keys=["hidden"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical),
-    )

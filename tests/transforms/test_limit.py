@@ -28,7 +28,7 @@ ENDS = ("done", "terminated")
 
 def limited(truncated, batch=(16,), **options):
     actor = make_actor("tanh-normal")
-    transform = KLConstrainedTransform(actor, limit=LIMIT, estimator="k3", **options)
+    transform = KLConstrainedTransform(actor, limit=LIMIT, estimator="k3", missing="zero", **options)
     drift(actor)
     return TransformedEnv(make_env("tanh-normal", batch, truncated=truncated), transform), actor
 
@@ -160,7 +160,8 @@ def test_each_agent_has_its_own_limit_and_reward(root):
     """Where ``done`` stands in the agents' group; numbers worked out from the steps."""
     actor, coef = make_actor("agents"), 0.3
     before = frozen_twin(actor)
-    env = TransformedEnv(AgentsEnv((16,), root=root), KLConstrainedTransform(actor, coef, estimator="k3", limit=LIMIT))
+    transform = KLConstrainedTransform(actor, coef, estimator="k3", limit=LIMIT, missing="zero")
+    env = TransformedEnv(AgentsEnv((16,), root=root), transform)
     check_env_specs(env)
     drift(actor)
     steps = play(env, actor, 6)

@@ -77,7 +77,7 @@ def test_environment_and_batch_agree(kind, batch):
 
 
 def test_environment_that_is_not_batch_locked():
-    transform, actor, before = drifted()
+    transform, actor, before = drifted(missing="zero")
     env = TransformedEnv(make_env("tanh-normal", (), locked=False), transform)
     check_env_specs(env)
     plain = make_env("tanh-normal", (), locked=False)
@@ -104,7 +104,7 @@ def test_reset_writes_zeros_and_partial_resets_leave_the_rest():
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_over_serial_env(kind, batch):
-    transform, actor, _ = drifted(kind)
+    transform, actor, _ = drifted(kind, missing="zero")
     env = TransformedEnv(SerialEnv(2, functools.partial(make_env, kind, batch)), transform)
     check_env_specs(env)
     steps = play(env, actor)
@@ -123,7 +123,7 @@ def test_within_a_worker_is_refused(batched):
 
 
 def test_over_parallel_env():
-    transform, actor, before = drifted()
+    transform, actor, before = drifted(missing="zero")
     env = TransformedEnv(ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,))), transform)
     try:
         check_env_specs(env)
@@ -238,7 +238,7 @@ def test_the_reference_follows_to_a_gpu(estimator):
 
 def test_among_a_users_own_transforms():
     """RewardSum of the raw reward and of the adjusted one, StepCounter before and after."""
-    transform, actor, _ = drifted()
+    transform, actor, _ = drifted(missing="zero")
     raw_sum = RewardSum(in_keys=["reward"], out_keys=["episode_raw"])
     adjusted_sum = RewardSum(in_keys=["reward"], out_keys=["episode_adjusted"])
     chain = Compose(StepCounter(), raw_sum, transform, adjusted_sum, StepCounter(step_count_key="later"))
@@ -258,7 +258,7 @@ def test_four_transforms_by_hand_are_the_composed_one():
     transform, actor, before = drifted()
     parts = (
         ReferenceModelLogProbTransform(before),
-        KLDivergenceTransform(),
+        KLDivergenceTransform(missing="zero"),
         RewardAdjustmentTransform(COEF),
     )
     env = make_env("tanh-normal", (3,))
@@ -270,7 +270,7 @@ def test_four_transforms_by_hand_are_the_composed_one():
 
 
 def test_transforms_are_appended_to_an_environment_that_has_ours():
-    transform, actor, before = drifted()
+    transform, actor, before = drifted(missing="zero")
     env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
     env.append_transform(StepCounter()).append_transform(RewardSum())
     check_env_specs(env)
@@ -317,7 +317,7 @@ def _tuple(key):
 
 @pytest.mark.parametrize("wrap", [lambda t: t, Compose, lambda t: Compose(Compose(t)), lambda t: Compose(Compose(), t)])
 def test_chains_of_chains(wrap):
-    transform, actor, before = drifted()
+    transform, actor, before = drifted(missing="zero")
     env = TransformedEnv(make_env("tanh-normal", (3,)), wrap(transform))
     check_env_specs(env)
     assert_adjusted(play(env, actor), actor, before)

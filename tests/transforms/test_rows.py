@@ -211,7 +211,11 @@ def test_the_exact_divergence_is_torch_s(forward, chunk_size):
     assert found[rows["action_mask"]].min() > 0
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_k": 3}, {"vocab_size": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.5}, {"top_k": 3}, {"forbidden": tuple(range(5, 30))}],
+    ids=["colder", "top-k", "forbidden"],
+)
 def test_the_exact_divergence_of_actors_with_options(options):
     """Linear heads are folded over the vocabulary, filters are not; both are the divergence of what acting samples."""
     env = wordle(8)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 import warnings
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -50,13 +51,9 @@ def serve(connection, controllers, pickled):
         connection.send(state_of(held[way][name]))
 
 
-def work_in_a_fork(holder, connection):
-    """A forked worker: updates, then drops the only reference to the controller and says what is left of its files."""
-    holder[0].update(7.0)
-    folder = holder[0].memory.folder
-    holder.clear()
-    gc.collect()
-    connection.send(folder.is_dir())
+def work_in_a_fork(controller, connection):
+    controller.update(7.0)
+    connection.send("done")
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +74,11 @@ def worker():
     assert ours.poll(120)
     assert ours.recv() == "ready"
     yield controllers, ask
-    folders = [controller.memory.folder for controller in controllers.values()]
     ours.send(None)
     process.join(60)
     assert process.exitcode == 0
-    assert all(folder.is_dir() for folder in folders)  # a worker that leaves takes nothing with it
+    for controller in controllers.values():  # a worker that leaves takes nothing with it
+        assert state_of(cloudpickle.loads(cloudpickle.dumps(controller))) == state_of(controller)
 
 
 @pytest.mark.parametrize("name", make_controllers())
@@ -112,16 +109,16 @@ def test_a_checkpoint_loaded_here_is_seen_there(worker):
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_a_forked_worker_shares_and_removes_nothing():
-    holder = [LagrangeKLController(target=2.0).share_memory()]
+    controller = LagrangeKLController(target=2.0).share_memory()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=work_in_a_fork, args=(holder, theirs))
+    process = context.Process(target=work_in_a_fork, args=(controller, theirs))
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    assert ours.recv()
-    assert float(holder[0]()) == 0.5
-    assert holder[0].memory.folder.is_dir()
+    assert ours.recv() == "done"
+    assert float(controller()) == 0.5
+    assert float(cloudpickle.loads(cloudpickle.dumps(controller))()) == 0.5
 
 
 @pytest.mark.parametrize("dumps", [ForkingPickler.dumps, cloudpickle.dumps])
@@ -160,46 +157,51 @@ def test_a_copy_of_a_shared_controller_is_shared(name, duplicate):
         assert state_of(mine) == state_of(theirs) == state_of(within) != before
 
 
-def test_copies_in_one_process_keep_the_files_until_the_last_is_gone():
-    mine = ConstantKLController(0.5).share_memory()
-    folder = mine.memory.folder
+def test_the_memory_goes_with_its_last_user():
+    mine = LagrangeKLController(0.5, target=2.0).share_memory()
+    pickled = cloudpickle.dumps(mine)
     theirs = copy.deepcopy(mine)
     del mine
     gc.collect()
-    assert folder.is_dir()
-    assert float(cloudpickle.loads(cloudpickle.dumps(theirs))()) == 0.5
-    del theirs
-    gc.collect()
-    assert not folder.exists()
-
-
-def test_the_files_go_with_the_owner_and_the_mappings_stay():
-    mine = LagrangeKLController(0.5, target=2.0).share_memory()
-    folder = mine.memory.folder
-    pickled = cloudpickle.dumps(mine)
-    first, second = cloudpickle.loads(pickled), cloudpickle.loads(pickled)
-    assert sorted(path.name for path in folder.iterdir()) == ["coef", "multiplier"]
-    del mine
-    gc.collect()
-    assert not folder.exists()
+    first, second = cloudpickle.loads(pickled), cloudpickle.loads(cloudpickle.dumps(theirs))
     first.update(7.0)
-    assert state_of(second) == {"coef": 1.0, "multiplier": 1.0}
+    assert state_of(second) == state_of(theirs) == {"coef": 1.0, "multiplier": 1.0}
+    del first, second, theirs
+    gc.collect()
     with pytest.raises(FileNotFoundError, match="keep the module that shared it alive"):
         cloudpickle.loads(pickled)
 
 
-def test_the_files_go_when_the_process_exits():
-    code = (
-        "from torchrl_lang.transforms.controllers import ConstantKLController as C;"
-        "c = C(0.5).share_memory(); f = c.memory.folder; print(f, f.is_dir())"
-    )
+_KILLED = """
+import os, signal
+from torchrl_lang.transforms.controllers import ConstantKLController
+controller = ConstantKLController(0.5).share_memory()
+print(controller._handles["coef"][1].decode().strip("/"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a folder of shared memory")
+def test_a_killed_process_leaves_nothing_behind():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _KILLED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
-    folder, was_there = done.stdout.split()
-    assert was_there == "True"
-    assert not Path(folder).exists()
+    file = Path("/dev/shm", done.stdout.strip())
+    assert file.name.startswith("torch_")
+    until = time.monotonic() + 30
+    while file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not file.exists()
+
+
+def test_a_state_dict_can_be_sent_without_ending_the_sharing():
+    """Torch moves the memory of tensors that it sends to another process."""
+    mine = ConstantKLController(0.5).share_memory()
+    theirs = cloudpickle.loads(cloudpickle.dumps(mine))
+    ForkingPickler.dumps(mine.state_dict())
+    mine.coef.fill_(0.25)
+    assert float(theirs()) == 0.25
 
 
 @pytest.mark.parametrize("name", make_controllers())
@@ -208,14 +210,14 @@ def test_sharing_keeps_the_state_and_again_changes_nothing(name):
     controller.update(3.0, 4)
     before = state_of(controller)
     assert controller.share_memory() is controller
-    memory = controller.memory
-    buffers = dict(controller.named_buffers())
-    assert controller.share_memory() is controller
-    assert controller.memory is memory
-    assert all(getattr(controller, name) is buffer for name, buffer in buffers.items())
-    assert state_of(controller) == before
+    places = [buffer.data_ptr() for buffer in controller.buffers()]
     theirs = cloudpickle.loads(cloudpickle.dumps(controller))
-    assert theirs.share_memory().memory.folder == memory.folder
+    assert controller.share_memory() is controller
+    assert theirs.share_memory() is theirs
+    assert [buffer.data_ptr() for buffer in controller.buffers()] == places
+    assert state_of(controller) == state_of(theirs) == before
+    theirs.update(9.0)
+    assert state_of(controller) == state_of(theirs) != before
 
 
 @pytest.mark.parametrize("name", make_controllers())
@@ -230,20 +232,10 @@ def test_shared_and_unshared_compute_the_same(name):
 def test_sharing_a_module_around_a_controller_shares_it():
     around = nn.ModuleDict({"controller": ConstantKLController(0.5), "linear": nn.Linear(1, 1)})
     around.to(torch.float64)
-    assert around["controller"].memory is None
+    assert not around["controller"].shared
     around.share_memory()
-    assert around["controller"].memory is not None
+    assert around["controller"].shared
     assert around["linear"].weight.is_shared()
-
-
-def test_where_there_is_no_memory_folder_the_files_are_temporary_ones(monkeypatch, tmp_path):
-    monkeypatch.setattr("torchrl_lang.transforms.shared_memory._MEMORY_FOLDER", str(tmp_path / "none"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    mine = LagrangeKLController(0.5, target=2.0).share_memory()
-    assert mine.memory.folder.parent == tmp_path
-    theirs = cloudpickle.loads(cloudpickle.dumps(mine))
-    theirs.update(7.0)
-    assert state_of(mine) == {"coef": 1.0, "multiplier": 1.0}
 
 
 @pytest.mark.parametrize("shared", [False, True])

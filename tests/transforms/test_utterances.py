@@ -38,7 +38,7 @@ def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
     torch.testing.assert_close(step["kl"], steps["token_log_prob"] - step["ref_log_prob"])
     expected = step["raw_reward"] - 0.5 * step["kl"].sum(-1, keepdim=True)
     torch.testing.assert_close(step["reward"], expected)
-    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
+    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"], reward_key=None)
     by_row = KLConstrainedTransform(RowReference(frozen), 0.5)(rows)
     ends = step["done"].squeeze(-1)
     total = torch.zeros(8)
@@ -54,7 +54,7 @@ def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
 def test_one_number_a_turn_where_it_is_asked_for():
     base = wordle(4)
     policy, frozen = drifted(base)
-    divergence = KLDivergenceTransform(per="sequence", log_prob_key="token_log_prob")
+    divergence = KLDivergenceTransform(per="sequence", log_prob_key="token_log_prob", missing="zero")
     env = TransformedEnv(base, Compose(ReferenceModelLogProbTransform(frozen), divergence))
     check_env_specs(env)
     steps = env.rollout(3, policy)
@@ -67,18 +67,18 @@ def test_one_number_a_turn_where_it_is_asked_for():
 def test_specs_and_the_contract_of_language_environments(limit):
     base = wordle(4)
     _, frozen = drifted(base)
-    env = TransformedEnv(base, KLConstrainedTransform(frozen, limit=limit))
+    env = TransformedEnv(base, KLConstrainedTransform(frozen, limit=limit, missing="zero"))
     check_env_specs(env)
     if limit is None:
         check_language_env(env)
     with pytest.raises(KeyError, match="missing='zero'"):
-        env.rollout(2)
+        TransformedEnv(wordle(4), KLConstrainedTransform(frozen)).rollout(2)
     assert (env.reset()["kl"] == 0).all()
 
 
 def test_over_several_environments_and_between_other_transforms():
     policy, frozen = drifted(wordle(4))
-    chain = Compose(StepCounter(), KLConstrainedTransform(frozen), RewardSum())
+    chain = Compose(StepCounter(), KLConstrainedTransform(frozen, missing="zero"), RewardSum())
     env = TransformedEnv(SerialEnv(2, lambda: wordle(4)), chain)
     check_env_specs(env)
     steps = env.rollout(3, policy, break_when_any_done=False)

@@ -6,13 +6,12 @@ import pickle
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tensordict import TensorDict, set_list_to_stack
+from tensordict import TensorDict
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.llm import History
 from torchrl.envs.llm.transforms.kl import RetrieveLogProb
 from torchrl.modules.llm import TransformersWrapper
-from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, Text
+from torchrl.modules.llm.policies import LLMWrapperBase
 from transformers import PreTrainedTokenizerFast
 
 from torchrl_lang.modules import causal_lm, language_actor
@@ -135,68 +134,6 @@ def test_gpt2_fails_in_torchrl_itself_or_this_page_is_out_of_date():
     data = conversations(whole_rows(), left=False)
     with pytest.raises(AttributeError, match="get_seq_length"):
         RetrieveLogProb(wrapper(model("gpt2")), assistant_only=False)(data.to_lazystack(0))
-
-
-class TestText:
-    TEXTS = ("ab cd", "e", "dd cc bb aa")
-
-    def data(self):
-        return TensorDict(text=Text(full=list(self.TEXTS), batch_size=[3]), batch_size=[3])
-
-    @pytest.mark.parametrize("pad_output", [True, False])
-    def test_padded_on_the_left_where_the_data_holds_no_tokens(self, pad_output):
-        lm, data = model("gpt2"), self.data()
-        scores = WrapperReference(wrapper(lm, "text", pad_output=pad_output), assistant_only=False).log_prob(data, data)
-        ids = [torch.tensor([SYMBOLS.index(c) for c in text]) for text in self.TEXTS]
-        width = max(map(len, ids))
-        tokens = torch.stack([torch.cat([torch.zeros(width - len(row), dtype=torch.int64), row]) for row in ids])
-        attention = torch.stack([torch.arange(width) >= width - len(row) for row in ids])
-        torch.testing.assert_close(scores, one_by_one(lm, tokens, attention), atol=1e-5, rtol=1e-5)
-
-    def test_where_the_tokens_of_the_data_stand(self):
-        lm, data = model(), self.data()
-        tokens = torch.zeros(3, 13, dtype=torch.int64)
-        for row, text in zip(tokens, self.TEXTS, strict=True):
-            row[1 : 1 + len(text)] = torch.tensor([SYMBOLS.index(c) for c in text])
-        data.update({"tokens": {"full": tokens}, "masks": {"all_attention_mask": tokens > 0}})
-        reference = WrapperReference(wrapper(lm, "text"), assistant_only=False)
-        expected = one_by_one(lm, tokens, tokens > 0)
-        torch.testing.assert_close(reference.log_prob(data, data), expected, atol=1e-5, rtol=1e-5)
-        tokens[2, 4] = 5
-        with pytest.raises(ValueError, match=r"other tokens of the text .* rows \[2\]"):
-            reference.log_prob(data, data)
-        data.exclude("tokens", inplace=True)
-        data[ATTENTION][:] = True
-        with pytest.raises(ValueError, match=r"other tokens of the text .* rows \[0, 1, 2\]"):
-            reference.log_prob(data, data)
-
-    def test_says_nothing_of_who_wrote_what(self):
-        with pytest.raises(KeyError, match="all_assistant_mask"):
-            WrapperReference(wrapper(mode="text")).log_prob(self.data(), self.data())
-
-
-class TestHistory:
-    CHATS = (("a b", "cd"), ("aa bb cc", "d"))
-
-    def data(self):
-        chats = [
-            [{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in self.CHATS
-        ]
-        with set_list_to_stack(True):
-            return TensorDict(history=ChatHistory(full=History.from_chats(chats), batch_size=[2]), batch_size=[2])
-
-    @pytest.mark.parametrize("pad_output", [True, False])
-    def test_what_the_assistant_wrote(self, pad_output):
-        lm, data = model(), self.data()
-        scores = WrapperReference(wrapper(lm, "history", pad_output=pad_output)).log_prob(data, data)
-        texts = [f"\2user\n{asked}\3\n\2assistant\n{said}\3\n" for asked, said in self.CHATS]
-        for row, text, (_, said) in zip(scores, texts, self.CHATS, strict=True):
-            ids = torch.tensor([ord(c) if c in "\2\3" else SYMBOLS.index(c) for c in text])
-            alone = one_by_one(lm, ids[None], torch.ones(1, len(ids), dtype=torch.bool))[0]
-            alone[: -len(said) - 2] = alone[-1] = 0  # what was said and the end of the turn, but not the line break
-            torch.testing.assert_close(row[-len(ids) :], alone, atol=1e-5, rtol=1e-5)
-            assert (row[: -len(ids)] == 0).all()
-            assert (row != 0).sum() == len(said) + 1
 
 
 class TestFrozen:
@@ -345,9 +282,11 @@ class TestErrors:
         with pytest.raises(ValueError, match="tokenizer="):
             as_reference(scorer)
 
-    def test_rows_for_a_reader_of_text(self):
-        with pytest.raises(ValueError, match="input_mode='tokens', got 'text'"):
-            WrapperReference(wrapper(mode="text"), rows=True)
+    @pytest.mark.parametrize("mode", ["text", "history"])
+    @pytest.mark.parametrize("rows", [False, True])
+    def test_a_reader_of_something_else_than_tokens(self, mode, rows):
+        with pytest.raises(ValueError, match=f"reads '{mode}'.*input_mode='tokens'"):
+            WrapperReference(wrapper(mode=mode), rows=rows)
 
     def test_no_wrapper(self):
         with pytest.raises(TypeError, match="got Qwen2ForCausalLM"):

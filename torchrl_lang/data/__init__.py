@@ -18,6 +18,7 @@ from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.data.selection import best_rows
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
+from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
 
 __all__ = [
     "BadLine",
@@ -48,5 +49,7 @@ __all__ = [
     "to_row",
     "to_rows",
     "tokenizer_from_config",
+    "transformers_tokenizer",
     "write_dataset",
+    "write_tokenizer",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK
 
-__all__ = ["carried"]
+__all__ = ["carried", "row_of_step"]
 
 
 def carried(
@@ -33,7 +33,7 @@ def carried(
         KeyError: an entry is missing.
         ValueError: an episode began before the rollout, so that its first turns are not in it.
     """
-    row = _row_of_step(take)
+    row = row_of_step(take)
     before = row_length(rollout.get(ATTENTION_MASK))
     spoken = rollout.get(("next", ACTION_MASK))
     out = {}
@@ -60,7 +60,7 @@ def carried(
     return out
 
 
-def _row_of_step(take: Tensor) -> Tensor:
+def row_of_step(take: Tensor) -> Tensor:
     """The number of the row that each step belongs to, int64 ``[*B, time]``; -1 where its episode makes no row."""
     number = (take.flatten().cumsum(0) - 1).view_as(take)
     none = take.numel()

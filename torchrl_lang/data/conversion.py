@@ -39,7 +39,7 @@ def to_rows(
             environment's words leaves out these words and the action that they answer.
 
     Raises:
-        ValueError: an episode does not fit or cannot be encoded.
+        ValueError: an episode does not fit or cannot be encoded, or a reward is not finite.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
@@ -66,7 +66,9 @@ def to_rows(
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
         warnings.warn(f"{what}: they were truncated to their heads.", stacklevel=2)
-    return stack_layouts([cut_layout(layout, row_length) for layout in layouts], tokenizer.control.pad, row_length)
+    rows = stack_layouts([cut_layout(layout, row_length) for layout in layouts], tokenizer.control.pad, row_length)
+    check_row(rows, vocab_size=tokenizer.vocab_size)
+    return rows
 
 
 def to_row(

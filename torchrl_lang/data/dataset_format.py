@@ -1,32 +1,39 @@
-"""What a data set's folder holds: names, types, and how its JSON is read and written."""
+"""The files of a data set's folder: their names, types and shapes, and the manifest that describes them."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
+from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
+from torchrl_lang.storage.errors import shorten
 
 __all__ = [
     "DISK_DTYPES",
     "FORMAT",
     "MANIFEST",
+    "META",
+    "REMEDY",
     "ROWS",
+    "STAMP",
     "TOKENIZER",
     "VERSION",
-    "partial_folder",
-    "read_json",
-    "replace_folder",
-    "write_json",
+    "dtype_name",
+    "entry_file",
+    "entry_shapes",
+    "read_dataset_manifest",
 ]
 
-FORMAT, VERSION = "torchrl_lang rows", 1
-MANIFEST, TOKENIZER, ROWS = "manifest.json", "tokenizer.json", "rows"
+FORMAT, VERSION = "torchrl_lang rows", 2
+"""Version 2 added ``digest``, over the manifest, and ``files``, the checksums of the other JSON files."""
+
+MANIFEST, TOKENIZER, ROWS, STAMP = "manifest.json", "tokenizer.json", "rows", ".verified.json"
+META = f"{ROWS}/meta.json"
+"""What tensordict reads when somebody opens the rows without this library, which does not read it."""
+
+REMEDY = "the data set is damaged, generate it again"
 
 DISK_DTYPES = {
     TOKENS: torch.int32,
@@ -39,38 +46,61 @@ DISK_DTYPES = {
 """The entries of a data set and their types on disk."""
 
 
-def partial_folder(folder: Path) -> Path:
-    """Where a data set stands until it is finished."""
-    return folder.with_name(f"{folder.name}.partial")
+def entry_shapes(episodes: int, row_length: int) -> dict[str, tuple[int, int]]:
+    """Shape of each entry of a data set."""
+    return {key: (episodes, 1 if key in (TERMINATED, TRUNCATED) else row_length) for key in DISK_DTYPES}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or say what is wrong with the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing: the data set is damaged, make it again.") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is no valid JSON ({error}): the data set is damaged, make it again.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__}, not a JSON object: the data set is damaged.")
-    return content
+def entry_file(key: str) -> str:
+    """The file of an entry, relative to the data set's folder."""
+    return f"{ROWS}/{key}.memmap"
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON that a person can read."""
-    # Half a surrogate pair in a string is then written as JSON's own escape of it.
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+def dtype_name(key: str) -> str:
+    """Name of an entry's type on disk, as the manifest has it."""
+    return str(DISK_DTYPES[key]).removeprefix("torch.")
 
 
-def replace_folder(new: Path, target: Path) -> None:
-    """Put ``new`` where ``target`` stands, which is gone only after it is replaced."""
-    if not target.exists():
-        new.rename(target)
-        return
-    old = target.with_name(f"{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old)
+def read_dataset_manifest(folder: Path) -> Fields:
+    """Read a data set's manifest and check every field that anything depends on.
+
+    Raises:
+        FileNotFoundError: there is no data set.
+        FileError: the manifest is damaged, or of something else than a data set.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        reason = "that folder does not exist" if not folder.exists() else f"{MANIFEST} is missing"
+        if is_unfinished(folder):
+            reason += ", but unfinished files beside it do: writing it was interrupted, or still goes on"
+        raise FileNotFoundError(f"There is no data set in {folder}: {reason}. Generate it again.")
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
+    if manifest.take("format", str) != FORMAT:
+        raise FileError(path, f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}', REMEDY)
+    for name in ("tokens", "decisions", "terminated", "truncated"):
+        manifest.at_least(name, 0)
+    manifest.take("mean_return", float)
+    manifest.take("source", str)
+    manifest.take("notes", dict)
+    tokenizer = manifest.object("tokenizer")
+    tokenizer.take("fingerprint", str)
+    tokenizer.at_least("vocab_size", 1)
+    _check_entries(manifest)
+    return manifest
+
+
+def _check_entries(manifest: Fields) -> None:
+    """Types, shapes and checksums of the entries, and the checksums of the other files."""
+    entries = manifest.object("entries")
+    if set(entries.content) != set(DISK_DTYPES):
+        raise manifest.error(f'has {shorten(sorted(entries.content))} as "entries", expected {sorted(DISK_DTYPES)}')
+    shapes = entry_shapes(manifest.at_least("episodes", 1), manifest.at_least("row_length", 1))
+    for key, shape in shapes.items():
+        entry = entries.object(key)
+        if (entry.take("dtype", str), entry.list_of("shape", int)) != (dtype_name(key), list(shape)):
+            raise manifest.error(f"does not describe '{key}' as {dtype_name(key)} of shape {list(shape)}")
+        entry.take("sha256", str)
+    if manifest.at_least("version", 1) >= 2:
+        files = manifest.object("files")
+        for name in (TOKENIZER, META):
+            files.take(name, str)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -14,31 +15,23 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 import torchrl_lang
-from torchrl_lang.data.claim import claimed
+from torchrl_lang.data.dataset_check import RowSums, check_block
 from torchrl_lang.data.dataset_format import (
     DISK_DTYPES,
     FORMAT,
     MANIFEST,
+    META,
     ROWS,
     TOKENIZER,
     VERSION,
-    partial_folder,
-    replace_folder,
-    write_json,
+    dtype_name,
+    entry_file,
+    entry_shapes,
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
-from torchrl_lang.functional import decision_mask
-from torchrl_lang.schema import (
-    ACTION_MASK,
-    ATTENTION_MASK,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-    check_row,
-    entry,
-)
+from torchrl_lang.schema import TERMINATED, TOKENS, TRUNCATED, entry
+from torchrl_lang.storage import file_digest, write_folder, write_json, write_manifest
 
 __all__ = ["DatasetWriter", "write_dataset"]
 
@@ -46,8 +39,8 @@ __all__ = ["DatasetWriter", "write_dataset"]
 class DatasetWriter:
     """Context manager that writes a data set, of any size, in blocks.
 
-    The files grow in ``<folder>.partial``, which becomes ``folder`` when the block of code ends well and is deleted
-    when it fails. A ``.partial`` folder that a killed process left behind is deleted by the next writer.
+    The files grow in a temporary folder beside ``folder``, which becomes ``folder`` when the block of code ends well
+    and is deleted when it fails. What a killed process left behind is deleted by the next writer of the same folder.
 
     Args:
         folder: where the data set shall stand.
@@ -92,35 +85,45 @@ class DatasetWriter:
         self.folder, self.tokenizer, self.row_length = Path(folder), tokenizer, row_length
         self.seed, self.source, self.overwrite = seed, source, overwrite
         self.notes: dict[str, Any] = {}
-        self._partial = partial_folder(self.folder)
-        self._sums = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
-        self._return = 0.0
 
     def __enter__(self) -> DatasetWriter:
-        with ExitStack() as claim:
-            claim.enter_context(claimed(self._partial))
-            self._check_target()  # under the claim: nobody finishes this data set in between
-            (self._partial / ROWS).mkdir()
-            self._files: dict[str, BinaryIO] = {key: self._path(key).open("wb") for key in DISK_DTYPES}
-            self._claim = claim.pop_all()
-        self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
+        self._writing = self._written()
+        self._writing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._claim:
-            for file in self._files.values():
-                file.close()
-            if kind is None:
-                self._finish()
+        self._writing.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """The files are open; when the block ends well, the data set is finished."""
+        with write_folder(self.folder) as partial:
+            self._check_target()  # under the writer's lock: nobody finishes this data set in between
+            (partial / ROWS).mkdir()
+            self._sums = RowSums()
+            self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
+            with ExitStack() as files:
+                self._files: dict[str, BinaryIO] = {
+                    key: files.enter_context((partial / entry_file(key)).open("wb")) for key in DISK_DTYPES
+                }
+                yield
+            self._finish(partial)
 
     def extend(self, rows: TensorDictBase) -> None:
-        """Append rows ``[M]``: the entries of a row, ``terminated`` and ``truncated``; anything else stays out."""
-        missing = [key for key in (TERMINATED, TRUNCATED) if rows.get(key, None) is None]
-        if missing:
-            raise ValueError(f"Rows of a data set need {missing}, bool [M, 1]: add how each episode ended.")
+        """Append rows ``[M]``: the entries of a row, ``terminated`` and ``truncated``; anything else stays out.
+
+        Raises:
+            KeyError, TypeError, ValueError: the rows lack an entry, or their types, shapes or values do not fit the
+                schema, the tokenizer or the width. Then none of them was written.
+        """
         tokens = entry(rows, TOKENS)
+        for key in (TERMINATED, TRUNCATED):
+            value = rows.get(key, None)
+            if value is None or value.dtype != torch.bool or value.shape != (*rows.shape, 1):
+                came = "nothing" if value is None else f"{value.dtype} of shape {list(value.shape)}"
+                raise ValueError(f"Rows of a data set need '{key}', bool [M, 1], got {came}: add how each one ended.")
         if rows.ndim != 1 or tokens.shape[1:] != (self.row_length,):
             raise ValueError(
                 f"Rows of shape {tuple(tokens.shape)} came, this data set takes [M, {self.row_length}]: "
@@ -128,25 +131,18 @@ class DatasetWriter:
             )
         if rows.shape[0] == 0:
             return
-        check_row(rows, vocab_size=self.tokenizer.vocab_size)
+        check_block(rows, self.tokenizer.vocab_size, first=self.rows)
         for key, dtype in DISK_DTYPES.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")
             self._files[key].write(data)
             self._hashes[key].update(data)
-        self._count(rows)
+        self._sums.add(rows)
 
-    def _count(self, rows: TensorDictBase) -> None:
-        counts = {
-            "tokens": rows.get(ATTENTION_MASK),
-            "decisions": decision_mask(rows.get(ACTION_MASK)),
-            "terminated": rows.get(TERMINATED),
-            "truncated": rows.get(TRUNCATED),
-        }
-        self._sums["episodes"] += rows.shape[0]
-        for name, mask in counts.items():
-            self._sums[name] += int(mask.sum())
-        self._return += float(rows.get(TOKEN_REWARD).sum(dtype=torch.float64))
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return self._sums.counts["episodes"]
 
     def _check_target(self) -> None:
         if not self.folder.exists():
@@ -158,43 +154,40 @@ class DatasetWriter:
         if not (self.folder / MANIFEST).is_file() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise FileExistsError(f"{self.folder} holds something other than a data set, which is not overwritten.")
 
-    def _path(self, key: str) -> Path:
-        return self._partial / ROWS / f"{key}.memmap"
-
-    def _finish(self) -> None:
-        episodes = self._sums["episodes"]
+    def _finish(self, partial: Path) -> None:
+        episodes = self.rows
         if episodes == 0:
             raise ValueError(f"No episode was written to {self.folder}: a data set holds at least one.")
-        shapes = {key: [episodes, 1 if key in (TERMINATED, TRUNCATED) else self.row_length] for key in DISK_DTYPES}
+        shapes = entry_shapes(episodes, self.row_length)
         mapped = {
-            key: MemoryMappedTensor.from_filename(self._path(key), dtype, shapes[key])
+            key: MemoryMappedTensor.from_filename(partial / entry_file(key), dtype, torch.Size(shapes[key]))
             for key, dtype in DISK_DTYPES.items()
         }
         # The data is in place already: this adds the meta.json by which tensordict finds it.
-        TensorDict(mapped, batch_size=[episodes]).memmap_(self._partial / ROWS)
+        TensorDict(mapped, batch_size=[episodes]).memmap_(partial / ROWS)
         entries = {
-            key: {"dtype": str(dtype).removeprefix("torch."), "shape": shapes[key], "sha256": digest.hexdigest()}
-            for (key, dtype), digest in zip(DISK_DTYPES.items(), self._hashes.values(), strict=True)
+            key: {"dtype": dtype_name(key), "shape": shapes[key], "sha256": digest.hexdigest()}
+            for key, digest in self._hashes.items()
         }
         config = self.tokenizer.config()
+        write_json(partial / TOKENIZER, config)
         about = {"kind": config.get("kind"), "vocab_size": self.tokenizer.vocab_size}
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
-            **self._sums,
-            "mean_return": self._return / episodes,
+            **self._sums.counts,
+            "mean_return": self._sums.mean_return,
             "row_length": self.row_length,
             "seed": self.seed,
             "source": self.source,
             "notes": self.notes,
             "tokenizer": {**about, "fingerprint": fingerprint(self.tokenizer)},
             "entries": entries,
+            "files": {name: file_digest(partial / name) for name in (TOKENIZER, META)},
             "created_by": {**versions, "torch": str(torch.__version__)},
         }
-        write_json(self._partial / TOKENIZER, config)
-        write_json(self._partial / MANIFEST, manifest)
-        replace_folder(self._partial, self.folder)
+        write_manifest(partial / MANIFEST, manifest)
 
 
 def write_dataset(
@@ -210,4 +203,4 @@ def write_dataset(
     width = entry(rows, TOKENS).shape[-1]
     with DatasetWriter(folder, tokenizer, width, seed=seed, source=source, overwrite=overwrite) as writer:
         writer.extend(rows)
-    return load_dataset(folder, tokenizer=tokenizer)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)  # each block was checked when it was written

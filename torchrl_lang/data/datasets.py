@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 from torchrl_lang.data.conversion import from_row
+from torchrl_lang.data.dataset_check import check_digests, check_values, dataset_files
 from torchrl_lang.data.dataset_format import (
     DISK_DTYPES,
-    FORMAT,
-    MANIFEST,
-    ROWS,
+    REMEDY,
     TOKENIZER,
-    VERSION,
-    partial_folder,
-    read_json,
+    entry_file,
+    entry_shapes,
+    read_dataset_manifest,
 )
+from torchrl_lang.data.dataset_stamp import Stamp
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
-from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
+from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
 from torchrl_lang.schema import TOKENS
+from torchrl_lang.storage import Fields, FileError, json_digest, read_json
+from torchrl_lang.storage.errors import shorten
 
 __all__ = ["RowDataset", "load_dataset"]
 
@@ -59,19 +60,26 @@ class RowDataset:
 
 
 def load_dataset(
-    folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None, verify: bool = False
+    folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
 ) -> RowDataset:
-    """Open a data set without reading it into memory.
+    """Open a data set, whose rows stay on the disk until they are used.
+
+    Sizes, types and shapes are always checked, and the manifest and the tokenizer against their digests. Verifying
+    reads all rows, in blocks: their checksums, that every row is well-formed (see
+    :func:`~torchrl_lang.schema.check_row`), and the sums in the manifest.
 
     Args:
         folder: what :class:`~torchrl_lang.data.DatasetWriter` or one of the functions around it wrote.
         tokenizer: where given, the data set must have been written with the very same one. Needed for a tokenizer of a
             kind that this library does not know.
-        verify: read all data and compare its checksums.
+        verify: ``"once"`` verifies the rows unless they were verified before and no file has changed since, by the
+            sizes, times and inodes that are noted in ``.verified.json`` beside them; True verifies them in any case,
+            False never does.
 
     Raises:
         FileNotFoundError: there is no data set, or writing it was interrupted.
-        ValueError: the data set is damaged, of another version, or of another tokenizer.
+        FileError: the data set is damaged, was changed, or is of a later version.
+        ValueError: the data set is of another tokenizer, or of an unknown kind of tokenizer.
 
     Examples:
         >>> import tempfile
@@ -80,55 +88,50 @@ def load_dataset(
         >>> rows = to_rows([Episode([Turn("ab", 1.0), Turn("c")], terminated=True)], tokenizer, 12)
         >>> with tempfile.TemporaryDirectory() as home:
         ...     _ = write_dataset(home + "/data", rows, tokenizer)
-        ...     dataset = load_dataset(home + "/data", verify=True)
+        ...     dataset = load_dataset(home + "/data")
         ...     dataset.episode(0).turns[1].text, dataset.manifest["mean_return"]
         ('c', 1.0)
     """
+    if verify not in ("once", True, False):
+        raise ValueError(f"verify must be 'once', True or False, got {verify!r}.")
     folder = Path(folder)
-    manifest = _read_manifest(folder)
-    config = read_json(folder / TOKENIZER)
-    found = manifest["tokenizer"]["fingerprint"]
-    tokenizer = tokenizer_from_config(config) if tokenizer is None else tokenizer
-    if fingerprint(tokenizer) != found:
+    manifest = read_dataset_manifest(folder)
+    tokenizer = _tokenizer(folder, manifest, tokenizer)
+    files = dataset_files(folder, manifest)
+    if verify:
+        stamp = Stamp(folder, json_digest(manifest.content), files)
+        if verify != "once" or not stamp.is_there():
+            check_digests(files, manifest)
+            # Through a mapping of its own, so that the pages that were read do not stay in memory.
+            check_values(folder, _map_rows(files, manifest), manifest, tokenizer.vocab_size)
+            stamp.write()
+    return RowDataset(folder, _map_rows(files, manifest), tokenizer, manifest.content)
+
+
+def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Tokenizer:
+    """The tokenizer that the data set was written with."""
+    config = read_json(folder / TOKENIZER, remedy=REMEDY)
+    written_with = manifest.object("tokenizer")
+    found = written_with.take("fingerprint", str)
+    if config_fingerprint(config) != found:
+        found = f"was changed: its fingerprint is not {shorten(found)} as in the manifest"
+        raise FileError(folder / TOKENIZER, found, REMEDY)
+    if given is not None and fingerprint(given) != found:
         raise ValueError(
-            f"The data set in {folder} was written with a tokenizer of fingerprint {found}, the tokenizer at hand has "
-            f"{fingerprint(tokenizer)}: its ids mean other text. Use the tokenizer that the data set brings."
+            f"The data set in {folder} was written with a tokenizer of fingerprint {found}, the tokenizer that was "
+            f"given has {fingerprint(given)}: its ids mean other text. Use the tokenizer that the data set brings."
         )
-    _check_files(folder, manifest, verify)
-    rows = TensorDict.load_memmap(folder / ROWS, allow_pickle=False)
-    expected = {key: (*entry["shape"],) for key, entry in manifest["entries"].items()}
-    if {key: tuple(value.shape) for key, value in rows.items()} != expected:
-        raise ValueError(
-            f"{folder / ROWS / 'meta.json'} does not describe the entries of the manifest: it was changed."
-        )
-    return RowDataset(folder, rows, tokenizer, manifest)
+    tokenizer = tokenizer_from_config(config) if given is None else given
+    if tokenizer.vocab_size != written_with.take("vocab_size", int):
+        raise manifest.error(f"has another vocab_size than {TOKENIZER} beside it, {tokenizer.vocab_size}")
+    return tokenizer
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    if not (folder / MANIFEST).is_file():
-        reason = "that folder does not exist" if not folder.exists() else f"{MANIFEST} is missing"
-        if partial_folder(folder).exists():
-            reason += f", but {partial_folder(folder)} does: writing it was interrupted or still goes on. Make it again"
-        raise FileNotFoundError(f"There is no data set in {folder}: {reason}.")
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise ValueError(
-            f"{folder / MANIFEST} says format {manifest.get('format')!r} version {manifest.get('version')!r}, this "
-            f"release reads {FORMAT!r} version {VERSION}: make the data set again."
-        )
-    return manifest
-
-
-def _check_files(folder: Path, manifest: Mapping[str, Any], verify: bool) -> None:
-    for key, entry in manifest["entries"].items():
-        path = folder / ROWS / f"{key}.memmap"
-        size = DISK_DTYPES[key].itemsize * torch.Size(entry["shape"]).numel()
-        actual = path.stat().st_size if path.is_file() else None
-        if actual != size:
-            came = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
-            raise ValueError(f"{path} {came}: the data set is damaged, make it again.")
-        if verify:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != entry["sha256"]:
-                raise ValueError(f"{path} was changed after it was written: its checksum differs from the manifest's.")
+def _map_rows(files: Mapping[str, Path], manifest: Fields) -> TensorDict:
+    """The entries as memory-mapped tensors: by the manifest alone, whatever ``meta.json`` says of them."""
+    shapes = entry_shapes(manifest.take("episodes", int), manifest.take("row_length", int))
+    mapped = {
+        key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size(shapes[key]))
+        for key, dtype in DISK_DTYPES.items()
+    }
+    return TensorDict(mapped, batch_size=shapes[TOKENS][:1]).lock_()

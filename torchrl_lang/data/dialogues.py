@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage.readers import unique_keys
 
 __all__ = ["parse_dialogue"]
 
@@ -35,7 +37,7 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
         >>> parse_dialogue(line)
         Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)
     """
-    content = json.loads(line, object_pairs_hook=_unique)
+    content = json.loads(line, object_pairs_hook=unique_keys)
     _check_keys(content, ("turns", "reward", "terminated", "truncated", *ignore), "the line")
     turns = content.get("turns")
     if not isinstance(turns, list) or not turns:
@@ -83,15 +85,10 @@ def _check_keys(content: Any, known: Sequence[str], where: str) -> None:
         raise ValueError(f"{where} must be a JSON object, got {_show(content)}")
     unknown = sorted(set(content) - set(known))
     if unknown:
-        raise ValueError(f"{where}: unknown keys {unknown}, the known ones are {list(known)}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError(f"a key is given twice among {[key for key, _ in pairs]}")
-    return dict(pairs)
+        raise ValueError(f"{where}: unknown keys {shorten(unknown)}, the known ones are {list(known)}")
 
 
 def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    """A value as JSON, shortened; of a long text only the head is looked at."""
+    text = json.dumps(value[:60] if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."

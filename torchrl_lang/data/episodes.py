@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Episode", "Turn"]
+from torchrl_lang.storage.errors import shorten
 
-_LARGEST = torch.finfo(torch.float32).max
+__all__ = ["LARGEST_REWARD", "Episode", "Turn"]
+
+LARGEST_REWARD: float = torch.finfo(torch.float32).max
+"""Rewards of rows are float32."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,14 @@ class Turn:
     tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.reward is not None and not abs(self.reward) <= _LARGEST:
-            raise ValueError(f"The reward of a turn must be a finite float32, got {self.reward} for {self.text!r}.")
+        if self.reward is not None and not abs(self.reward) <= LARGEST_REWARD:
+            raise ValueError(
+                f"The reward of a turn must be a finite float32, got {self.reward} for {shorten(self.text)}."
+            )
         if self.reward is None and not self.closed:
-            raise ValueError(f"closed=False is for turns of the agent, which have a reward; {self.text!r} has none.")
+            raise ValueError(
+                f"closed=False is for turns of the agent, which have a reward; {shorten(self.text)} has none."
+            )
 
     @property
     def by_agent(self) -> bool:

@@ -83,7 +83,7 @@ def generate_dataset(
             written, total = written + rows.shape[0], total + float(rows.get(TOKEN_REWARD).sum())
             bar.set_postfix(mean_return=f"{total / written:.3f}", refresh=False)
             bar.update(rows.shape[0])
-    return load_dataset(folder, tokenizer=tokenizer)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
 def _steps(env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase] | None) -> Iterator[TensorDictBase]:

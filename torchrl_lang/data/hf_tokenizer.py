@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang.data.tokenizers import CharTokenizer
+from torchrl_lang.data.tokenizers import CharTokenizer, config_fields, read_control
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage.errors import one_line, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +31,11 @@ class HFTokenizer:
     Args:
         source: a fast tokenizer, or a name or local path to load one from.
         control: other names for control tokens, by field of :class:`~torchrl_lang.schema.ControlTokens`.
+        trust_remote_code: where ``source`` is a name or a path: run code that comes with the tokenizer, with all rights
+            of this process. Read it first.
 
     Raises:
+        OSError: no tokenizer is found under the name or path, or it needs code of its own.
         TypeError: the tokenizer is none of the fast ones (of the ``tokenizers`` library).
         ValueError: plain text could spell a control token, so that its name must change; or a field is unknown.
 
@@ -50,9 +55,13 @@ class HFTokenizer:
     """
 
     def __init__(
-        self, source: str | os.PathLike[str] | PreTrainedTokenizerBase, *, control: Mapping[str, str] | None = None
+        self,
+        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        *,
+        control: Mapping[str, str] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        tokenizer = _load(source) if isinstance(source, str | os.PathLike) else source
+        tokenizer = _load(source, trust_remote_code) if isinstance(source, str | os.PathLike) else source
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not hasattr(backend, "to_str"):
             raise TypeError(
@@ -68,7 +77,13 @@ class HFTokenizer:
         unknown = sorted(set(names) - set(CharTokenizer.DEFAULT_CONTROL))
         if unknown:
             raise ValueError(f"Unknown control tokens {unknown}: the fields are {list(CharTokenizer.DEFAULT_CONTROL)}.")
-        self.backend = Tokenizer.from_str(serialized)
+        missing = sorted(set(CharTokenizer.DEFAULT_CONTROL) - set(names))
+        if missing:
+            raise ValueError(f"The control tokens {missing} are missing: give each a name.")
+        try:
+            self.backend = Tokenizer.from_str(serialized)
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"This is no tokenizer of the tokenizers library ({one_line(error)}).") from error
         """The ``tokenizers.Tokenizer`` that does the work, control tokens included."""
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -76,18 +91,22 @@ class HFTokenizer:
         self.backend.encode_special_tokens = True  # the library's word for "special tokens in a text are plain text"
         self._control_names = dict(names)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        self._control = ControlTokens(**{field: vocabulary[name] for field, name in names.items()})
-        self._control_ids = frozenset(self._control.ids())
         # A vocabulary may have holes; a model's embedding needs a row up to the largest id.
         self._vocab_size = 1 + max(vocabulary.values())
+        ids = {field: vocabulary[name] for field, name in names.items()}
+        self._control = ControlTokens(**ids, vocab_size=self._vocab_size)
+        self._control_ids = frozenset(self._control.ids())
         for name in names.values():
-            self.encode(name)
+            with suppress(_NotEncodable):
+                self.encode(name)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> HFTokenizer:
-        """The tokenizer whose :meth:`config` this is."""
+        """The tokenizer whose :meth:`config` this is; ``ValueError`` where it is none."""
+        fields = config_fields(config)
+        serialized, control = fields.take("tokenizer", dict), read_control(fields)
         tokenizer = cls.__new__(cls)
-        tokenizer._build(json.dumps(config["tokenizer"]), config["control"])
+        tokenizer._build(json.dumps(serialized), control)
         return tokenizer
 
     @property
@@ -101,16 +120,18 @@ class HFTokenizer:
         return self._control
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text; ``ValueError`` where its pieces would spell a control token."""
+        """Ids of a plain text; ``ValueError`` where its pieces would spell a control token, or there are none."""
         try:
             ids = self.backend.encode(text, add_special_tokens=False).ids
         except TypeError:  # what the library raises for half a surrogate pair, which JSON can bring into a string
-            raise ValueError(f"{text!r} is no text that can be written in Unicode.") from None
+            raise _NotEncodable(f"{shorten(text)} is no text that can be written in Unicode.") from None
+        except Exception as error:  # the library raises nothing more special where it has no token for unknown text
+            raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
         if not self._control_ids.isdisjoint(ids):
             found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
             raise ValueError(
-                f"The plain text {text!r} is read as the control token {' '.join(found)}, which is a word of this "
-                f"tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
+                f"The plain text {shorten(text)} is read as the control token {' '.join(found)}, which is a word of "
+                f"this tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
             )
         return ids
 
@@ -127,10 +148,19 @@ class HFTokenizer:
         }
 
 
-def _load(source: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+class _NotEncodable(ValueError):
+    """A text that a tokenizer has no ids for."""
+
+
+def _load(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # here, because importing it takes a second or two
 
-    return AutoTokenizer.from_pretrained(os.fspath(source))
+    try:
+        return AutoTokenizer.from_pretrained(os.fspath(source), trust_remote_code=trust_remote_code)
+    except Exception as error:  # damaged files show up as any exception, of many lines
+        raise OSError(
+            f"There is no tokenizer in {os.fspath(source)!r} that can be read ({one_line(error)})."
+        ) from error
 
 
 def _own_pad(tokenizer: PreTrainedTokenizerBase, backend: Any) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,11 +16,13 @@ from torchrl_lang.data.dialogues import parse_dialogue
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.layout import Layout, cut_layout, fits, lay_out, stack_layouts
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.storage import FileError, regular_file
 
 __all__ = ["BadLine", "dataset_from_jsonl", "read_jsonl"]
 
 _BLOCK = 10_000
-_SHOWN = 10
+_SHOWN = 5
+_REMEDY = "fix them, or leave them out with on_error='skip'"
 
 
 class BadLine(NamedTuple):
@@ -34,20 +38,27 @@ def read_jsonl(
 ) -> tuple[list[Episode], list[BadLine]]:
     """Read a file of dialogues; see :func:`~torchrl_lang.data.parse_dialogue` for what a line holds.
 
-    Empty lines hold nothing.
+    Empty lines are no dialogues.
 
     Args:
-        path: the file, UTF-8.
+        path: the file, UTF-8, with or without a byte order mark.
         on_error: "raise" lists the first bad lines in an error; "skip" goes on without them, warns and returns them.
         ignore: keys of a line that are left out on purpose.
 
     Returns:
         The episodes, and the lines that were skipped.
+
+    Raises:
+        FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    bad = _BadLines(Path(path), on_error)
-    episodes = [found for number, found in _lines(Path(path), ignore) if bad.keeps(number, found)]
+    path = Path(path)
+    bad = _BadLines(path, on_error)
+    found = [episode for number, episode in _lines(path, ignore) if bad.keeps(number, episode)]
     bad.report()
-    return [episode for episode in episodes if isinstance(episode, Episode)], bad.lines
+    episodes = [episode for episode in found if isinstance(episode, Episode)]
+    if not episodes:
+        raise _no_dialogue(path)
+    return episodes, bad.lines
 
 
 def dataset_from_jsonl(
@@ -78,7 +89,7 @@ def dataset_from_jsonl(
         overwrite: replace the data set that stands there.
 
     Raises:
-        ValueError: the file holds bad lines and ``on_error`` is "raise", or no good one.
+        FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
     """
     if on_overflow not in ("error", "truncate"):
         raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
@@ -97,6 +108,8 @@ def dataset_from_jsonl(
                 writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
                 block.clear()
         bad.report()
+        if not writer.rows and not block:
+            raise _no_dialogue(path)
         writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
         writer.notes = {"skipped": [line._asdict() for line in bad.lines], "truncated_lines": truncated}
     if truncated:
@@ -105,7 +118,7 @@ def dataset_from_jsonl(
             f"to their heads; the first is on line {truncated[0]}.",
             stacklevel=2,
         )
-    return load_dataset(folder, tokenizer=tokenizer)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
 class _BadLines:
@@ -129,26 +142,43 @@ class _BadLines:
         """Raise or warn if there were bad lines."""
         if not self.lines:
             return
-        shown = "\n".join(f"  line {line}: {reason}" for line, reason in self.lines[:_SHOWN])
+        shown = "; ".join(f"line {line}: {reason}" for line, reason in self.lines[:_SHOWN])
         if self.on_error == "raise":
-            so_far = " (reading stopped there)" if len(self.lines) == _SHOWN else ""
-            raise ValueError(
-                f"{len(self.lines)} bad lines in {self.path}{so_far}:\n{shown}\nMend them, or leave them out with "
-                f"on_error='skip'."
-            )
-        warnings.warn(f"{len(self.lines)} bad lines of {self.path} were skipped, the first are:\n{shown}", stacklevel=3)
+            least = "at least " * (len(self.lines) == _SHOWN)  # where reading stopped
+            raise FileError(self.path, f"holds {least}{self._count()} ({shown})", _REMEDY)
+        more = "; ..." if len(self.lines) > _SHOWN else ""
+        warnings.warn(f"{self._count()} of {self.path} skipped ({shown}{more}).", stacklevel=3)
+
+    def _count(self) -> str:
+        return "1 bad line" if len(self.lines) == 1 else f"{len(self.lines)} bad lines"
+
+
+def _no_dialogue(path: Path) -> FileError:
+    return FileError(path, "holds no dialogue", "give a file with a JSON object a line")
 
 
 def _lines(path: Path, ignore: Sequence[str]) -> Iterator[tuple[int, Episode | str]]:
     """Number and episode of each line that is not empty, or the reason why it holds none."""
-    with path.open("rb") as file:
+    with regular_file(path, remedy="give the path of a text file with a JSON object a line").open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            if not raw.strip():
-                continue
-            try:
-                yield number, parse_dialogue(raw.decode("utf-8-sig" if number == 1 else "utf-8"), ignore=ignore)
-            except (ValueError, RecursionError) as error:
-                yield number, str(error)
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            if raw.strip():
+                yield number, _parse(raw, ignore)
+
+
+def _parse(raw: bytes, ignore: Sequence[str]) -> Episode | str:
+    """The episode of a line, or the reason why it holds none."""
+    try:
+        return parse_dialogue(raw.decode("utf-8"), ignore=ignore)
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 (byte {error.start + 1} is {raw[error.start]:#04x})"
+    except json.JSONDecodeError as error:
+        return f"it is not JSON ({error.msg} at character {error.pos + 1})"
+    except RecursionError:
+        return "its JSON is nested too deeply"
+    except ValueError as error:
+        return str(error)
 
 
 def _encode(found: Episode | str, tokenizer: Tokenizer, row_length: int, on_overflow: str) -> Layout | str:

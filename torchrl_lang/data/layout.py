@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, ControlTokens
+from torchrl_lang.storage.errors import shorten
 
 __all__ = ["Layout", "TokenReward", "cut_layout", "fits", "lay_out", "stack_layouts"]
 
@@ -68,7 +69,9 @@ def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
         ids, forbidden = list(turn.tokens), _ends(turn, control)
     bad = set(ids).intersection(forbidden)
     if bad:
-        raise ValueError(f"The turn {turn.text!r} holds control tokens {sorted(bad)}, which would break the row apart.")
+        raise ValueError(
+            f"The turn {shorten(turn.text)} holds control tokens {sorted(bad)}, which would break the row apart."
+        )
     return ids
 
 
@@ -80,7 +83,11 @@ def _ends(turn: Turn, control: ControlTokens) -> tuple[int, ...]:
 def _add(reward: list[float], extra: Sequence[float], agent: list[bool]) -> list[float]:
     if len(extra) != len(reward):
         raise ValueError(f"token_reward gave {len(extra)} rewards for a row of {len(reward)} tokens: give one a token.")
-    return [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
+    total = [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
+    for position, value in enumerate(total):
+        if not abs(value) <= LARGEST_REWARD:
+            raise ValueError(f"token_reward makes {value} of the reward at position {position}: it must be finite.")
+    return total
 
 
 def fits(layout: Layout, row_length: int) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.schema import ATTENTION_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
 __all__ = ["TrimRows", "row_buffer"]
 
@@ -82,7 +84,8 @@ def row_buffer(
     (``buffer.state_dict()`` would hold all the data as well).
 
     Args:
-        data: a data set, or rows ``[N]``.
+        data: a data set, or rows ``[N]``. Of no rows at all, such as those of a collector's batch in which no episode
+            ended, empty batches are sampled, for which losses are zero.
         batch_size: rows in a batch.
         seed: seed of the order.
         trim: cut batches to their longest row (see :class:`TrimRows`).
@@ -92,6 +95,9 @@ def row_buffer(
         prefetch: batches that threads, as many, read ahead while the last one is trained on. It pays where reading is
             slow or a core is free. With one thread the batches keep their order; with more they may swap places.
         transform: applied to a batch after trimming.
+
+    Raises:
+        TypeError, ValueError: rows in memory are malformed, see :func:`~torchrl_lang.schema.check_row`.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, to_rows
@@ -104,10 +110,14 @@ def row_buffer(
     rows = data.rows if isinstance(data, RowDataset) else data
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
-    if bucket:
+    if rows is data:  # a data set was checked when it was written
+        _check_entering(rows)
+    if not rows.shape[0]:
+        sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
+    elif bucket:
         pool = 16 if bucket is True else int(bucket)
         lengths = row_length(entry(rows, ATTENTION_MASK))
-        sampler: EpochSampler = BucketSampler(lengths, batch_size, seed=seed, pool=pool, drop_last=drop_last)
+        sampler = BucketSampler(lengths, batch_size, seed=seed, pool=pool, drop_last=drop_last)
     else:
         sampler = EpochSampler(seed=seed, drop_last=drop_last)
     first = TrimRows() if trim else DTypeCastTransform(torch.int32, torch.int64, in_keys=[TOKENS])
@@ -119,3 +129,19 @@ def row_buffer(
         prefetch=prefetch,
         transform=first if transform is None else Compose(first, transform),
     )
+
+
+class _NoRows(EpochSampler):
+    """Samples empty batches, each an epoch of its own."""
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """No index."""
+        self._epoch, self._ran_out = self._epoch + 1, True
+        return torch.zeros(0, dtype=torch.int64), {}
+
+
+def _check_entering(rows: TensorDictBase) -> None:
+    """Raise unless rows are well-formed; losses such as behaviour cloning need no rewards, so these may be missing."""
+    if rows.get(TOKEN_REWARD, None) is None:
+        rows = rows.copy().set(TOKEN_REWARD, torch.zeros(rows.get(TOKENS).shape, device=rows.device))
+    check_row(rows)

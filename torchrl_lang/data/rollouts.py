@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,8 +10,19 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.carried import carried
+from torchrl_lang.data.step_rewards import reward_entries, step_rewards
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED
+from torchrl_lang.schema import (
+    ACTION_MASK,
+    ATTENTION_MASK,
+    DONE,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TOKENS,
+    TRUNCATED,
+    check_row,
+)
 
 __all__ = ["episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
@@ -49,7 +59,11 @@ def rows_at(rollout: TensorDictBase, take: Tensor, keep: Sequence[str] = ()) -> 
 
 
 def rows_from_rollout(
-    rollout: TensorDictBase, *, unfinished: Literal["drop", "truncate"], carry: Sequence[NestedKey] = ()
+    rollout: TensorDictBase,
+    *,
+    unfinished: Literal["drop", "truncate"],
+    carry: Sequence[NestedKey] = (),
+    reward_key: NestedKey | None = REWARD,
 ) -> TensorDict:
     """Rows ``[N]`` of the episodes in a rollout or a collector's batch ``[*B, time]``.
 
@@ -62,18 +76,23 @@ def rows_from_rollout(
             it as it stands, marked truncated.
         carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to be taken along to
             the tokens' places, ``[N, T]``: ``["token_log_prob"]`` is what rewards kept near a reference need.
+        reward_key: the steps' reward behind ``"next"`` that ``token_reward`` adds up to, turn by turn: by default the
+            one that the policy was given, as transforms such as ``RewardScaling`` left it. Where it differs from what
+            the environment paid for the turn's tokens, the difference goes to the turn's last token. None keeps the
+            environment's own token rewards.
 
     Returns:
-        The entries of a row, ``terminated`` and ``truncated``, and what is carried, in memory of their own.
+        The entries of a row, ``terminated`` and ``truncated``, and what is carried, in memory of their own. Where a
+        penalty for the divergence from a reference was taken off the steps' reward, ``raw_reward`` ``[N, T]`` holds
+        the rewards without it, and the rows cannot be penalised a second time.
 
     Raises:
-        KeyError: the rollout is of no language environment, or has nothing to carry under that name.
-        ValueError: something is carried and an episode began before the rollout, so that a part of it is missing.
+        KeyError: the rollout is of no language environment, or has no such reward, or nothing to carry under that name.
+        ValueError: something is carried, or transforms changed the rewards, and an episode began before the rollout,
+            so that a part of it is missing; or values of the rows make no sense, see
+            :func:`~torchrl_lang.schema.check_values`.
 
     Note:
-        Rows hold the environment's own rewards, whatever transforms did to ``reward``; a warning says so where a reward
-        was kept near a reference.
-
         The first episodes to finish are the short ones. For a data set without that bias use
         :func:`~torchrl_lang.data.generate_dataset`, which keeps the first episodes to begin.
 
@@ -84,7 +103,8 @@ def rows_from_rollout(
         >>> done = torch.tensor([[[False], [True], [False]]])
         >>> row = torch.zeros(1, 3, 4)
         >>> step = TensorDict(tokens=torch.arange(12).view(1, 3, 4), attention_mask=row == 0, action_mask=row > 0,
-        ...                   token_reward=row, done=done, terminated=done, truncated=~done & done)
+        ...                   token_reward=row, done=done, terminated=done, truncated=~done & done,
+        ...                   reward=torch.zeros(1, 3, 1))
         >>> rollout = TensorDict({"attention_mask": row > 0, "next": step}, batch_size=[1, 3])
         >>> rows_from_rollout(rollout, unfinished="drop")["tokens"]
         tensor([[4, 5, 6, 7]])
@@ -97,19 +117,18 @@ def rows_from_rollout(
     missing = [key for key in (*ROW_KEYS, TERMINATED) if step.get(key, None) is None]
     if missing:
         raise KeyError(f"The rollout has no {missing} under 'next': it must come from a language environment.")
-    if step.get("raw_reward", None) is not None:
-        warnings.warn(
-            "A transform changed the environment's rewards (there is a 'raw_reward'), but rows hold the environment's "
-            "own token rewards. Adjust the rows instead, behind this conversion, if a loss is to see the change.",
-            stacklevel=2,
-        )
+    rewards = reward_entries(step, reward_key)
     take = finished_steps(rollout)
     if unfinished == "truncate":
         running = ~rollout.get(("next", DONE)).squeeze(-1)
         running[..., :-1] = False
         take = take | running
     rows = rows_at(rollout, take)
-    return rows.update(carried(rollout, take, rows[ACTION_MASK], carry)) if carry else rows
+    rows.update({name: step_rewards(rollout, take, rows, key) for name, key in rewards.items()})
+    if carry:
+        rows.update(carried(rollout, take, rows[ACTION_MASK], carry))
+    check_row(rows)
+    return rows
 
 
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:

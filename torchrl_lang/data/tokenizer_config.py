@@ -7,20 +7,22 @@ from typing import Any
 
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
+from torchrl_lang.storage.errors import shorten
 
-__all__ = ["tokenizer_from_config"]
+__all__ = ["KINDS", "tokenizer_from_config"]
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
     "huggingface": HFTokenizer.from_config,
 }
+"""What builds a tokenizer, by the ``kind`` in its configuration."""
 
 
 def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer whose ``config()`` this is.
 
     Raises:
-        ValueError: the configuration names a kind that is not among the known ones.
+        ValueError: the configuration is damaged, or names a kind that is not among the known ones.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, tokenizer_from_config
@@ -29,10 +31,18 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
         [2, 0, 1]
     """
     kind = config.get("kind")
-    build = _KINDS.get(str(kind))
+    build = KINDS.get(str(kind))
     if build is None:
         raise ValueError(
-            f"A tokenizer configuration of kind {kind!r} came, the known kinds are {sorted(_KINDS)}: build a tokenizer "
-            f"of your own kind yourself and hand it over."
+            f"A tokenizer configuration of kind {shorten(kind)} came, the known kinds are {sorted(KINDS)}: build a "
+            f"tokenizer of your own kind yourself and hand it over."
         )
-    return build(config)
+    try:
+        return build(config)
+    except ValueError:
+        raise
+    except Exception as error:  # the tokenizers library raises plain exceptions
+        raise ValueError(
+            f"The configuration of a tokenizer of kind {kind!r} is damaged ({type(error).__name__}: "
+            f"{shorten(str(error))}): write it again from the tokenizer."
+        ) from error

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage import Fields
+from torchrl_lang.storage.errors import shorten
 
-__all__ = ["CharTokenizer", "Tokenizer", "fingerprint"]
+__all__ = ["CharTokenizer", "Tokenizer", "config_fields", "config_fingerprint", "fingerprint", "read_control"]
 
 
 @runtime_checkable
@@ -27,7 +29,7 @@ class Tokenizer(Protocol):
 
     @property
     def control(self) -> ControlTokens:
-        """Ids of the control tokens."""
+        """Ids of the control tokens, with ``vocab_size``: policies generate ids below it."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
@@ -79,11 +81,16 @@ class CharTokenizer:
         self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
         if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
             raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
+        if self._control_names.keys() != self.DEFAULT_CONTROL.keys():
+            raise ValueError(
+                f"A tokenizer has the control tokens {[*self.DEFAULT_CONTROL]}, got {[*self._control_names]}."
+            )
         missing = [name for name in self._control_names.values() if name not in self.symbols]
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
-        self._control = ControlTokens(**{field: self._id[name] for field, name in self._control_names.items()})
+        ids = {field: self._id[name] for field, name in self._control_names.items()}
+        self._control = ControlTokens(**ids, vocab_size=len(self.symbols))
         plain = [symbol for symbol in self.symbols if self._id[symbol] not in self._control.ids()]
         self._alphabet = "".join(plain)
         self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
@@ -110,8 +117,8 @@ class CharTokenizer:
             match = self._pattern.match(text, position)
             if match is None:
                 raise ValueError(
-                    f"{text[position]!r} at position {position} of {text!r} is not in this tokenizer's alphabet "
-                    f"{self._alphabet!r}."
+                    f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
+                    f"{shorten(self._alphabet)}."
                 )
             ids.append(self._id[match.group()])
             position = match.end()
@@ -127,10 +134,27 @@ class CharTokenizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
-        """The tokenizer whose :meth:`config` this is."""
-        return cls(config["symbols"], config["control"])
+        """The tokenizer whose :meth:`config` this is; ``ValueError`` where it is none."""
+        fields = config_fields(config)
+        return cls(fields.list_of("symbols", str), read_control(fields))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A short hash of a tokenizer's configuration: equal ids for equal text, equal fingerprint."""
-    return hashlib.sha256(json.dumps(tokenizer.config(), sort_keys=True).encode()).hexdigest()[:16]
+    return config_fingerprint(tokenizer.config())
+
+
+def config_fingerprint(config: Mapping[str, Any]) -> str:
+    """The :func:`fingerprint` of the tokenizer whose configuration this is."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def config_fields(config: Mapping[str, Any]) -> Fields:
+    """A tokenizer's configuration, to be read by name and type."""
+    return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+
+
+def read_control(fields: Fields) -> dict[str, str]:
+    """The names of the control tokens in a tokenizer's configuration."""
+    control = fields.object("control")
+    return {name: control.take(name, str) for name in control.content}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from torchrl_lang.schema import (
@@ -293,8 +293,10 @@ def _check_mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequen
 def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
     state = game[0] if game[1][DONE].any() else game[1]
     _play(env, seed + 1, actions[:1])
+    given = state.select(*_KEYS).clone()
+    named = {key: given.get(key) for key in ROW_KEYS} if isinstance(env, TransformedEnv) else {}
     try:
-        came = env.reset(state.select(*_KEYS).clone(), set_state=True)
+        came = env.reset(given, set_state=True, **named)
     except (KeyError, ValueError, NotImplementedError):
         return
     _check_same("state", [state.exclude(REWARD)], [came], "what was given to reset and what it returned")

@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.row_grammar import TokenKind, check_order, token_kinds
 from torchrl_lang.envs.rows import Rows
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row
 
@@ -19,7 +20,7 @@ def count_turns(rows: Rows, control: ControlTokens) -> Tensor:
 
 
 def rows_to_continue(
-    options: TensorDictBase | None,
+    options: TensorDictBase,
     fresh: Tensor,
     tokenizer: Tokenizer,
     *,
@@ -30,12 +31,9 @@ def rows_to_continue(
     """The transcripts in a flattened (``[N]``) reset tensordict, checked where ``fresh`` (bool ``[N]``).
 
     Raises:
-        KeyError: an entry of a row is missing.
         ValueError: a row is malformed, has another width, has ended, has no room or no turn left, or stops inside an
-            utterance.
+            utterance or a reply.
     """
-    if options is None or not {*ROW_KEYS} <= set(options.keys()):
-        raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
     check_row(options, vocab_size=tokenizer.vocab_size)
     tokens, attention, action, reward = (options.get(key) for key in ROW_KEYS)
     if tokens.shape[-1] != row_length:
@@ -43,17 +41,20 @@ def rows_to_continue(
     control = tokenizer.control
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-    ended = ((tokens == control.end_of_dialogue) & ~action).any(-1)
+    _refuse(fresh & (rows.length == 0), "are empty", "a row opens with begin_state or begin_action")
+    kinds = token_kinds(rows, control)
+    check_order(rows, kinds, fresh)
     full = rows.length + action_length + 1 > row_length
     if max_turns is not None:
         full = full | (count_turns(rows, control) >= max_turns)
-    # Whose turn it is shows in the last token: in the middle of an utterance that is the agent's, but not its end.
-    last = (rows.length - 1).clamp_min(0)[:, None]
-    unfinished = (action.gather(-1, last) & (tokens.gather(-1, last) != control.end_of_action)).squeeze(-1)
-    _refuse(fresh & (rows.length == 0), "are empty", "a row opens with begin_state or begin_action")
-    _refuse(fresh & ended, "have ended", "reset them without set_state")
+    last = kinds.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
+    speaking = (last == TokenKind.REPLY) | (last == TokenKind.BEGIN_STATE)
+    _refuse(fresh & (last == TokenKind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
     _refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-    _refuse(fresh & unfinished, "stop inside an utterance", "finish it with end_of_action, or use TokenEnv")
+    _refuse(
+        fresh & (last == TokenKind.SAID), "stop inside an utterance", "finish it with end_of_action, or use TokenEnv"
+    )
+    _refuse(fresh & speaking, "stop inside a text of the environment", "finish it with end_of_state")
     return rows
 
 

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs import entries
 from torchrl_lang.envs.continuation import count_turns, rows_to_continue
-from torchrl_lang.envs.entries import given_action, named_entry, reset_options, stepped
 from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
+from torchrl_lang.envs.specs import flags, row_specs, token_ids
 from torchrl_lang.envs.turns import Reply, opened_rows, planned_turn
 from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
     DONE,
     REWARD,
-    ROW_KEYS,
     TERMINATED,
     TOKEN_REWARD,
     TOKENS,
@@ -53,14 +53,16 @@ class LanguageEnv(EnvBase):
     to come; rows in play go on. A copy (``deepcopy``, or in another process) of an environment that was given a seed
     plays on as the original would; without one it takes a new seed.
 
-    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead.
+    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead, or
+    from those given by keyword, ``reset(set_state=True, **rows.select(*ROW_KEYS))``. Rows with a hole, with padding on
+    the left, or in another order than this environment writes them are refused.
 
     A task may let ``reset`` name what is played, as the hidden word of Wordle: as an entry of the tensordict or by
-    keyword, ``reset(hidden_word=...)``. Give it by keyword where the environment is wrapped: ``TransformedEnv`` and
-    ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand keywords on. Of the
-    environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
-    ``reset(list_of_kwargs=[{...}, ...])``. These two also take rows in the tensordict, with a warning, for
-    ``set_state=True`` until TorchRL 0.15: say ``set_state=False`` to reset them with such a tensordict.
+    keyword, ``reset(hidden_word=...)``. Give names and rows by keyword where the environment is wrapped:
+    ``TransformedEnv`` and ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand
+    keywords on. Of the environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
+    ``reset(list_of_kwargs=[{...}, ...])``. (Rows are not declared as TorchRL's ``state_spec``: no step reads them, and
+    a transform that renames, drops or casts an observation would then have to do the same to the state.)
 
     ``to`` moves the environment to a device. Rows in play stay behind: reset it then.
 
@@ -159,38 +161,20 @@ class LanguageEnv(EnvBase):
     # -- TorchRL ---------------------------------------------------------------------------------------------------
 
     def _make_specs(self) -> None:
-        batch, width, device = self.batch_size, self.row_length, self.device
-        vocabulary = self.tokenizer.vocab_size
-
-        def flags(*shape: int) -> Binary:
-            return Binary(n=shape[-1], shape=(*batch, *shape), dtype=torch.bool, device=device)
-
-        self.observation_spec = Composite(
-            {
-                TOKENS: Categorical(vocabulary, shape=(*batch, width), dtype=torch.int64, device=device),
-                ATTENTION_MASK: flags(width),
-                ACTION_MASK: flags(width),
-                TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
-                **self._task_observation_spec(),
-            },
-            shape=batch,
-            device=device,
-        )
-        # Without it TransformedEnv would take the rows out of a reset tensordict.
-        rows = {key: self.observation_spec[key].clone() for key in ROW_KEYS}
-        self.state_spec = Composite(rows, shape=batch, device=device)
-        self.action_spec = Categorical(vocabulary, shape=(*batch, self.action_length), dtype=torch.int64, device=device)
+        batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
+        rows = row_specs(vocabulary, batch, self.row_length, device)
+        self.observation_spec = Composite({**rows, **self._task_observation_spec()}, shape=batch, device=device)
+        self.action_spec = token_ids(vocabulary, batch, self.action_length, device=device)
         self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
-        self.full_done_spec = Composite(
-            {key: flags(1) for key in (DONE, TERMINATED, TRUNCATED)}, shape=batch, device=device
-        )
+        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
 
     def _set_seed(self, seed: int | None) -> None:
         self._seeded = seed is not None
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            self.generator.manual_seed(entries.checked_seed(seed))
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -216,10 +200,12 @@ class LanguageEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        options = reset_options(self, tensordict, kwargs, self._reset_entries)
+        tensordict, named = entries.merge_rows(self, tensordict, kwargs, set_state=set_state)
+        options = entries.reset_options(self, tensordict, named, self._reset_entries)
         fresh = self._fresh(options)
         given = None
         if set_state:
+            assert options is not None
             given = rows_to_continue(
                 options,
                 fresh,
@@ -252,7 +238,7 @@ class LanguageEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        live = stepped(~(self._terminated | self._truncated), tensordict)
+        live = entries.stepped(~(self._terminated | self._truncated), tensordict)
         reward = self._play_turn(self._action(tensordict), live)
         out = self._observe()
         return out.set(REWARD, reward.reshape(*self.batch_size, 1))
@@ -304,7 +290,8 @@ class LanguageEnv(EnvBase):
         full = overflow | (writes.length + self.action_length + 1 > self.row_length)
         if self.max_turns is not None:
             full = full | (turns >= self.max_turns)
-        self._truncated = torch.where(live, full & ~reply.terminated | overflow, self._truncated)
+        cut = overflow if reply.truncated is None else overflow | reply.truncated
+        self._truncated = torch.where(live, full & ~reply.terminated | cut, self._truncated)
         self._terminated = torch.where(live, reply.terminated, self._terminated)
         self._task = {
             key: value if key in self._spared_state else where_rows(live, value, self._task[key])
@@ -316,30 +303,23 @@ class LanguageEnv(EnvBase):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        reset = None if options is None else options.get("_reset", None)
-        if reset is None:
-            return torch.ones(self._n, dtype=torch.bool, device=self.device)
-        fresh = reset.reshape(self._n)
-        if self._rows is None and not fresh.all():
-            raise RuntimeError(
-                f"The first reset of {type(self).__name__} must begin every row, got a partial '_reset' mask: call "
-                f"reset() once without it."
-            )
-        return fresh
+        """The rows that a reset begins anew, bool ``[N]``."""
+        return entries.fresh_rows(self, options, first=self._rows is None)
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
         """What ``reset`` was given under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
-        return named_entry(self, options, key)
+        return entries.named_entry(self, options, key)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = given_action(self, tensordict, self.tokenizer.vocab_size, self.tokenizer.control.pad)
+        action = entries.given_action(self, tensordict)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
                 f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, "
                 f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
             )
-        return action.reshape(self._n, self.action_length)
+        action = action.reshape(self._n, self.action_length)
+        return entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment.
@@ -359,11 +339,11 @@ class LanguageEnv(EnvBase):
         }
         if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
             own |= self._task_observation(self._task)
-        entries = {
+        out = {
             key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
         }
         if only is None or ATTENTION_MASK in only:
-            entries[ATTENTION_MASK] = rows.attention_mask
-        entries[DONE] = (terminated | truncated)[:, None]
-        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in entries.items()}
+            out[ATTENTION_MASK] = rows.attention_mask
+        out[DONE] = (terminated | truncated)[:, None]
+        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in out.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)

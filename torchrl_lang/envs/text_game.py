@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.rows import Rows, Utterance
 from torchrl_lang.functional import random_index
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage.errors import shorten
 
-__all__ = ["TextGame", "TextGameEnv"]
+__all__ = ["OnBadText", "TextGame", "TextGameEnv"]
+
+OnBadText = Literal["truncate", "raise"]
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 """What a game reads where the tokenizer has no text for what the agent wrote."""
-
-
-@runtime_checkable
-class TextGame(Protocol):
-    """One player's game. The same seed begins the same game; all chance comes from the seed."""
-
-    def reset(self, seed: int) -> str:
-        """Begin a game. Returns its opening words; empty where the player speaks first."""
-
-    def step(self, text: str) -> tuple[str, float, bool]:
-        """The answer (may be empty), the reward of this turn, and whether the task has ended."""
 
 
 class TextGameEnv(LanguageEnv):
@@ -45,17 +40,26 @@ class TextGameEnv(LanguageEnv):
     not come from its seed, or a row of another seed, is an error.
 
     What the agent writes never crashes the game loop: control tokens reach the game by name, and an utterance that the
-    tokenizer cannot decode as ``"\N{REPLACEMENT CHARACTER}"``. What a game says must be encodable. Where a game
-    fails, the error says which one and what it was told, and the next call must be a full reset. For games that take
-    their time, play several environments side by side in a ``ParallelEnv``.
+    tokenizer cannot decode as ``"\N{REPLACEMENT CHARACTER}"``. What the game answers to it does not either: where the
+    tokenizer cannot encode a text, the text is left out; where an opening leaves no room for an utterance, its end is
+    cut off. Both are warned of once, and the row is ``truncated`` with its next turn, or with this one where a reply
+    was lost. A reply that is longer than the rest of its row fills the row, which is ``truncated`` at once.
+    ``on_bad_text="raise"`` makes an error of all three.
+
+    Where a game raises an error, a note on it names the game, its seed and turn, and what the agent wrote; where it
+    returns something else than a :class:`TextGame` does, or a reward that is not finite, the error does. The next call
+    must then be a full reset. For games that take their time, play several environments side by side in a
+    ``ParallelEnv``.
 
     Args:
-        make_game: makes a new game; called once for every row of the batch.
+        make_game: makes a new game, a :class:`TextGame`; called once for every row of the batch.
+        on_bad_text: what happens where a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
-        ValueError: the tokenizer cannot encode what a game says (the message names the game and the text); on
+        TypeError: a game returns something else than texts, numbers and flags; the message names the game and its turn.
+        ValueError: a reward is not finite; with ``on_bad_text="raise"`` a text cannot be encoded or does not fit; on
             ``reset``, a row is not what its game seed plays.
 
     Examples:
@@ -81,10 +85,14 @@ class TextGameEnv(LanguageEnv):
         row_length: int,
         action_length: int,
         max_turns: int | None = None,
+        on_bad_text: OnBadText = "truncate",
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
+        one_of("on_bad_text", on_bad_text, ("truncate", "raise"))
+        self.on_bad_text: OnBadText = on_bad_text
+        self._warned: set[str] = set()
         super().__init__(
             tokenizer,
             row_length=row_length,
@@ -107,25 +115,31 @@ class TextGameEnv(LanguageEnv):
         named = self._named(options, "game_seed")
         seed = self._draw_seeds(episode) if named is None else named
         texts: list[list[int]] = [[] for _ in self._games]
+        cut = [False] * self._n
         with self._all_or_none():
-            seeds = dict(zip(_true(fresh), seed[fresh].tolist(), strict=True))
-            for row, text in self._begin_all(seeds):
-                texts[row] = self._encode(text, row, seeds[row])
+            rows = _true(fresh)
+            places = {row: GamePlace(row, s, 0) for row, s in zip(rows, seed[fresh].tolist(), strict=True)}
+            for row, returned in self._begin_all(places):
+                texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
             standing = self._standing()
-        return *self._pad(texts), {"game_seed": seed, **standing}
+        return *self._pad(texts), {"game_seed": seed, "cut": torch.tensor(cut, device=self.device), **standing}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
         texts: list[list[int]] = [[] for _ in self._games]
-        rewards, ended = [0.0] * self._n, [False] * self._n
-        seeds, lengths, said = (values.tolist() for values in (task["game_seed"], utterance.length, utterance.tokens))
+        rewards, terminated, truncated = [0.0] * self._n, [False] * self._n, [False] * self._n
+        seeds, turns = task["game_seed"].tolist(), self._turns.tolist()
+        lengths, said, room = utterance.length.tolist(), utterance.tokens.tolist(), self._room(utterance)
         with self._all_or_none():
-            utterances = {row: said[row][: lengths[row]] for row in _true(live)}
-            for row, (text, rewards[row], ended[row]) in self._play_all(utterances, seeds):
-                texts[row] = self._encode(text, row, seeds[row])
+            places = {row: GamePlace(row, seeds[row], turns[row] + 1) for row in _true(live)}
+            for row, returned in self._play_all({row: said[row][: lengths[row]] for row in places}, places):
+                turn = read_turn(returned, places[row])
+                texts[row], lost = self._fit_reply(turn, places[row], room[row])
+                rewards[row], terminated[row], truncated[row] = turn.reward, turn.terminated, turn.truncated or lost
             standing = self._standing()
         tokens, length = self._pad(texts)
         reward = torch.tensor(rewards, dtype=torch.float32, device=self.device)
-        return Reply(tokens, length, reward, torch.tensor(ended, device=self.device)), {**task, **standing}
+        ended = torch.tensor([terminated, truncated], device=self.device)
+        return Reply(tokens, length, reward, ended[0], ended[1] | task["cut"]), {**task, **standing}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         with self._all_or_none():
@@ -153,21 +167,21 @@ class TextGameEnv(LanguageEnv):
         yield
         self._rows = rows
 
-    # -- all games, one after the other; what plays them side by side says so here -------------------------------------
+    # -- all games, one after the other; a subclass that plays them side by side overrides these -----------------------
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         """Seeds of episodes that came without, int64 ``[N]``."""
         return random_index(self._key, episode, 2**31)
 
-    def _begin_all(self, seeds: Mapping[int, int]) -> Iterable[tuple[int, str]]:
-        """Begin the games of some rows with their seeds; rows and opening words."""
-        return ((row, self._begin(row, seed)) for row, seed in seeds.items())
+    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        """Begin the games of some rows; the rows, and what each game's ``reset`` returned."""
+        return ((row, self._begin(place)) for row, place in places.items())
 
     def _play_all(
-        self, utterances: Mapping[int, list[int]], seeds: Sequence[int]
-    ) -> Iterable[tuple[int, tuple[str, float, bool]]]:
-        """Tell the games of some rows what was said; rows, and answer, reward and whether the game has ended."""
-        return ((row, self._play(row, ids, seeds[row])) for row, ids in utterances.items())
+        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
+    ) -> Iterable[tuple[int, Any]]:
+        """Play a turn in the games of some rows; the rows, and what each game's ``step`` returned."""
+        return ((row, self._play(places[row], ids)) for row, ids in utterances.items())
 
     def _standing(self) -> TaskState:
         """What is known of the games beside their seeds, in tensors ``[N, ...]``."""
@@ -175,38 +189,43 @@ class TextGameEnv(LanguageEnv):
 
     # -- one game ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, row: int, seed: int) -> str:
+    def _begin(self, place: GamePlace) -> Any:
         try:
-            return self._games[row].reset(seed)
+            return self._games[place.row].reset(place.seed)
         except Exception as error:
-            error.add_note(f"Game {row} of the batch was being reset with seed {seed}.")
+            error.add_note(f"{place} was being reset.")
             raise
 
-    def _play(self, row: int, ids: list[int], seed: int) -> tuple[str, float, bool]:
+    def _play(self, place: GamePlace, ids: list[int]) -> Any:
         said = self._decode(ids)
         try:
-            text, reward, terminated = self._games[row].step(said)
-            return text, float(reward), bool(terminated)
+            return self._games[place.row].step(said)
         except Exception as error:
-            error.add_note(f"Game {row} of the batch (seed {seed}) was being told {said!r}.")
+            error.add_note(f"{place} was playing {said!r}.")
             raise
 
     def _replay(self, row: int, seed: int, tokens: list[int], agent: list[bool]) -> tuple[list[int], list[float]]:
         """Play the agent's part of a row in the game that has just begun; returns the row so written."""
-        control = self.tokenizer.control
-        opening = self._encode(self._begin(row, seed), row, seed)
+        control, place = self.tokenizer.control, GamePlace(row, seed, 0)
+        opening, _ = self._fit_opening(read_opening(self._begin(place), place), place)
         ids = [control.begin_state, *opening, control.end_of_state] if opening else [control.begin_action]
         rewards = [0.0] * len(ids)
         said: list[int] = []
         for token, is_agent in zip(tokens, agent, strict=True):
             if token == control.end_of_action:
-                text, reward, terminated = self._play(row, said, seed)
-                turn = [*said, token, *self._encode(text, row, seed)]
+                place = place._replace(turn=place.turn + 1)
+                played = read_turn(self._play(place, said), place)
+                reply, lost = self._fit_reply(played, place, self.row_length)
+                if played.truncated or lost:
+                    raise ValueError(
+                        f"{place} was truncated, so that row {row} cannot go on: reset it without set_state."
+                    )
+                turn = [*said, token, *reply]
                 earned = [0.0] * len(turn)
-                earned[len(said) - (0 if is_agent else 1)] = reward
-                if len(turn) > len(said) + 1:
+                earned[len(said) - (0 if is_agent else 1)] = played.reward
+                if reply:
                     turn.append(control.end_of_state)
-                if terminated:
+                if played.terminated:
                     turn.append(control.end_of_dialogue)
                 ids, rewards, said = ids + turn, rewards + earned + [0.0] * (len(turn) - len(earned)), []
             elif is_agent:
@@ -215,14 +234,61 @@ class TextGameEnv(LanguageEnv):
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
-    def _encode(self, text: str, row: int, seed: int) -> list[int]:
+    def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
+        """Ids of an opening that leaves room for an utterance, and whether some of it was lost."""
+        ids = self._encode_or_lose(text, place)
+        room = max(0, self.row_length - self.action_length - 3)  # begin and end of the state, end of the action
+        if ids is not None and len(ids) > room:
+            found = f"opens with {len(ids)} tokens, of which {room} fit into row_length={self.row_length}"
+            self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
+            return ids[:room], True
+        return ids or [], ids is None
+
+    def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
+        """Ids of a reply, and whether it was lost. Longer ones than the row's rest are cut where the row is written."""
+        ids = self._encode_or_lose(turn.text, place)
+        room -= turn.terminated  # the end of the dialogue
+        if self.on_bad_text == "raise" and ids and len(ids) > room:
+            found = f"replies with {len(ids)} tokens, of which {max(0, room)} fit into row_length={self.row_length}"
+            self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
+        return ids or [], ids is None
+
+    def _room(self, utterance: Utterance) -> list[int]:
+        """Tokens that the reply to an utterance may have in each row; nobody asks where replies are cut."""
+        if self.on_bad_text == "truncate":
+            return [self.row_length] * self._n
+        assert self._rows is not None
+        # The end of the action and the end of the state stand around it.
+        return (self.row_length - self._rows.rows.length - utterance.length - 2).tolist()
+
+    def _encode_or_lose(self, text: str, place: GamePlace) -> list[int] | None:
+        """Ids of a text, or None where the tokenizer cannot encode it."""
         try:
-            return self.tokenizer.encode(text)
+            return self._encode(text)
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(
-                f"Game {row} of the batch (seed {seed}) said {text!r}, which the tokenizer cannot encode: {error} "
-                f"Take a tokenizer that knows all the game's words."
-            ) from error
+            reason = str(error)
+        self._lose(
+            place,
+            f"said {shorten(text)}, which the tokenizer cannot encode ({reason[:200]})",
+            "take a tokenizer with all the game's words, or let the game write others",
+        )
+        return None
+
+    def _lose(self, place: GamePlace, found: str, remedy: str) -> None:
+        """Raise, or warn that text is lost: once an environment for openings, once for replies."""
+        if self.on_bad_text == "raise":
+            raise ValueError(f"{place} {found}: {remedy}.")
+        kind = "reply" if place.turn else "opening"
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(
+                f"{place} {found}: the row is truncated, as will be later ones without a warning. To avoid it, "
+                f"{remedy}; on_bad_text='raise' makes it an error.",
+                stacklevel=2,
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
 
     def _decode(self, ids: list[int]) -> str:
         try:
@@ -232,7 +298,7 @@ class TextGameEnv(LanguageEnv):
 
     def _pad(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """int64 ``[N, R]``, right-padded, and the lengths, int64 ``[N]``."""
-        width = max(map(len, texts))
+        width = max(map(len, texts), default=0)
         pad = self.tokenizer.control.pad
         tokens = [text + [pad] * (width - len(text)) for text in texts]
         length = [len(text) for text in texts]

@@ -11,10 +11,10 @@ from torchrl.data import Categorical
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.entries import given_action, stepped
+from torchrl_lang.envs.entries import given_action, in_vocabulary, merge_rows, reset_mask, stepped
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.rows import Rows, where_rows
-from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS, check_row
 
 __all__ = ["TokenEnv"]
 
@@ -29,7 +29,8 @@ class TokenEnv(EnvBase):
 
     The padding token is no token of a row: as an action it is read as the end-of-action token, and so is an id outside
     the vocabulary. Other control tokens are written like any token, as ``env`` does; an actor that must not write them
-    masks them.
+    masks them. An actor over a model with more embeddings than ``tokenizer.vocab_size`` must mask the rest: the row
+    would hold another token than the one whose log-probability the actor wrote.
 
     ``reset(tensordict, set_state=True)`` continues rows that stop anywhere, inside an utterance too.
     What a reset of ``env`` may name, a reset of this one may.
@@ -71,7 +72,6 @@ class TokenEnv(EnvBase):
         self._pending: Tensor | None = None
         self._written: Tensor
         self.observation_spec = env.observation_spec.clone()
-        self.state_spec = env.state_spec.clone()
         self.action_spec = Categorical(
             env.tokenizer.vocab_size, shape=env.batch_size, dtype=torch.int64, device=env.device
         )
@@ -107,13 +107,14 @@ class TokenEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
+        tensordict, named = merge_rows(self, tensordict, kwargs, set_state=set_state)
+        fresh = reset_mask(self, tensordict)
         pending, written = self._no_pending()
         if set_state:
+            assert tensordict is not None
             tensordict, pending, written = self._split(tensordict)
-        out = self.env._reset(tensordict, set_state=set_state, **kwargs)
-        fresh = None if tensordict is None else tensordict.get("_reset", None)
+        out = self.env._reset(tensordict, set_state=set_state, **named)
         if self._pending is not None and fresh is not None:
-            fresh = fresh.reshape(self._n)
             pending = where_rows(fresh, pending, self._pending)
             written = where_rows(fresh, written, self._written)
         self._pending, self._written = pending, written
@@ -140,7 +141,7 @@ class TokenEnv(EnvBase):
         return self._observe(out)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = given_action(self, tensordict, self.tokenizer.vocab_size, self.tokenizer.control.pad)
+        action = given_action(self, tensordict)
         if action.dtype != torch.int64:
             raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
         if action.shape != self.batch_size:
@@ -148,7 +149,7 @@ class TokenEnv(EnvBase):
                 f"TokenEnv expects one token a row, 'action' of shape {tuple(self.batch_size)}, got "
                 f"{tuple(action.shape)}. Utterances are for the environment inside: env.env."
             )
-        return action.reshape(self._n)
+        return in_vocabulary(action.reshape(self._n), self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _no_pending(self) -> tuple[Tensor, Tensor]:
         """No utterance begun, in any row: int64 ``[N, K]`` and the number of its tokens, int64 ``[N]``."""
@@ -156,10 +157,9 @@ class TokenEnv(EnvBase):
         pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
         return pending, torch.zeros_like(pending[:, 0])
 
-    def _split(self, tensordict: TensorDictBase | None) -> tuple[TensorDictBase, Tensor, Tensor]:
+    def _split(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor, Tensor]:
         """Take the utterances that were begun off the ends of the rows."""
-        if tensordict is None or not {*ROW_KEYS} <= set(tensordict.keys()):
-            raise KeyError(f"reset(tensordict, set_state=True) needs a tensordict with {list(ROW_KEYS)}.")
+        check_row(tensordict, vocab_size=self.tokenizer.vocab_size)
         tokens, real, agent, reward = (tensordict.get(key).reshape(self._n, -1) for key in ROW_KEYS)
         position = torch.arange(tokens.shape[-1], device=tokens.device)
         boundary = real & (~agent | (tokens == self.tokenizer.control.end_of_action))

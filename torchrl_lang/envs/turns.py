@@ -24,6 +24,8 @@ class Reply(NamedTuple):
     """float32 ``[N]``: the reward of the turn."""
     terminated: Tensor
     """bool ``[N]``: the task has ended."""
+    truncated: Tensor | None = None
+    """bool ``[N]``: the episode stops here for another reason; None where only turns and the row's room limit it."""
 
 
 def opened_rows(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchrl_lang.evaluation.metrics import Summary
+from torchrl_lang.storage import read_rows
 
 __all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
 
@@ -19,6 +19,9 @@ Columns = Mapping[str, Sequence[float]]
 def read_columns(path: str | Path) -> dict[str, list[float]]:
     r"""Read a CSV log into columns; an empty cell becomes NaN.
 
+    Raises:
+        FileError: the file is missing or damaged.
+
     Examples:
         >>> import tempfile, pathlib
         >>> from torchrl_lang.evaluation import read_columns
@@ -28,11 +31,8 @@ def read_columns(path: str | Path) -> dict[str, list[float]]:
         ...     read_columns(path)
         {'step': [1.0, 2.0], 'loss': [0.5, 0.25], 'return': [nan, -3.0]}
     """
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-        names = reader.fieldnames or []
-    return {name: [float(row[name]) if row[name] else math.nan for row in rows] for name in names}
+    names, rows = read_rows(path, remedy="give the log of a run, or repair that line")
+    return {name: [float(row.get(name, math.nan)) for row in rows] for name in names}
 
 
 def plot_learning_curves(

@@ -27,7 +27,6 @@ from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entrop
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
-from torchrl_lang.functional.sampled_terms import sampled_cross_entropy, systematic_sample
 from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
@@ -61,11 +60,9 @@ __all__ = [
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
-    "sampled_cross_entropy",
     "shift_left",
     "shift_right",
     "standardized",
-    "systematic_sample",
     "td_target",
     "top_k_filter",
     "top_p_filter",

@@ -184,8 +184,10 @@ def with_known_values(
 def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
     """Values less their mean, over their standard deviation, both over what counts; zero elsewhere.
 
-    The deviation is the unbiased one, and at least 1e-6. A single value has none and becomes 0, as values that are all
-    alike do: there is nothing to prefer.
+    The deviation is the unbiased one, over ``n - 1``, as in ``tensor.std()`` and in TorchRL's losses without a mask,
+    and at least 1e-6; with ``counted`` and without it alike. So the result depends a little on ``n``: of a batch that
+    holds everything twice it is ``sqrt((2n - 1) / (2n - 2))`` times as large, about ``1 + 1 / (4n)``. A single value
+    has no deviation and becomes 0, as values that are all alike do: there is nothing to prefer.
 
     Args:
         values: float, any shape.

@@ -64,7 +64,7 @@ def filter_logits(
         >>> filter_logits(torch.tensor([2.0, 1.0, 0.0]), temperature=0.5, top_k=2)
         tensor([4., 2., -inf])
     """
-    if temperature <= 0:
+    if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be positive, got {temperature}. For greedy decoding choose it by name.")
     if temperature != 1.0:
         logits = logits / temperature

@@ -13,11 +13,15 @@ __all__ = ["RandomStream", "generators"]
 class RandomStream(nn.Module):
     """Uniform numbers from a generator of its own; a module, so that whoever seeds a policy's generators finds it.
 
-    A copy, pickled for another process or not, goes on with the same numbers if a seed was given, and takes a new seed
-    from the operating system if not.
+    A copy, pickled for another process or not, goes on with the same numbers if a seed or a generator was given, and
+    takes a new seed from the operating system if not.
 
     Args:
         seed: of the stream.
+        generator: the stream itself, instead of ``seed``; on any device.
+
+    Raises:
+        ValueError: both were given.
 
     Examples:
         >>> import copy, torch
@@ -28,14 +32,16 @@ class RandomStream(nn.Module):
         True
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.seed = seed
-        self.generator = _generator(seed)
+        if seed is not None and generator is not None:
+            raise ValueError("Give either seed or generator, not both.")
+        self.is_seeded = seed is not None or generator is not None
+        self.generator = _generator(seed) if generator is None else generator
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """Uniform numbers in ``[0, 1)``, float64 on the CPU."""
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64)
+    def uniform(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Uniform numbers in ``[0, 1)``, on the generator's device: the CPU unless another generator was given."""
+        return torch.rand(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
 
     def below(self, n: Tensor) -> Tensor:
         """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 where ``n`` is 0."""
@@ -45,15 +51,18 @@ class RandomStream(nn.Module):
         state = dict(super().__getstate__())
         generator = state.pop("generator")
         # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
-        return {**state, "drawn": None if self.seed is None else generator.get_state().numpy().tobytes()}
+        drawn = (str(generator.device), generator.get_state().numpy().tobytes()) if self.is_seeded else None
+        return {**state, "drawn": drawn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         drawn = state.pop("drawn")
         super().__setstate__(state)
-        self.generator = _generator(self.seed)
-        if drawn is not None:
-            self.generator.set_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+        if drawn is None:
+            self.generator = _generator(None)
+        else:
+            self.generator = torch.Generator(drawn[0])
+            self.generator.set_state(torch.frombuffer(bytearray(drawn[1]), dtype=torch.uint8))
 
 
 def generators(policy: Any) -> list[torch.Generator]:

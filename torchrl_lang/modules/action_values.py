@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional import LinearTerm, linear_cross_entropy, linear_margin, sampled_cross_entropy
+from torchrl_lang.functional import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.modules.stacked_heads import StackedHeads
 
 __all__ = ["ActionValueHead", "LastLayer", "few_of_many"]
@@ -149,21 +149,6 @@ class ActionValueHead(StackedHeads, ABC):
     ) -> LinearTerm:
         """:func:`~torchrl_lang.functional.margin_term` of ``forward``'s values; all else as in :meth:`cql_term`."""
         return self._term(linear_margin, hidden, action, margin=margin, chunk_size=chunk_size, recompute=recompute)
-
-    def sampled_cql_term(
-        self,
-        hidden: Tensor,
-        action: Tensor,
-        temperature: Tensor | float = 1.0,
-        *,
-        negatives: Tensor,
-        log_weight: Tensor | None = None,
-    ) -> LinearTerm:
-        """:meth:`cql_term` estimated from ``negatives``, int64 ``[m]``, and their ``log_weight``; see
-        :func:`~torchrl_lang.functional.sampled_cross_entropy` for its bias.
-        """
-        options = {"negatives": negatives, "log_weight": log_weight, "temperature": temperature}
-        return self._term(sampled_cross_entropy, hidden, action, **options)
 
     def _term(self, function: Callable[..., LinearTerm], hidden: Tensor, action: Tensor, **options: Any) -> LinearTerm:
         """A term of the last layer, decision by decision: ``each`` and ``taken`` ``[N, n_q]``.

@@ -29,6 +29,7 @@ __all__ = [
     "qvalue_module",
     "split_actor",
     "value_module",
+    "vocabulary_size",
 ]
 
 LOGITS = "logits"
@@ -66,8 +67,9 @@ def language_actor(
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
     Raises:
-        ValueError: options of the trunk came with a trunk; there is no head, or the model changes its logits behind the
-            head in a way that a head alone cannot.
+        TypeError: ``lm`` is no Hugging Face model.
+        ValueError: options of the trunk came with a trunk; there is no head, it has another width, or the model changes
+            its logits behind the head in a way that a head alone cannot.
 
     Examples:
         >>> import torch
@@ -87,6 +89,9 @@ def language_actor(
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
     if compile:
         trunk.compile()
+    width = getattr(head, "in_features", trunk.width)
+    if width != trunk.width:
+        raise ValueError(f"head reads states of width {width}, the trunk's are {trunk.width} wide.")
     if head is None:
         head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]
@@ -115,13 +120,30 @@ def qvalue_module(head: ActionValueHead) -> TensorDictModule:
         >>> from torchrl_lang.modules import QValueHead, qvalue_module
         >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
         ['hidden_pre_norm']
+
+    Raises:
+        TypeError: ``head`` is no Q head of this library; name the keys of another module in a ``TensorDictModule``.
     """
+    _check_head("qvalue_module", head, ActionValueHead)
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
 
 
 def value_module(head: ValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``."""
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``.
+
+    Raises:
+        TypeError: ``head`` is no value head of this library; name the keys of another module in a ``TensorDictModule``.
+    """
+    _check_head("value_module", head, ValueHead)
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
+
+
+def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
+    if not isinstance(head, kind):
+        raise TypeError(
+            f"{function} takes a {kind.__name__}, got {type(head).__name__}: put another module into "
+            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
+        )
 
 
 class ActorParts(NamedTuple):
@@ -167,6 +189,11 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
     border = next((i for i, module in enumerate(before) if HIDDEN in module.out_keys), len(before) - 1) + 1
     head = before[border:]
     return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+
+
+def vocabulary_size(parts: ActorParts) -> int | None:
+    """``V`` of an actor whose head is a linear layer, adapters included; ``None`` where it cannot be known."""
+    return getattr(getattr(parts.head, "module", None), "out_features", None)
 
 
 def _joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:

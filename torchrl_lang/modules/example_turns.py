@@ -53,7 +53,8 @@ class ExampleTurns(TensorDictModuleBase):
             pickled or not, goes on with the same numbers if a seed was given, and takes a new seed if not.
 
     Raises:
-        ValueError: ``prob`` is no probability; on calls, the two write actions of different shapes.
+        ValueError: ``prob`` is no probability, or one of the two does not write ``action``; on calls, they write
+            actions of different shapes.
 
     Examples:
         >>> import torch
@@ -76,6 +77,12 @@ class ExampleTurns(TensorDictModuleBase):
         super().__init__()
         if not 0 <= prob <= 1:
             raise ValueError(f"prob is a probability, got {prob}.")
+        for name, player in (("policy", policy), ("example", example)):
+            if ACTION not in getattr(player, "out_keys", ()):
+                raise ValueError(
+                    f"{name} must be a module of tensordicts that writes '{ACTION}', this {type(player).__name__} "
+                    f"writes {list(getattr(player, 'out_keys', ()))}."
+                )
         self.policy, self.example, self.prob = policy, example, prob
         self.stream = RandomStream(seed)
         self.in_keys = list(dict.fromkeys([TOKENS, *policy.in_keys, *example.in_keys]))

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
-__all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm"]
+from torchrl_lang.modules.causality import check_causal
+from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
+from torchrl_lang.storage import FileError
+from torchrl_lang.storage.errors import one_line
+
+__all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "non_finite", "quiet_transformers"]
+
+# All that is downloaded: a configuration and weights; no code and no pickles.
+_DOWNLOADED = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+)
+_DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
 class _Sized(Protocol):
@@ -44,7 +65,8 @@ def causal_lm(
         **config: further fields of the model's Hugging Face configuration.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``, or ``kind`` is unknown to transformers.
+        ValueError: ``width`` is no multiple of ``heads``, ``kind`` is unknown to transformers, or its models are not
+            causal.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm
@@ -68,31 +90,146 @@ def causal_lm(
         fields |= {"activation_function": "gelu_pytorch_tanh", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
     else:
         fields |= {"num_key_value_heads": heads, "intermediate_size": 4 * width, "attention_dropout": 0.0}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(fields | config)))
+    described = AutoConfig.for_model(kind, **(fields | config))
+    lm = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+    check_causal(lm)
+    return lm
 
 
-def load_causal_lm(name_or_path: str | Path, tokenizer: _Sized | None = None, **kwargs: Any) -> PreTrainedModel:
+def load_causal_lm(
+    name_or_path: str | Path, tokenizer: _Sized | None = None, *, trust_remote_code: bool = False, **kwargs: Any
+) -> PreTrainedModel:
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
+
+    Weights are read from safetensors files only, and each weight of the model must be there: nothing is left at random
+    values. No code of the model's folder runs unless ``trust_remote_code=True``, which also leaves out the checks of
+    the folder that come before it is read.
 
     Args:
         name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
         tokenizer: its ``vocab_size`` is what the embeddings are fitted to, see :func:`fit_vocabulary`.
-        **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``. Weights load from safetensors only.
+        trust_remote_code: run the code that comes with the model, with all rights of this process. Read it first.
+        **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``, such as ``dtype`` and ``revision``.
 
     Raises:
         OSError: nothing is found under that name.
+        FileError: the model is damaged, its configuration does not fit its weights, some weights are not finite, or it
+            needs code of its own.
+
+    Examples:
+        >>> import json, pathlib, tempfile
+        >>> from torchrl_lang.modules import causal_lm, load_causal_lm
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16).save_pretrained(folder)
+        ...     path = pathlib.Path(folder) / "config.json"
+        ...     _ = path.write_text(path.read_text().replace('"n_layer": 2', '"n_layer": 3'))
+        ...     load_causal_lm(folder)
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.storage.errors.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
+        which its configuration describes: save or download the model again.
     """
-    kwargs.setdefault("use_safetensors", True)
-    lm = AutoModelForCausalLM.from_pretrained(str(name_or_path), **kwargs)
+    if not kwargs.pop("use_safetensors", True):
+        raise ValueError("Weights load from safetensors files only: convert the model first, without use_safetensors.")
+    if trust_remote_code and not Path(name_or_path).is_dir():
+        folder: str | Path = name_or_path  # its code is downloaded with it
+    else:
+        folder = _folder(name_or_path, kwargs)
+    try:
+        with quiet_transformers():
+            if not trust_remote_code:
+                check_model_folder(Path(folder))
+            lm, info = AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are among the loading info
+                **kwargs,
+            )
+    except (FileError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # damaged files show up as any exception, of many lines
+        raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
+    _check_loaded(folder, lm, info)
+    lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
+
+
+def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
+    """The folder of a model, downloaded where it is a name; takes the options of the download out of ``kwargs``."""
+    options = {name: kwargs.pop(name) for name in _DOWNLOAD_OPTIONS if name in kwargs}
+    subfolder = kwargs.pop("subfolder", "")
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        prefix = f"{subfolder}/" if subfolder else ""
+        try:
+            found = snapshot_download(
+                str(name_or_path), allow_patterns=[prefix + name for name in _DOWNLOADED], **options
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(
+                f"There is no model {str(name_or_path)!r}, neither as a folder nor on the Hugging Face hub "
+                f"({one_line(error)}): check the name and the connection."
+            ) from error
+        folder = Path(found)
+    return folder / subfolder
+
+
+def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights are not all those of its files, or not all finite."""
+    # Tied weights, and buffers that older versions wrote, are among neither.
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    mismatched = sorted(f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"])
+    for found, names in (
+        ("lacks the weights {}, which its configuration describes", missing),
+        ("holds the weights {}, which are not part of the model that its configuration describes", unexpected),
+        ("holds weights of other shapes than its configuration describes: {}", mismatched),
+        ("holds weights that are not finite: {}", non_finite(lm.named_parameters())),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise FileError(folder, found.format(", ".join(names[:3]) + more), REMEDY)
+
+
+def non_finite(tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+    """Names of the floating-point tensors that hold NaN or infinity.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.language_model import non_finite
+        >>> non_finite(iter([("a", torch.tensor([1.0, float("nan")])), ("b", torch.ones(2))]))
+        ['a']
+    """
+    return [name for name, tensor in tensors if not _is_finite(tensor.detach())]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.is_meta or not tensor.numel():
+        return True  # nothing to look at, or quantized
+    # Least and greatest are found ten times as fast as every value is tested.
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no reports: models are saved often, and what is wrong is in an error."""
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    try:
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False) -> PreTrainedModel:
     """Give ``lm`` embeddings for ``vocab_size`` ids, in place; new ones are drawn as Hugging Face draws them.
 
     Embeddings are not cut off unless asked to: a model often has a few more than its tokenizer, padded to a round
-    number. Then give ``vocab_size=tokenizer.vocab_size`` to :class:`~torchrl_lang.modules.UtteranceActor`, which
-    forbids the ids beyond the tokenizer's; without it they may be said.
+    number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate the ids beyond the tokenizer's.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, fit_vocabulary

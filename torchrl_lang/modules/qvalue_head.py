@@ -19,7 +19,8 @@ class QValueHead(ActionValueHead):
     The two kinds are those of the ILQL paper (arXiv 2206.11871). Parameters, for ``n_q`` heads: ``in_weight``
     ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``; the
     ``"residual"`` kind has ``4H`` for the inner ``2H``, ``H`` in the last layer, and further ``norm1_*``, ``mid_*``,
-    ``norm2_*``. Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much cheaper.
+    ``norm2_*``. Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much cheaper. Over a model
+    in half precision heads stay in float32: states are cast to the dtype of the weights.
 
     Args:
         width: ``H``.

@@ -1,36 +1,35 @@
-"""Language models and value heads on disk: a plain Hugging Face folder with one file of heads beside it, no pickle."""
+"""Language models and value heads on disk: a plain Hugging Face folder with a few files beside it, no pickle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
+from torchrl_lang.data.transformers_tokenizer import write_tokenizer
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.language_model import load_causal_lm
-from torchrl_lang.modules.qvalue_head import QValueHead
-from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.language_model import load_causal_lm, non_finite, quiet_transformers
+from torchrl_lang.modules.merging import base_module, merged_copy
+from torchrl_lang.modules.saved_heads import HEADS, describe_heads, read_heads, write_heads
+from torchrl_lang.modules.trunk import Trunk, unwrapped
 from torchrl_lang.modules.value_head import ValueHead
+from torchrl_lang.storage import CHECKSUMS, Fields, FileError, verify_checksums, write_checksums, write_folder
 
-__all__ = ["SavedModel", "language_model_of", "load_language_model", "save_language_model"]
+__all__ = ["MANIFEST", "SavedModel", "language_model_of", "load_language_model", "save_language_model"]
 
-_HEADS = "heads.safetensors"
-_MANIFEST = "torchrl_lang.json"
-_KINDS: dict[str, Callable[..., ActionValueHead | ValueHead]] = {
-    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, ValueHead)
-}
+MANIFEST = "torchrl_lang.json"
+"""Name of the file that describes the heads and the tokenizer."""
+
+_VERSION = 2  # 1, without the field: folders without checksums
+_REMEDY = "save the model again, or take the folder from where it was copied"
 
 
 class SavedModel(NamedTuple):
@@ -46,25 +45,32 @@ class SavedModel(NamedTuple):
 
 def save_language_model(
     folder: str | Path,
-    lm: PreTrainedModel | ProbabilisticTensorDictSequential,
+    lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
     heads: Mapping[str, ActionValueHead | ValueHead] | None = None,
     *,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a language model and its value heads into ``folder``; files of the same names are replaced.
+    """Write a language model and its value heads into ``folder``, whole or not at all.
 
-    The language model is written by ``save_pretrained``: anything that reads Hugging Face folders reads it. The heads
-    go to ``heads.safetensors``, their shapes and the tokenizer's configuration to ``torchrl_lang.json``.
+    The language model is written by ``save_pretrained``, and the tokenizer as one of its own: anything that reads
+    Hugging Face folders reads them, see :func:`~torchrl_lang.data.write_tokenizer`. The heads go to
+    ``heads.safetensors``, their shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of
+    every file to ``checksums.json``.
+
+    PEFT adapters are merged, in a copy, into the weights that they change: the folder holds a plain model that computes
+    what ``lm`` computes now.
 
     Args:
-        folder: made where it does not exist.
-        lm: a language model, or an actor over one.
+        folder: made where it does not exist. A model that was saved there before is replaced, once the new one is
+            whole; a folder that holds anything else is left alone. One process at a time may write it.
+        lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``.
         tokenizer: ``tokenizer.config()``.
 
     Raises:
-        ValueError: the actor's trunk is no Hugging Face model, so there is no plain format for it; or a head is tied to
-            the embedding of another model.
+        ValueError: the actor's trunk is no Hugging Face model, so there is no plain format for it; a head is tied to
+            the embedding of another model; or some weights are not finite.
+        FileExistsError: ``folder`` holds other files than a saved model's.
 
     Examples:
         >>> import tempfile
@@ -76,90 +82,66 @@ def save_language_model(
         (['value'], 11)
     """
     folder, heads = Path(folder), dict(heads or {})
-    model = lm if isinstance(lm, PreTrainedModel) else language_model_of(lm)
-    fields = {
-        name: {"class": type(head).__name__, **head.config(), **_tie(name, head, model)} for name, head in heads.items()
-    }
-    empty = [name for name, head in heads.items() if not head.state_dict()]
-    if empty:
-        raise ValueError(
-            f"The heads {empty} hold no weights: a loss keeps those of its networks in tensordicts. Build a head of "
-            "the same class from head.config() and load, for instance, "
-            "loss.target_qvalue_network_params.get('module').to_dict() into it."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    with _without_progress_bars():
-        model.save_pretrained(folder)
-    weights = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
-    save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, folder / _HEADS)
-    manifest = {
-        "heads": fields,
-        "tokenizer": None if tokenizer is None else dict(tokenizer),
-    }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    target = folder.resolve()  # a link stays a link
+    _check_replaceable(target)
+    model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
+    described = describe_heads(heads, model)
+    model = merged_copy(model)
+    if wrong := non_finite(model.named_parameters()):
+        raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
+    manifest = {"version": _VERSION, "heads": described, "tokenizer": None if tokenizer is None else dict(tokenizer)}
+    with write_folder(target) as new:
+        with quiet_transformers():
+            model.save_pretrained(new)
+            if tokenizer is not None:
+                write_tokenizer(tokenizer, new)
+        write_heads(new / HEADS, heads)
+        (new / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        write_checksums(new)
     return folder
 
 
-def load_language_model(folder: str | Path, **kwargs: Any) -> SavedModel:
+def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> SavedModel:
     """Read what :func:`save_language_model` wrote, on the CPU and in evaluation mode.
 
-    A Hugging Face folder without heads of ours is read as well.
+    Every file is compared with its checksum first, which takes a second or a few for each gigabyte. A Hugging Face
+    folder of another origin, without heads and checksums, is read as well; see
+    :func:`~torchrl_lang.modules.load_causal_lm` for what is checked then.
 
     Args:
         folder: where to look.
+        trust_remote_code: run code that comes with the model, with all rights of this process. Read it first.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
-        ValueError: the heads do not fit their description.
+        FileNotFoundError: there is no such folder.
+        FileError: a file is missing or damaged, or is not what was saved.
     """
     folder = Path(folder)
-    with _without_progress_bars():
-        lm = load_causal_lm(folder, **kwargs)
-    if not (folder / _MANIFEST).exists():
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no model in {folder}: it is no folder.")
+    manifest = _read_manifest(folder)
+    lm = load_causal_lm(folder, trust_remote_code=trust_remote_code, **kwargs)
+    if manifest is None:
         return SavedModel(lm, {}, None)
-    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    weights = load_file(folder / _HEADS)
-    heads: dict[str, ActionValueHead | ValueHead] = {}
-    for name, fields in manifest["heads"].items():
-        options = dict(fields)
-        kind = _KINDS.get(options.pop("class"))
-        if kind is None:
-            raise ValueError(f"Head {name!r} in {folder} is of the unknown class {fields['class']!r}.")
-        if "embedding" in options:
-            options["embedding"] = _embedding(lm, options["embedding"])
-        head = kind(**options)
-        prefix = f"{name}."
-        head.load_state_dict({key[len(prefix) :]: value for key, value in weights.items() if key.startswith(prefix)})
-        heads[name] = head.eval()
-    return SavedModel(lm, heads, manifest["tokenizer"])
+    heads = read_heads(folder / HEADS, manifest.object("heads"), lm, remedy=_REMEDY)
+    tokenizer = manifest.take("tokenizer", dict, None)
+    return SavedModel(lm, heads, tokenizer)
 
 
-def _tie(name: str, head: nn.Module, lm: PreTrainedModel) -> dict[str, str]:
-    """Which of the language model's embeddings a tied head reads."""
-    if not isinstance(head, TiedQValueHead):
-        return {}
-    for which in ("output", "input"):
-        if getattr(_embedding(lm, which), "weight", None) is head.embedding.weight:
-            return {"embedding": which}
-    raise ValueError(
-        f"Head {name!r} is tied to an embedding that is not in the language model to save: save it with its own."
-    )
-
-
-def _embedding(lm: PreTrainedModel, which: str) -> nn.Module:
-    return lm.get_input_embeddings() if which == "input" else lm.get_output_embeddings()
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Checkpoints are written often; a bar for each would drown what the caller shows."""
-    shown = logging.is_progress_bar_enabled()
-    try:
-        logging.disable_progress_bar()
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+def _read_manifest(folder: Path) -> Fields | None:
+    """The manifest of a folder whose files are all as they were saved; none where another program saved it."""
+    if verified := (folder / CHECKSUMS).exists():
+        verify_checksums(folder, remedy=_REMEDY)
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY)
+    version = manifest.take("version", int, 1)
+    if version not in (1, _VERSION):
+        raise FileError(manifest.path, f"is of version {version}, this library reads {_VERSION}", "update the library")
+    if version == _VERSION and not verified:
+        raise FileError(folder / CHECKSUMS, "is missing", _REMEDY)
+    return manifest
 
 
 def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedModel:
@@ -174,14 +156,37 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
     parts = split_actor(actor)
     trunk = getattr(parts.trunk, "module", None)
     head: nn.Module | None = parts.head.module if isinstance(parts.head, TensorDictModule) else None
-    if not isinstance(trunk, Trunk) or not isinstance(head, nn.Linear):
+    if not isinstance(trunk, Trunk) or not isinstance(base_module(head), nn.Linear):
         raise ValueError(
             "Only an actor of a Trunk and a linear language-model head is a plain Hugging Face model; this one has "
             f"{type(trunk).__name__} and {type(head).__name__}. Save its state_dict with safetensors instead."
         )
+    if trunk.model.is_remote_code():
+        raise ValueError(
+            f"{type(trunk.model).__name__} is code that came with the model: give the language model instead of an "
+            "actor over it."
+        )
     # A fresh shell without memory, whose two parts are then replaced by the actor's.
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(deepcopy(trunk.model.config))
+        lm = AutoModelForCausalLM.from_config(deepcopy(trunk.model.config), trust_remote_code=False)
     setattr(lm, lm.base_model_prefix, trunk.model)
     lm.set_output_embeddings(head)
     return lm
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse to replace anything but a saved model."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{target} is a file: give a folder for the model.")
+    found = {path.name for path in target.iterdir()}
+    if not found:
+        return
+    remedy = "give another folder, or delete it"
+    if not {CHECKSUMS, MANIFEST} <= found:
+        raise FileExistsError(f"{target} holds files, and no model that this library saved: {remedy}.")
+    listed = Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content
+    others = sorted(found - listed.keys() - {CHECKSUMS})
+    if others:
+        raise FileExistsError(f"{target} holds files beside its model, such as {others[0]}, that would go: {remedy}.")

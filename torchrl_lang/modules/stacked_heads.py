@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "fill_linears"]
+__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like", "fill_linears"]
 
 HeadKind = Literal["mlp", "residual"]
 
@@ -26,6 +26,9 @@ class StackedHeads(nn.Module):
     ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
     ``hidden_pre_norm``.
 
+    States of another dtype are cast to the weights': heads of float32 over a model in half precision, the usual choice,
+    compute values in float32. Under autocast everything runs in its precision.
+
     First layers start as :class:`torch.nn.Linear` does. The last layer starts small (normal, 0.01) with zero bias, so
     that first values are near zero and the bootstrapped targets with them.
     """
@@ -34,6 +37,9 @@ class StackedHeads(nn.Module):
         super().__init__()
         if kind not in ("mlp", "residual"):
             raise ValueError(f"kind must be 'mlp' or 'residual', got {kind!r}.")
+        for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
         self.kind = kind
         inner, features = (2 * width, 2 * width) if kind == "mlp" else (4 * width, width)
         self.in_weight = _linear_init(n, inner, width)
@@ -50,17 +56,23 @@ class StackedHeads(nn.Module):
         self.out_bias = nn.Parameter(torch.zeros(n, out))
 
     @property
+    def width(self) -> int:
+        """``H``, the size of the states that these heads read."""
+        return self.in_weight.shape[-1]
+
+    @property
     def in_key(self) -> str:
         """Which of the trunk's states these heads read."""
         return HIDDEN if self.kind == "mlp" else HIDDEN_PRE_NORM
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
-        return {"width": self.in_weight.shape[-1], "kind": self.kind, "dropout": self.dropout.p}
+        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p}
 
     def features(self, hidden: Tensor) -> Tensor:
         """Input of the last layer, ``[N, H] -> [n, N, F]``."""
         n, inner, _ = self.in_weight.shape
+        hidden = cast_like(hidden, self.in_weight)
         if self.kind == "mlp":
             first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
@@ -73,6 +85,18 @@ class StackedHeads(nn.Module):
     def outputs(self, hidden: Tensor) -> Tensor:
         """Output of the last layer, ``[N, H] -> [n, N, out]``."""
         return torch.baddbmm(self.out_bias.unsqueeze(1), self.features(hidden), self.out_weight.mT)
+
+
+def cast_like(states: Tensor, weight: Tensor) -> Tensor:
+    """States in the dtype of a weight that they will be multiplied by; under autocast, which casts both, as they are.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.stacked_heads import cast_like
+        >>> cast_like(torch.ones(2, dtype=torch.bfloat16), torch.ones(2)).dtype
+        torch.float32
+    """
+    return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
 
 
 def fill_linears(head: StackedHeads, linears: Sequence[tuple[Tensor, ...]]) -> None:

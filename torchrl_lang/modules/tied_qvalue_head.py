@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
-from torchrl_lang.modules.stacked_heads import HeadKind
+from torchrl_lang.modules.sharding import whole_weight
+from torchrl_lang.modules.stacked_heads import HeadKind, cast_like
 
 __all__ = ["TiedQValueHead"]
 
@@ -32,6 +34,9 @@ class TiedQValueHead(ActionValueHead):
     shares ``E``. :func:`~torchrl_lang.modules.save_language_model` writes which embedding it is.
 
     Where Hugging Face's ``resize_token_embeddings`` puts a new module in the embedding's place, build a new head.
+
+    Where ``E`` is in half precision and the head is not, the last product runs in the precision of ``E``, because a
+    copy of ``E`` in another would be as large as the vocabulary.
 
     By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
     That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
@@ -79,6 +84,7 @@ class TiedQValueHead(ActionValueHead):
         with torch.no_grad():  # so that a value is spread as it would be with rows W_a of its own
             wide = torch.promote_types(weight.dtype, torch.float32)
             norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1).to(self.out_weight.device)
             self.out_weight[:, -1] = 0.0
 
@@ -90,11 +96,11 @@ class TiedQValueHead(ActionValueHead):
     @property
     def vocab_size(self) -> int:
         """``V``, as many rows as the embedding has now."""
-        return self._weight.shape[0]
+        return self._owned_elsewhere.module.weight.shape[0]
 
     @property
     def _weight(self) -> Tensor:
-        return self._owned_elsewhere.module.weight
+        return whole_weight(self._owned_elsewhere.module)
 
     def config(self) -> dict[str, Any]:
         """Arguments, beside the embedding, that build a head of the same shape."""
@@ -105,7 +111,7 @@ class TiedQValueHead(ActionValueHead):
         """The last layer and what it reads, of states ``[N, H]``."""
         out = self.outputs(hidden)  # [n_q, N, D + 1]
         weight = self._weight.detach() if self.detach_embedding else self._weight
-        return LastLayer(out[..., :-1], weight.unsqueeze(0), shift=out[..., -1])
+        return LastLayer(cast_like(out[..., :-1], weight), weight.unsqueeze(0), shift=out[..., -1])
 
 
 class _Reference:

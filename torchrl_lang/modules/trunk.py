@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from inspect import signature
 from typing import Any, Literal
 
 import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from torchrl_lang.modules.attention_windows import cache_obstacle
+from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.length_groups import length_groups as best_groups
+from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "unwrapped"]
@@ -31,6 +34,10 @@ class Trunk(nn.Module):
     Rows are padded on the right and attention is causal, so a real token never sees padding and no attention mask is
     needed: the model runs on the fast causal kernel, and what it computes on padding is never read.
 
+    The model may be spread over processes: apply :func:`torch.distributed.fsdp.fully_shard` to its blocks and then to
+    the language model, before or after the trunk is made of it. Every process then makes the same number of passes.
+    Value heads are no part of the language model, so average their gradients yourself.
+
     Args:
         lm: a causal language model (its head is left aside) or the headless model itself, with or without PEFT
             adapters in it. It is used, not copied.
@@ -39,11 +46,13 @@ class Trunk(nn.Module):
             states with less computed on padding. ``"auto"`` finds the groups that cost least, see
             :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes so many of equal size; 1 runs all
             rows together. Groups are made where an attention mask is given; they look at the lengths and so wait for
-            the device. Under ``torch.compile`` of a caller ``"auto"`` is 1.
+            the device. Under ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
         final_norm: name of the final norm within the headless model, where it has an unusual one.
 
     Raises:
-        ValueError: the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
+        TypeError: ``lm`` is no Hugging Face model.
+        ValueError: the model is not causal (found out by running it once, at the first pass where it cannot be run
+            yet), the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
             than the model has positions.
 
     Examples:
@@ -66,7 +75,16 @@ class Trunk(nn.Module):
         super().__init__()
         if length_groups != "auto" and (type(length_groups) is not int or length_groups < 1):
             raise ValueError(f"length_groups must be 'auto' or a number of at least 1, got {length_groups!r}.")
-        self.model = unwrapped(lm).base_model
+        model = unwrapped(lm)
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(
+                f"A Hugging Face model is needed, got {type(lm).__name__}: load one with load_causal_lm(name) or build "
+                "one with causal_lm(...)."
+            )
+        self.model = model.base_model
+        # A tuple, so that no module of it is registered.
+        self._owners: tuple[Any, ...] = (lm, model, self.model)
+        self._is_checked = check_causal(self.model)  # else at the first pass
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
@@ -86,16 +104,20 @@ class Trunk(nn.Module):
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
+    def sharded_root(self) -> nn.Module | None:
+        """The language model, where :func:`torch.distributed.fsdp.fully_shard` has spread its weights; else None."""
+        found: Any = (owner for owner in self._owners if isinstance(owner, FSDPModule))
+        return next(found, None)
+
+    @property
     def supports_cache(self) -> bool:
-        """Whether rows can be read piece by piece: every layer attends to all before it, by a mask that we can give."""
-        config = self.model.config
-        window = getattr(config, "sliding_window", None)
-        full = window is None or (self.max_length is not None and window >= self.max_length)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        known = all(kind == "full_attention" or (kind == "sliding_attention" and full) for kind in kinds)
-        local = "local" in getattr(config, "attention_layers", ())
-        cached = known and not local and config._attn_implementation in ("sdpa", "eager")
-        return cached and _takes_positions(type(self.model).forward)
+        """Whether rows can be read piece by piece; see :attr:`cache_obstacle`."""
+        return self.cache_obstacle is None
+
+    @property
+    def cache_obstacle(self) -> str | None:
+        """Why rows cannot be read piece by piece through a cache, in words; None where they can."""
+        return cache_obstacle(self.model)
 
     @property
     def compiled(self) -> bool:
@@ -140,8 +162,12 @@ class Trunk(nn.Module):
             for, the state before it.
         """
         self.check_length(tokens.shape[-1])
+        if not self._is_checked and not torch.compiler.is_compiling():
+            self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
-        groups = 1 if self.length_groups == "auto" and torch.compiler.is_compiling() else self.length_groups
+        together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
+        # Each process has rows of its own, but all have to make the same number of passes of a sharded model.
+        groups = 1 if together or self.sharded_root is not None else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
             states = self.states(flat, use_cache=False)
         else:
@@ -199,15 +225,27 @@ class Trunk(nn.Module):
         return self._compiled[mode]
 
     def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+        root = self.sharded_root
+        if root is None:
+            return self._pass(tokens, **kwargs)
+        if root is self.model and self._owners[0] is not root:
+            refuse_untied(root)
+        return run_through(root, self._pass, tokens, **kwargs)
+
+    def _pass(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         # Embeddings are looked up here because some models, given ids with padding and no mask, warn and wait.
-        embedded = self.model.get_input_embeddings()(tokens)
+        embeddings = self.model.get_input_embeddings()
+        if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
+            whole_weight(embeddings)  # raises
+        embedded = embeddings(tokens)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
     def __getstate__(self) -> dict[str, Any]:
         # What was kept of the last pass has a graph, and is none of a copy's.
-        return dict(super().__getstate__()) | {"_compiled": {}, "_pre_norm": None}
+        # The language model around this one is copied by nobody, so that a copy has no owner but itself.
+        return dict(super().__getstate__()) | {"_compiled": {}, "_pre_norm": None, "_owners": ()}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
@@ -220,11 +258,6 @@ class Trunk(nn.Module):
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]
-
-
-@cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in signature(forward).parameters
 
 
 def _equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:

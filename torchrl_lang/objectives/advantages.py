@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
+from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import (
     Advantages,
@@ -25,6 +27,7 @@ from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.checks import check_actor, check_estimator, check_head, check_token
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
 from torchrl_lang.objectives.said import utterance_end
 
@@ -59,6 +62,7 @@ class AdvantageRowLoss(RowLoss):
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
+    default_value_estimator = ValueEstimators.GAE
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_network: TensorDictModule
     value_trunk: TensorDictModule | None
@@ -84,9 +88,39 @@ class AdvantageRowLoss(RowLoss):
         for name, number in clocks.items():
             within(name, number, 0, 1)
         one_of("bootstrap", bootstrap, ("first", "mean"))
+        check_actor(type(self).__name__, actor_network)
+        check_head(type(self).__name__, "value_network", value_network, None, "value_module")
+        check_token("end_of_action", end_of_action, actor_network)
         self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
         self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
+
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
+        """Set the two clocks of :meth:`estimate`, by TorchRL's names.
+
+        Args:
+            value_type: ``GAE`` (the default) or ``TDLambda``, the same advantages: the clocks as they are; ``TD0``:
+                both lambdas 0, one tick ahead and no further; ``TD1``: both lambdas 1, rewards to go.
+            **hyperparams: ``gamma`` and ``lmbda`` of the clock inside an utterance, ``turn_gamma`` and ``turn_lmbda``
+                of the one across turns.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: the estimator is another one, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
+        """
+        value_type = self.default_value_estimator if value_type is None else value_type
+        fixed = {ValueEstimators.TD0: 0.0, ValueEstimators.TD1: 1.0}
+        lambdas = ("lmbda", "turn_lmbda")
+        names = ("gamma", "turn_gamma") if value_type in fixed else ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        known = (ValueEstimators.GAE, ValueEstimators.TDLambda, *fixed)
+        check_estimator(type(self).__name__, value_type, known, hyperparams, names)
+        clocks = dict.fromkeys(lambdas, fixed[value_type]) if value_type in fixed else {}
+        for name, value in (clocks | hyperparams).items():
+            setattr(self, name, value)
+        return self
 
     @property
     def scorer(self) -> RowScorer:
@@ -110,11 +144,17 @@ class AdvantageRowLoss(RowLoss):
                 (:func:`~torchrl_lang.functional.with_known_values`).
 
         Returns:
-            The same ``rows``.
+            The same ``rows``; without any, three entries without any.
 
         Raises:
             KeyError: an entry is missing.
+            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
         """
+        tokens = rows.get(self.tensor_keys.tokens, None)
+        if tokens is not None and not tokens.numel():
+            nothing = torch.zeros(tokens.shape, device=tokens.device)
+            names = ("advantage", "value_target", "state_value")
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in names})
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
         batch = reader._find(rows)

@@ -9,13 +9,16 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
 from torchrl_lang.functional import masked_mean
+from torchrl_lang.functional.checks import finite
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.rows import LogitsChunk, RowLoss
+from torchrl_lang.objectives.checks import check_actor
+from torchrl_lang.objectives.no_rows import for_any_number
+from torchrl_lang.objectives.rows import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.said import checked_reference, read_reference, row_batch, score_decisions
-from torchrl_lang.transforms.controllers import KLController, as_controller
+from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["BCLoss"]
@@ -91,18 +94,21 @@ class BCLoss(RowLoss):
         super().__init__(reduction, logits_chunk)
         if actor_normalizer not in ("all", "action"):
             raise ValueError(f"actor_normalizer must be 'all' or 'action', got {actor_normalizer!r}.")
+        finite("transition_weight", transition_weight)
+        check_actor("BCLoss", actor_network, guidance=True)
         self.actor_network = actor_network
         self.transition_weight = transition_weight
         self.actor_normalizer = actor_normalizer
-        none = not isinstance(kl_weight, KLController) and float(kl_weight) == 0
-        self.kl_controller = None if none else as_controller(kl_weight)
+        self.kl_controller = kl_controller(kl_weight)
+        none = self.kl_controller is None
         if none and reference is not None:
             raise ValueError("A reference is read with a kl_weight alone: give both or none.")
         if not none:
             self.reference = checked_reference(actor_network, reference)
             self.out_keys = ["loss_actor", "loss_kl", "kl"]
 
-    @dispatch
+    @dispatch(source="_all_in_keys")
+    @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
         scorer = RowScorer(self.actor_network)

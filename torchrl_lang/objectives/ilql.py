@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,15 +18,15 @@ from torchrl_lang.functional import (
     lambda_returns,
     margin_term,
     masked_mean,
-    random_index,
     returns_to_go,
-    systematic_sample,
     td_target,
 )
-from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.negatives import Proposal, policy_proposal
+from torchrl_lang.objectives.checks import check_estimator
+from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.values import ValueRowLoss, Values
 
@@ -63,7 +63,8 @@ class ILQLLoss(ValueRowLoss):
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
-            head (``hidden`` -> ``logits``), and a distribution over ``logits``.
+            head (``hidden`` -> ``logits``), and a distribution over ``logits``; or an
+            :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance, whose language model is trained.
         qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. If it has a method
             ``taken(hidden, action) -> [N, n_q]`` (as :class:`~torchrl_lang.modules.QValueHead` does), only the taken
             action's row of the last layer is computed where that is enough. If it has ``vocab_size`` and methods
@@ -84,12 +85,6 @@ class ILQLLoss(ValueRowLoss):
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
-        cql_samples: estimate CQL from so many tokens a batch instead of the whole vocabulary; needs a
-            ``qvalue_network`` with ``vocab_size`` and ``sampled_cql_term``. Cheaper and biased: the term comes out too
-            small (see :func:`~torchrl_lang.functional.sampled_cross_entropy`). None computes it exactly.
-        cql_proposal: how they are drawn. ``"uniform"``: best while values differ little. ``"policy"``: half of them by
-            what the policy says in this batch (see :func:`~torchrl_lang.objectives.negatives.policy_proposal`), each
-            with the weight that corrects for it: far fewer samples do where values are as peaked as policies are.
         margin: by how much the taken action should lead.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
             ``weight_clip`` with a large one.
@@ -149,12 +144,11 @@ class ILQLLoss(ValueRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
-    cql_draws: Tensor
     out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor", *_METRICS]
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: TensorDictModule,
         value_network: TensorDictModule,
         *,
@@ -166,8 +160,6 @@ class ILQLLoss(ValueRowLoss):
         qvalue_weight: float = 1.0,
         cql_weight: float = 0.01,
         cql_temperature: float = 1.0,
-        cql_samples: int | None = None,
-        cql_proposal: Proposal = "uniform",
         margin_weight: float = 0.0,
         margin: float = 0.0,
         actor_weight: float = 1.0,
@@ -205,15 +197,21 @@ class ILQLLoss(ValueRowLoss):
         within("expectile", expectile, 0, 1, inclusive=False)
         within("gamma", gamma, 0, 1)
         within("lmbda", lmbda, 0, 1)
-        if cql_temperature <= 0:
-            raise ValueError(f"cql_temperature must be positive, got {cql_temperature}.")
-        one_of("cql_proposal", cql_proposal, ("uniform", "policy"))
-        if cql_proposal != "uniform" and cql_samples is None:
-            raise ValueError(
-                f"cql_proposal={cql_proposal!r} says how cql_samples are drawn: give their number as well."
-            )
-        self._set_samples(cql_samples)
-        self.cql_proposal = cql_proposal
+        positive("cql_temperature", cql_temperature)
+        if weight_clip is not None:
+            positive("weight_clip", weight_clip)
+        finite("margin", margin, low=None)
+        weights = {
+            "value_weight": value_weight,
+            "qvalue_weight": qvalue_weight,
+            "cql_weight": cql_weight,
+            "margin_weight": margin_weight,
+            "actor_weight": actor_weight,
+            "transition_weight": transition_weight,
+            "advantage_temperature": advantage_temperature,
+        }
+        for name, weight in weights.items():
+            finite(name, weight)
         self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
@@ -222,28 +220,19 @@ class ILQLLoss(ValueRowLoss):
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
 
-    # -- set-up ----------------------------------------------------------------------------------------------------
-
-    def _set_samples(self, cql_samples: int | None) -> None:
-        self.cql_samples = cql_samples
-        if cql_samples is None:
-            return
-        if cql_samples < 1:
-            raise ValueError(f"cql_samples must be at least 1 or None, got {cql_samples}.")
-        module = getattr(self.qvalue_network, "module", None)
-        if not hasattr(module, "sampled_cql_term") or not hasattr(module, "vocab_size"):
-            raise ValueError(
-                f"cql_samples needs a Q network with vocab_size and sampled_cql_term, got {type(module).__name__}: use "
-                "a QValueHead, or cql_samples=None."
-            )
-        self.register_buffer("cql_draws", torch.zeros((), dtype=torch.int64))
-
-    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> None:
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
 
         Args:
             value_type: the estimator, TD0 by default.
             **hyperparams: ``gamma`` and, for TDLambda, ``lmbda``.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: the estimator is another one, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
         """
         targets: dict[ValueEstimators, Target] = {
             ValueEstimators.TD0: "td",
@@ -251,28 +240,23 @@ class ILQLLoss(ValueRowLoss):
             ValueEstimators.TDLambda: "lambda",
         }
         value_type = self.default_value_estimator if value_type is None else value_type
-        if value_type not in targets:
-            raise ValueError(f"ILQLLoss knows {[str(known) for known in targets]}, got {value_type}.")
-        unknown = set(hyperparams) - {"gamma", "lmbda"}
-        if unknown:
-            raise TypeError(f"Unknown hyperparameters {sorted(unknown)}: give gamma or lmbda.")
+        check_estimator("ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda"))
         self.target = targets[value_type]
         for name, value in hyperparams.items():
-            within(name, value, 0, 1)
             setattr(self, name, value)
+        return self
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    @dispatch
+    @dispatch(source="_all_in_keys")
+    @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        actor_trunk, head, _ = split_actor(self.actor_network)
+        actor_trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
         shared = self.value_trunk is None
-        proposes = bool(self.cql_weight) and self.cql_samples is not None and self.cql_proposal == "policy"
         trains = shared or bool(self.actor_weight)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and trains):
-            actor_rows = actor_trunk(batch.rows.copy()) if trains or proposes else batch.rows
+        actor_rows = actor_trunk(batch.rows.copy()) if trains else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         values = self._values(
             batch,
@@ -280,7 +264,7 @@ class ILQLLoss(ValueRowLoss):
             full=self._reads_table,
             taken=bool(self.qvalue_weight),
             target=bool(self.value_weight and self.target != "mc") or self._weighs_advantages,
-            short_cuts=self._short_cuts(batch, actor_rows),
+            short_cuts=self._short_cuts(),
         )
         out = {
             "loss_value": self._value_loss(batch, values),
@@ -321,9 +305,8 @@ class ILQLLoss(ValueRowLoss):
     def _cql_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
         if not self.cql_weight:
             return None
-        for name in ("cql_term", "sampled_cql_term"):
-            if name in values.terms:
-                return self.cql_weight * self._reduce_term(values.terms[name], batch)
+        if "cql_term" in values.terms:
+            return self.cql_weight * self._reduce_term(values.terms["cql_term"], batch)
         assert values.full is not None
         term = cql_term(values.full, batch.action, self.cql_temperature)
         return self.cql_weight * self._reduce_decisions(term.sum(-1), batch)
@@ -340,34 +323,19 @@ class ILQLLoss(ValueRowLoss):
     @property
     def _reads_table(self) -> bool:
         """Whether a term needs the values of the whole vocabulary at once."""
-        exact_cql = self.cql_weight and self.cql_samples is None and not self._has_short_cut("cql_term")
-        return bool(exact_cql or (self.margin_weight and not self._has_short_cut("margin_term")))
+        cql = self.cql_weight and not self._has_short_cut("cql_term")
+        return bool(cql or (self.margin_weight and not self._has_short_cut("margin_term")))
 
-    def _short_cuts(self, batch: DecisionBatch, actor_rows: TensorDictBase) -> dict[str, dict[str, Any]]:
+    def _short_cuts(self) -> dict[str, dict[str, Any]]:
         """Methods of the Q network that compute a term without the table, with their options."""
         found: dict[str, dict[str, Any]] = {}
         chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
         pieces = {"chunk_size": chunk_size, "recompute": self.reduction == "none"}
-        if self.cql_weight and self.cql_samples is not None:
-            negatives = self._negatives(batch, actor_rows, self.cql_samples)
-            found["sampled_cql_term"] = {"temperature": self.cql_temperature} | negatives
-        elif self.cql_weight and self._has_short_cut("cql_term"):
+        if self.cql_weight and self._has_short_cut("cql_term"):
             found["cql_term"] = {"temperature": self.cql_temperature} | pieces
         if self.margin_weight and self._has_short_cut("margin_term"):
             found["margin_term"] = {"margin": self.margin} | pieces
         return found
-
-    def _negatives(self, batch: DecisionBatch, actor_rows: TensorDictBase, m: int) -> dict[str, Tensor]:
-        """Tokens ``[m]``, others in every call, and how to weigh them; which ones is part of the state."""
-        vocabulary, device = self.qvalue_network.module.vocab_size, batch.action.device
-        draw = self.cql_draws.to(device, copy=True)
-        self.cql_draws += 1
-        if self.cql_proposal == "uniform":
-            return {"negatives": random_index(0, torch.arange(m, device=device) + draw * m, vocabulary)}
-        proposal = policy_proposal(batch, actor_rows, split_actor(self.actor_network).head, vocabulary)
-        start = random_index(0, draw, 2**31).double() / 2**31
-        tokens, log_weight = systematic_sample(proposal, m, start)
-        return {"negatives": tokens, "log_weight": log_weight}
 
     def _value_target(self, batch: DecisionBatch, values: Values) -> Tensor:
         """What V regresses on, ``[N]``, without gradient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +12,11 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import finite, one_of, positive
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantages import AdvantageRowLoss
+from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
     corrected_kl,
@@ -22,10 +24,10 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
+from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, kl_controller
 from torchrl_lang.objectives.said import Said, checked_reference, read_reference, row_batch, score_decisions
 from torchrl_lang.schema import TOKEN_LOG_PROB
-from torchrl_lang.transforms.controllers import KLController, as_controller
+from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["PPOLoss"]
@@ -94,7 +96,8 @@ class PPOLoss(AdvantageRowLoss):
             ``"mean"``, the mean over its decisions.
         end_of_action: id of the token that ends an utterance, known of an ``UtteranceActor``: tells turns apart where
             the environment stays silent (:func:`~torchrl_lang.functional.turn_end_mask`).
-        normalize_advantage: standardise the advantages over the decisions of each batch that count.
+        normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
+            deviation (:func:`~torchrl_lang.functional.standardized`).
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
         detach_value: no gradient from the values into the trunk.
         logits_chunk: decisions whose logits exist at a time; the backward pass computes them again. ``"auto"``: pieces
@@ -184,12 +187,13 @@ class PPOLoss(AdvantageRowLoss):
         )
         one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
         one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
-        if self.scorer.has_values:
-            raise ValueError("PPOLoss trains what a language model says by itself: build the actor without guidance=.")
+        finite("value_weight", value_weight)
+        finite("entropy_weight", entropy_weight, low=None)
+        if value_clip is not None:
+            positive("value_clip", value_clip)
         self.clip_epsilon, self.value_clip = _bounds(clip_epsilon), value_clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
-        none = not isinstance(kl_weight, KLController) and float(kl_weight) == 0
-        self.kl_controller = None if none else as_controller(kl_weight)
+        self.kl_controller = kl_controller(kl_weight)
         self.kl_estimator = kl_estimator
         exact = self.kl_controller is not None and kl_estimator == "exact"
         if reference is not None and not exact:
@@ -208,12 +212,16 @@ class PPOLoss(AdvantageRowLoss):
         always = ("tokens", "attention_mask", "action_mask", "token_log_prob", "advantage")
         return (*always, *(name for name, is_read in wanted.items() if is_read))
 
-    @dispatch
+    @dispatch(source="_all_in_keys")
+    @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
+        is_first = not self._values_checked
         batch = self._find(tensordict)
         counted = torch.ones_like(batch.last) if batch.counted is None else batch.counted
         given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _ADVICE}
+        if is_first and self._values_checked:
+            _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
         states = split_actor(self.scorer.language_actor).trunk(batch.rows.copy())
         said = self._said(batch, states)
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
@@ -294,8 +302,17 @@ class PPOLoss(AdvantageRowLoss):
         }
 
 
+def _check_finite(given: dict[str, Tensor]) -> None:
+    for name, value in given.items():
+        number = int((~value.isfinite()).sum())
+        if number:
+            raise ValueError(
+                f"{name} is not finite at {number} of {value.shape[0]} tokens that the agent wrote: {_ADVICE[name]}."
+            )
+
+
 def _bounds(clip_epsilon: float | tuple[float, float]) -> tuple[float, float]:
     low, high = clip_epsilon if isinstance(clip_epsilon, (tuple, list)) else (clip_epsilon, clip_epsilon)
-    if not 0 <= low <= 1 or high < 0:
+    if not (0 <= low <= 1 and 0 <= high < math.inf):
         raise ValueError(f"clip_epsilon must be a number in [0, 1], or (low, high) at least 0, got {clip_epsilon}.")
     return float(low), float(high)

@@ -13,16 +13,22 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, learned_mask, shift_left
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, LEARNED, TERMINATED, TOKEN_REWARD, TOKENS
+from torchrl_lang.functional.checks import finite, one_of
+from torchrl_lang.objectives.checks import token_limit, vocabulary
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, LEARNED, TERMINATED, TOKEN_REWARD, TOKENS, check_values
+from torchrl_lang.transforms.controllers import KLController, as_controller
 from torchrl_lang.transforms.frozen import FrozenActor
 
-__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces"]
+__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces", "kl_controller"]
 
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
 
 # From so many tokens on, pieces cost less time than the whole table, and far less memory.
 _LARGE_VOCABULARY = 512
+
+# What the entries of a row may be; all others are floats.
+_MASKS = ("attention_mask", "action_mask", "terminated", "learned")
 
 
 class DecisionBatch(NamedTuple):
@@ -84,9 +90,10 @@ class RowLoss(LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
 
     It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
-    needs them. The trunk reads each row up to the last decision or the state that bootstraps, and with a
-    ``transition_weight`` all but a last token that nothing follows: a loss whose terms read states behind that says so
-    in :meth:`_read`.
+    needs them. Dtypes and shapes are checked in every call; values (right padding, masks, token ids, finite rewards) in
+    the first one, which waits for the device once, and not under ``torch.compile``. The trunk reads each row up to the
+    last decision or the state that bootstraps, and with a ``transition_weight`` all but a last token that nothing
+    follows: a loss whose terms read states behind that overrides :meth:`_read`.
     """
 
     @dataclass
@@ -112,11 +119,11 @@ class RowLoss(LossModule):
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
+        self._values_checked = False
         _check_chunk(logits_chunk)
         self.logits_chunk = logits_chunk
         self.reduction = "mean" if reduction is None else reduction
-        if self.reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+        one_of("reduction", self.reduction, ("mean", "sum", "none"))
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> RowLoss:
         if self.reference is not None:
@@ -124,7 +131,7 @@ class RowLoss(LossModule):
         return super()._apply(fn)
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
-        self._in_keys = None
+        self._in_keys, self._values_checked = None, False
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -137,9 +144,24 @@ class RowLoss(LossModule):
     def in_keys(self, values: list[NestedKey]) -> None:
         self._in_keys = values
 
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """Entries that ``forward`` reads where they are there: the train mask, and masks by ``loss_mask_key``.
+
+        As tensors they are given by name, ``loss(..., learned=mask)``. Who selects entries for a loss keeps these, too:
+        ``rows.select(*loss.in_keys, *loss.optional_in_keys, strict=False)``.
+        """
+        return [self.tensor_keys.learned, *self._loss_mask_keys()]
+
+    @property
+    def _all_in_keys(self) -> list[NestedKey]:
+        return [*self.in_keys, *self.optional_in_keys]
+
     def _find(self, tensordict: TensorDictBase) -> DecisionBatch:
         """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
         entries = self._entries(tensordict)
+        mask = self._mask(tensordict, entries)
+        self._check_values_once(entries, mask)
         tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
@@ -164,7 +186,7 @@ class RowLoss(LossModule):
             last=found.last,
             terminated=found.last & ended[found.row[found.state]],
             row_terminated=ended,
-            mask=self._mask(tensordict, attention),
+            mask=mask,
         )
 
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
@@ -184,14 +206,29 @@ class RowLoss(LossModule):
                     f"{sorted(map(str, tensordict.keys(True)))}. Add it, or name it with set_keys({name}=...)."
                 )
             entries[name] = value
-        shape = entries["tokens"].shape
         for name, value in entries.items():
-            if name in ("attention_mask", "action_mask", "terminated") and value.dtype != torch.bool:
-                raise TypeError(f"{name} must be bool, got {value.dtype}: convert it with .bool().")
-            expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
-            if tuple(value.shape) != expected:
-                raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
+            _check_entry(name, value, entries["tokens"].shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
+        """In the first call look at the values of the rows that count."""
+        if self._values_checked or torch.compiler.is_compiling():
+            return
+        self._values_checked = True
+        names = ("tokens", "attention_mask", "action_mask", "token_reward")
+        values = [entries.get(name) for name in names]
+        if mask is not None:
+            kept = mask.any(-1)
+            values = [None if value is None else value[kept] for value in values]
+        check_values(*values, vocab_size=self._token_limit())  # type: ignore[arg-type]
+
+    def _token_limit(self) -> int | None:
+        """From which id on no token can be read, or none written; None where nothing tells."""
+        actor = getattr(self, "actor_network", None)
+        if actor is None:
+            return None
+        limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
+        return min(limits, default=None)
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
@@ -208,18 +245,22 @@ class RowLoss(LossModule):
         rows = rows.reshape(-1).set(self.tensor_keys.attention_mask, read)
         if tokens.dtype != torch.int64:
             rows.set(self.tensor_keys.tokens, tokens.long())
-        return rows
+        # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
+        return rows.set(TOKENS, rows.get(self.tensor_keys.tokens)).set(ATTENTION_MASK, read)
 
-    def _mask(self, tensordict: TensorDictBase, attention_mask: Tensor) -> Tensor | None:
+    def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``learned``; None where all do."""
+        attention_mask, agent = entries["attention_mask"], entries["action_mask"]
         learned = tensordict.get(self.tensor_keys.learned, None)
         counted = None
         if learned is not None:  # stands at tokens, masks at the states before them
-            agent = tensordict.get(self.tensor_keys.action_mask)
-            counted = learned_mask(learned, agent).reshape(attention_mask.shape)
+            _check_entry("learned", learned, tensordict.get(self.tensor_keys.tokens).shape)
+            counted = learned_mask(learned.reshape(agent.shape), agent)
         for key in self._loss_mask_keys():
             mask = tensordict.get(key, None)
             if mask is not None:
+                if mask.dtype != torch.bool:
+                    raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
                 mask = mask.reshape(attention_mask.shape[0], -1).expand_as(attention_mask)
                 counted = mask if counted is None else counted & mask
         return counted
@@ -258,6 +299,28 @@ def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor)
         )
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
+
+
+def kl_controller(kl_weight: float | KLController) -> KLController | None:
+    """What gives a loss the weight of its divergence; None for a weight of zero, which is not computed."""
+    if not isinstance(kl_weight, KLController):
+        finite("kl_weight", float(kl_weight))
+        if float(kl_weight) == 0:
+            return None
+    return as_controller(kl_weight)
+
+
+def _check_entry(name: str, value: Tensor, shape: torch.Size) -> None:
+    """Raise unless an entry has the dtype and shape that go with tokens of ``shape``."""
+    if name == "tokens" and value.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens must be int64 or int32, got {value.dtype}: convert them with .long().")
+    if name in _MASKS and value.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool, got {value.dtype}: convert it with .bool().")
+    if name != "tokens" and name not in _MASKS and not value.is_floating_point():
+        raise TypeError(f"{name} must be a float, got {value.dtype}: convert it with .float().")
+    expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
+    if tuple(value.shape) != expected:
+        raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
 
 
 def _check_chunk(logits_chunk: Any) -> None:

@@ -11,9 +11,13 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
+from torchrl_lang.functional.checks import finite
 from torchrl_lang.functional.precision import widened
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
+from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
 from torchrl_lang.objectives.rows import (
     DecisionBatch,
     LogitsChunk,
@@ -49,7 +53,7 @@ class ValueRowLoss(RowLoss):
     that TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient.
 
     Args:
-        actor_network: the language-model actor.
+        actor_network: the language-model actor, or an :class:`~torchrl_lang.modules.UtteranceActor` over one.
         qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``.
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
         value_trunk: a trunk of its own for Q and V.
@@ -72,7 +76,7 @@ class ValueRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
 
-    actor_network: ProbabilisticTensorDictSequential
+    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_trunk: TensorDictModule | None
     target_value_trunk_params: TensorDictParams
     qvalue_network: TensorDictModule
@@ -84,7 +88,7 @@ class ValueRowLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: TensorDictModule,
         value_network: TensorDictModule,
         *,
@@ -98,6 +102,14 @@ class ValueRowLoss(RowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
+        name = type(self).__name__
+        check_actor(name, actor_network)
+        check_head(name, "qvalue_network", qvalue_network, self.tensor_keys.action_value, "qvalue_module")
+        check_head(name, "value_network", value_network, self.tensor_keys.state_value, "value_module")
+        check_vocabularies(actor_network, qvalue_network)
+        for option, bound in (("value_min", value_min), ("value_max", value_max)):
+            if bound is not None:
+                finite(option, bound, low=None)
         if value_min is not None and value_max is not None and value_min > value_max:
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         self.actor_network = actor_network
@@ -126,13 +138,18 @@ class ValueRowLoss(RowLoss):
             )
 
     @property
+    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        """Trunk, head and distribution of the policy."""
+        return RowScorer(self.actor_network).language_actor
+
+    @property
     def value_trunk_params(self) -> TensorDict:
         """Parameters of the trunk that Q and V read: the source of ``target_value_trunk_params``."""
         return TensorDict.from_module(self._value_trunk)
 
     @property
     def _value_trunk(self) -> TensorDictModule:
-        return split_actor(self.actor_network).trunk if self.value_trunk is None else self.value_trunk
+        return split_actor(self.language_actor).trunk if self.value_trunk is None else self.value_trunk
 
     def target_qvalue_network(self) -> TensorDictModule:
         """The Q network with the target parameters, as a module of its own that shares them and follows them.

@@ -23,6 +23,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks import Task
+from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
 from torchrl_lang.schema import ACTION_MASK, LEARNED, TOKEN_LOG_PROB
 
 __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
@@ -32,8 +33,14 @@ CollectorKind = Literal["single", "sync", "async"]
 VERSION = "policy_version"
 _GRACE = 5.0
 """Seconds in which a collector may notice by itself that a worker has died."""
+_SHUTDOWN = 4.0
+"""Seconds that workers have to end by themselves, before they are killed."""
 _PATIENCE = 200
 """Batches that may go by without a game to learn from."""
+
+_DIED = (
+    "A worker that played games has died. Everything else was ended; the same command goes on from the last checkpoint."
+)
 
 
 class Played(NamedTuple):
@@ -169,11 +176,8 @@ class Games:
         Raises:
             ChildProcessError: with what to do.
         """
-        if any(not _is_alive(worker) for worker in self._workers()):
-            raise ChildProcessError(
-                "A worker that played games has died. Everything else was ended; the same command goes on from the "
-                "last checkpoint."
-            )
+        if any(not is_alive(worker) for worker in self._workers()):
+            raise ChildProcessError(_DIED)
 
     def _ended(self, *, to_end: bool) -> TensorDict:
         """Rows of the games that end in the usual turns, or of all that begin in them."""
@@ -191,15 +195,25 @@ class Games:
             self._collector = self._make(policy=self._policy)
         else:
             self._scheme = SharedMemWeightSyncScheme()
-            # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
-            self._collector = self._make(policy=deepcopy(self._policy), weight_sync_schemes={"policy": self._scheme})
+            self._collector = self._start(self._scheme)
             threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
         self._steps = iter(self._collector)
+
+    def _start(self, scheme: SharedMemWeightSyncScheme) -> Any:
+        # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
+        options = {"policy": deepcopy(self._policy), "weight_sync_schemes": {"policy": scheme}}
+        ends = functools.partial(end_with_parent, os.getpid())
+        try:
+            return start_workers(functools.partial(self._make, init_fn=ends, **options))
+        except RuntimeError as error:
+            if isinstance(error.__cause__, EOFError):  # it has not even said why
+                raise ChildProcessError(_DIED) from error
+            raise
 
     def _watch(self, collector: Any) -> None:
         """Wake this process where a worker has died: it may wait for ever for an answer, or for a lock left behind."""
         while collector is self._collector:
-            if any(not _is_alive(worker) for worker in self._workers()):
+            if any(not is_alive(worker) for worker in self._workers()):
                 time.sleep(_GRACE)  # the collector mostly finds out by itself
                 if collector is self._collector:
                     os.kill(os.getpid(), signal.SIGINT)
@@ -226,10 +240,11 @@ class Games:
         self._steps = iter(())
         try:
             if collector is not None:
-                collector.shutdown(**options)
+                # Workers hold nothing that is lost with them: what they made has no name any more.
+                collector.shutdown(**(options if self._env is not None else {"timeout": _SHUTDOWN}))
         finally:
             if scheme is not None:
-                _end(scheme)
+                end_scheme(scheme)
 
 
 class InPrecision(TensorDictModuleBase):
@@ -247,20 +262,5 @@ class InPrecision(TensorDictModuleBase):
             return self.policy(tensordict)
 
 
-def _end(scheme: SharedMemWeightSyncScheme) -> None:
-    """End what TorchRL 0.14's collectors do not end: left to the interpreter's exit it starts threads, for ever."""
-    for name in ("_weight_init_queues", "_instruction_queues", "_ack_queues"):
-        for queue in getattr(scheme, name, {}).values():
-            queue.cancel_join_thread()  # of workers that have died nobody reads what is still to be sent
-    scheme.shutdown()
-
-
 def _mean(values: Tensor, counted: Tensor) -> float:
     return float(values[counted].mean()) if counted.any() else 0.0
-
-
-def _is_alive(process: Any) -> bool:
-    try:
-        return process.is_alive()
-    except ValueError:  # closed
-        return False

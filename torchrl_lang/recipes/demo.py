@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import IO, Any
 
 from torchrl_lang.data import RowDataset
@@ -25,29 +25,37 @@ from torchrl_lang.evaluation import (
     write_transcripts,
 )
 from torchrl_lang.recipes import wordle_data
-from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.tasks import of_kind, open_dataset
+from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.tasks import check_place, of_kind, open_dataset
 from torchrl_lang.recipes.trained import load_run
 from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.storage import folder_lock, write_file
 
 __all__ = ["Demo", "main"]
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Options):
     """Scripted games, BC and ILQL from scratch on them, and one table: about ten minutes on two cores."""
 
     out: Path = option(Path("runs/demo"), "folder of everything that the demo writes")
-    words: int = option(100, "how many of the shipped words")
-    games: int = option(60_000, "games in the data set")
-    steps: int = option(5000, "training steps of BC and of ILQL")
-    eval_games: int = option(1000, "games a row of the table")
-    betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "strengths of ILQL's values in the table")
-    seed: int = option(0, "seed of everything")
+    words: int = option(100, "how many of the shipped words", at_least=1, at_most=2250)
+    games: int = option(60_000, "games in the data set", at_least=1)
+    steps: int = option(5000, "training steps of BC and of ILQL", at_least=1)
+    eval_games: int = option(1000, "games a row of the table", at_least=1)
+    betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "strengths of ILQL's values in the table", at_least=0)
+    seed: int = option(0, "seed of everything", at_least=0)
 
 
 def main(options: Demo) -> Path:
     """Run the demo; returns the folder with table, pictures, transcripts and ``results.json``."""
+    check_place(options.out)
+    with folder_lock(options.out, "runs this demo"):
+        _run(options)
+    return options.out
+
+
+def _run(options: Demo) -> None:
     began = time.monotonic()
     _say(1, f"{options.games} games by scripted players of mixed skill, on {options.words} words")
     data = _make_data(options)
@@ -57,11 +65,7 @@ def main(options: Demo) -> Path:
     dataset, task = open_dataset(data)
     summaries = _play(options, dataset, of_kind(task, WordleTask, data))
     _say(4, "what came out")
-    table = format_table(list(summaries.values()))
-    print(table)
-    minutes = (time.monotonic() - began) / 60
-    _write(options, summaries, table, minutes)
-    return options.out
+    _write(options, summaries, (time.monotonic() - began) / 60)
 
 
 def _say(number: int, text: str) -> None:
@@ -110,12 +114,16 @@ def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mappin
         )
         for name, words in commands.items()
     }
-    readers = [Thread(target=_relay, args=(process.stdout,), daemon=True) for process in running.values()]
+    stopped = Event()
+    readers = [Thread(target=_relay, args=(process.stdout, stopped), daemon=True) for process in running.values()]
     for reader in readers:
         reader.start()
     try:
         while any(process.poll() is None for process in running.values()) and not _failed(running):
             time.sleep(0.2)
+    except KeyboardInterrupt:
+        stopped.set()  # the demo itself says so, once
+        raise
     finally:
         failed = _failed(running)
         for process in running.values():
@@ -131,9 +139,11 @@ def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
     return [name for name, process in running.items() if process.poll() not in (None, 0)]
 
 
-def _relay(stream: IO[str]) -> None:
+def _relay(stream: IO[str], stopped: Event) -> None:
+    """Print the lines of a stream until its end; drop them once the command was stopped."""
     for line in stream:
-        print(line, end="", flush=True)
+        if not stopped.is_set():
+            print(line, end="", flush=True)
 
 
 def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Summary]:
@@ -153,15 +163,16 @@ def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Sum
     return summaries
 
 
-def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes: float) -> None:
-    out = options.out
-    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
+def _write(options: Demo, summaries: Mapping[str, Summary], minutes: float) -> None:
+    """Write the files, then print the table: whoever stops reading the output has lost nothing."""
+    out, table = options.out, format_table(list(summaries.values()))
+    write_file(out / "table.txt", table + "\n")
     results = {
         "options": {name: getattr(options, name) for name in ("words", "games", "steps", "eval_games", "seed")},
         "minutes_of_this_call": round(minutes, 2),
         "players": {name: summary.as_dict() for name, summary in summaries.items()},
     }
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_file(out / "results.json", json.dumps(results, indent=2) + "\n")
     levels = {name: summaries[name].mean_return for name in ("data", "optimal (myopic)")}
     runs = {name: out / name / "log.csv" for name in ("bc", "ilql")}
     curves = plot_learning_curves(
@@ -174,5 +185,5 @@ def _write(options: Demo, summaries: Mapping[str, Summary], table: str, minutes:
     best = max((name for name in summaries if name.startswith("ILQL")), key=lambda name: summaries[name].mean_return)
     shown = [summaries[name] for name in ("data", "BC", "BC greedy", best, "optimal (myopic)")]
     histogram = plot_guess_histogram(out / "guesses.png", shown, title="Guesses needed")
-    print(f"\nlearning curves  {curves}\nguesses needed   {histogram}\ntranscripts      {out / 'transcripts'}")
+    print(f"{table}\n\nlearning curves  {curves}\nguesses needed   {histogram}\ntranscripts      {out / 'transcripts'}")
     print(f"figures          {out / 'results.json'}\n{minutes:.1f} minutes")

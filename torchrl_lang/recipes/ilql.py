@@ -30,14 +30,14 @@ __all__ = ["ILQL", "TextWorldILQL", "build_loss", "main"]
 class ILQL(OfflineOptions):
     """Implicit language Q-learning on a data set of games (arXiv 2206.11871)."""
 
-    beta: float = option(4.0, "strength of the values in the policy that is evaluated while training")
-    gamma: float = option(0.99, "discount, one a token of the agent's")
-    expectile: float = option(0.8, "tau of the value's expectile regression")
-    value_weight: float = option(0.2, "weight of V's loss beside the policy's")
-    qvalue_weight: float = option(0.2, "weight of Q's loss")
-    cql_weight: float = option(0.002, "weight of the conservative term")
-    lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q")
-    tau: float = option(0.02, "step of the target heads towards the online ones")
+    beta: float = option(4.0, "strength of the values in the policy that is evaluated while training", at_least=0)
+    gamma: float = option(0.99, "discount, one a token of the agent's", at_least=0, at_most=1)
+    expectile: float = option(0.8, "tau of the value's expectile regression", above=0, below=1)
+    value_weight: float = option(0.2, "weight of V's loss beside the policy's", at_least=0)
+    qvalue_weight: float = option(0.2, "weight of Q's loss", at_least=0)
+    cql_weight: float = option(0.002, "weight of the conservative term", at_least=0)
+    lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q", at_least=0, at_most=1)
+    tau: float = option(0.02, "step of the target heads towards the online ones", above=0, at_most=1)
 
 
 @with_defaults(beta=2.0, **TEXTWORLD)

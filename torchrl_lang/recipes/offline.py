@@ -11,15 +11,22 @@ from typing import Any, Literal
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.data import RowDataset, best_rows, row_buffer
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.options import check_record, option, required, write_options
-from torchrl_lang.recipes.runs import RunOptions, finish, is_due, make_optimizer, resume
+from torchrl_lang.recipes.runs import RunOptions, finish, is_due, make_optimizer, resume, run_folder
 from torchrl_lang.recipes.tasks import Task
 from torchrl_lang.recipes.unfrozen import Unfrozen
-from torchrl_lang.training import Checkpointer, Progress, RandomState, train_steps
+from torchrl_lang.training import (
+    Checkpointer,
+    FiniteCheck,
+    Progress,
+    RandomState,
+    check_parameters,
+    train_steps,
+)
 
 __all__ = ["TEXTWORLD", "OfflineOptions", "build_actor", "build_lm", "train_offline"]
 
@@ -30,42 +37,45 @@ class OfflineOptions(RunOptions):
 
     data: Path = required("folder of a data set, see `generate`")
     out: Path = required("folder of the run; a run that is there already is continued")
-    steps: int = option(8000, "optimiser steps")
-    batch_size: int = option(64, "games in a batch")
-    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that")
-    warmup: int = option(100, "steps until the peak, at most a tenth of all")
-    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak")
+    steps: int = option(8000, "optimiser steps", at_least=1)
+    batch_size: int = option(64, "games in a batch", at_least=1)
+    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", above=0, at_most=1)
+    warmup: int = option(100, "steps until the peak, at most a tenth of all", at_least=0)
+    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for the rest")
-    weight_decay: float = option(0.01, "AdamW's weight decay")
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm")
-    fraction: float = option(1.0, "share of best episodes to learn from (percent BC)")
+    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm", above=0)
+    fraction: float = option(1.0, "share of best episodes to learn from (percent BC)", above=0, at_most=1)
     pretrained: str | None = option(
         None, "name or folder of a Hugging Face model to start from, instead of from scratch"
     )
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
-    layers: int = option(3, "transformer blocks of a model from scratch")
-    width: int = option(64, "its width")
-    heads: int = option(4, "its attention heads")
+    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
+    width: int = option(64, "its width", at_least=1)
+    heads: int = option(4, "its attention heads", at_least=1)
     length_groups: int | None = option(
-        None, "groups of similar length that a batch is run in, to compute less padding; none takes what costs least"
+        None,
+        "groups of similar length that a batch is run in, to compute less padding; none takes what costs least",
+        at_least=1,
     )
     device: str = option("auto", "cpu, cuda, ...; auto takes a GPU where there is one")
     bf16: bool = option(False, "compute in bfloat16")
     compile: bool = option(False, "compile the model (needs a C++ compiler; slow to start; pays on GPUs)")
     checkpointing: bool = option(False, "recompute activations in the backward pass: slower, much less memory")
-    top_layers: int | None = option(None, "train only so many of the last transformer blocks; none trains all")
-    eval_every: int = option(1000, "steps between evaluations, each with a checkpoint")
-    eval_games: int = option(256, "games an evaluation")
-    log_every: int = option(50, "steps between rows of the log")
+    top_layers: int | None = option(
+        None, "train only so many of the last transformer blocks; none trains all", at_least=1
+    )
+    eval_every: int = option(1000, "steps between evaluations, each with a checkpoint", at_least=1)
+    eval_games: int = option(256, "games an evaluation", at_least=1)
+    log_every: int = option(50, "steps between rows of the log", at_least=1)
     logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
-    seed: int = option(0, "seed of weights, batches and games")
-    transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss")
+    seed: int = option(0, "seed of weights, batches and games", at_least=0)
+    transition_weight: float = option(1.0, "weight of the environment's words in the policy's loss", at_least=0)
 
     def __post_init__(self) -> None:
-        names = ("steps", "batch_size", "layers", "width", "heads", "length_groups", "top_layers")
-        self._check_at_least_one(*names, "eval_every", "eval_games", "log_every")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 learns from the best tenth.")
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got width={self.width} and heads={self.heads}.")
 
 
 TEXTWORLD: Mapping[str, Any] = {
@@ -86,6 +96,8 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
+    if options.kind not in CONFIG_MAPPING:
+        raise ValueError(f"kind={options.kind!r} is no model type of Hugging Face: give gpt2, llama, qwen2 or another.")
     lm = causal_lm(
         options.kind,
         vocab_size=tokenizer.vocab_size,
@@ -124,7 +136,8 @@ def train_offline(
     """Train, evaluate, checkpoint; at the end the best checkpoint by return becomes the run's model.
 
     The run's folder holds ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
-    killed goes on from its last checkpoint, to the same numbers as one that was not.
+    killed goes on from its last checkpoint, to the same numbers as one that was not. One process at a time trains in a
+    folder.
 
     Args:
         options: of the recipe.
@@ -137,9 +150,28 @@ def train_offline(
 
     Returns:
         The best mean return of the evaluations.
+
+    Raises:
+        FileExistsError: another process trains in this folder.
+        NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
-    checkpoints = Checkpointer(options.out / "checkpoints")
-    _record(options, dataset, continued=bool(checkpoints.steps()))
+    with run_folder(options.out):
+        checkpoints = Checkpointer(options.out / "checkpoints")
+        _record(options, dataset, continued=bool(checkpoints.steps()))
+        _train(options, dataset, task, loss, policy, checkpoints, target_updater)
+        return finish(options, checkpoints, save, unit="step")
+
+
+def _train(
+    options: OfflineOptions,
+    dataset: RowDataset,
+    task: Task,
+    loss: LossModule,
+    policy: TensorDictModuleBase,
+    checkpoints: Checkpointer,
+    target_updater: TargetNetUpdater | None,
+) -> None:
+    """All steps that are left."""
     device = options.torch_device()
     rows = dataset if options.fraction == 1.0 else best_rows(dataset, fraction=options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
@@ -152,6 +184,7 @@ def train_offline(
         "random": RandomState(),
     }
     start, log = resume(options, checkpoints, parts)
+    finite = FiniteCheck()
     training = train_steps(
         loss,
         lambda: buffer.sample().to(device),
@@ -162,6 +195,7 @@ def train_offline(
         target_updater=target_updater,
         max_grad_norm=options.max_grad_norm,
         autocast=torch.bfloat16 if options.bf16 else None,
+        finite=finite,
     )
     progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
     with closing(log), progress:
@@ -170,11 +204,12 @@ def train_offline(
             if is_due(step, options.log_every, options.steps):
                 log.log(step, figures)
             if is_due(step, options.eval_every, options.steps):
+                finite.check()
+                check_parameters(loss, f"after step {step}")
                 summary, _ = task.judge(policy, games=options.eval_games, seed=options.seed + 1, device=device)
                 log.log(step, summary.scalars())
                 progress.update(step, {"return": summary.mean_return})
                 checkpoints.save(step, summary.scalars())
-    return finish(options, checkpoints, save, unit="step")
 
 
 def _record(options: OfflineOptions, dataset: RowDataset, *, continued: bool) -> None:

@@ -20,11 +20,20 @@ from torchrl_lang.modules import ExampleTurns
 from torchrl_lang.recipes.collection import Games, InPrecision, Played
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.options import check_record, write_options
-from torchrl_lang.recipes.runs import finish, is_due, make_optimizer, resume
+from torchrl_lang.recipes.runs import finish, is_due, make_optimizer, resume, run_folder
 from torchrl_lang.recipes.start import Start, load_start
 from torchrl_lang.recipes.unfrozen import Unfrozen
 from torchrl_lang.schema import LEARNED
-from torchrl_lang.training import Checkpointer, Progress, RandomState, Stateful, seed_everything, train_steps
+from torchrl_lang.training import (
+    Checkpointer,
+    NonFiniteError,
+    Progress,
+    RandomState,
+    Stateful,
+    check_parameters,
+    seed_everything,
+    train_steps,
+)
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform
 
 __all__ = ["Learner", "OnlineRun", "begin", "keep_near", "train_online"]
@@ -135,7 +144,11 @@ class OnlineRun:
             if self.learner.moves_policy(iteration):
                 self.near.update(rows)
             chosen = self.learner.choose(rows)
-        learned = self._learn(chosen, iteration)
+        try:
+            learned = self._learn(chosen, iteration)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.terms, f"{error.when} of iteration {iteration}") from error
+        check_parameters(self.learner.loss, f"after iteration {iteration}")
         self.scheduler.step()
         self.games.weights_changed()
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
@@ -156,6 +169,7 @@ class OnlineRun:
         number = -(-len(rows) // options.batch_size)
         size = -(-len(rows) // number)  # all about as large: a last, small one would weigh as much as the others
         batches = options.epochs * -(-len(rows) // size)
+        accumulate = min(options.accumulate, batches)  # few games may have ended
         device = options.torch_device()
         buffer = row_buffer(rows, size, seed=options.seed + iteration)
         self.learner.loss.eval()  # a policy learns as it acts, without dropout
@@ -163,8 +177,8 @@ class OnlineRun:
             partial(self.learner.losses, iteration=iteration),
             lambda: buffer.sample().to(device),
             self.optimizer,
-            steps=-(-batches // options.accumulate),
-            accumulate=options.accumulate,
+            steps=-(-batches // accumulate),
+            accumulate=accumulate,
             max_grad_norm=options.max_grad_norm,
             autocast=torch.bfloat16 if options.bf16 else None,
         )
@@ -191,19 +205,26 @@ def train_online(options: OnlineOptions, start: Start, near: KLConstrainedTransf
     Checkpoints hold neither the reference nor frozen weights: they are made anew from ``start``, and a start that has
     changed is refused.
 
+    One process at a time trains in a folder.
+
     Returns:
         The best mean return of the evaluations, of games that are not learned from.
+
+    Raises:
+        FileExistsError: another process trains in this folder.
+        NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
-    checkpoints = Checkpointer(options.out / "checkpoints")
-    _record(options, start, continued=bool(checkpoints.steps()))
-    run = OnlineRun(options, start, near, learner)
-    with closing(run.games):
-        try:
-            _iterate(run, checkpoints)
-        except KeyboardInterrupt:
-            run.games.check_workers()  # which may be the reason
-            raise
-    return finish(options, checkpoints, start.save, unit="iteration")
+    with run_folder(options.out):
+        checkpoints = Checkpointer(options.out / "checkpoints")
+        _record(options, start, continued=bool(checkpoints.steps()))
+        run = OnlineRun(options, start, near, learner)
+        with closing(run.games):
+            try:
+                _iterate(run, checkpoints)
+            except KeyboardInterrupt:
+                run.games.check_workers()  # which may be the reason
+                raise
+        return finish(options, checkpoints, start.save, unit="iteration")
 
 
 def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:

@@ -6,13 +6,29 @@ import argparse
 import dataclasses
 import inspect
 import json
-import os
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from torchrl_lang.recipes.ranges import Range, check_ranges
+
+if TYPE_CHECKING:  # it imports torch, for which `--help` shall not wait
+    from torchrl_lang.storage import Fields
 
 __all__ = [
+    "RECORD_VERSION",
+    "Options",
     "add_options",
     "check_record",
     "option",
@@ -26,9 +42,32 @@ __all__ = [
 T = TypeVar("T")
 
 
-def option(default: Any, text: str) -> Any:
-    """A dataclass field with a default and a line of help."""
-    return dataclasses.field(default=default, metadata={"help": text})
+RECORD_VERSION = 1
+"""Of the record that :func:`write_options` writes; a record without a version is of this one."""
+
+
+class Options:
+    """Base of every recipe's dataclass: values are checked when one is made, from the command line or in Python.
+
+    Examples:
+        >>> import dataclasses
+        >>> from torchrl_lang.recipes.options import Options, option
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Training(Options):
+        ...     steps: int = option(10, "steps to train", at_least=1)
+        >>> Training(steps=0)
+        Traceback (most recent call last):
+            ...
+        ValueError: steps must be at least 1, got 0.
+    """
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+def option(default: Any, text: str, **ends: float) -> Any:
+    """A dataclass field with a default, a line of help, and the ends of its :class:`Range`."""
+    return dataclasses.field(default=default, metadata={"help": text, "range": Range(**ends)})
 
 
 def required(text: str) -> Any:
@@ -38,7 +77,7 @@ def required(text: str) -> Any:
 
 @dataclass_transform(frozen_default=True)
 def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
-    """Make a frozen dataclass of a class that changes defaults of its base's fields; help and order stay the base's.
+    """Make a frozen dataclass of a class that changes defaults of its base's fields; help, range and order stay.
 
     Raises:
         TypeError: the base has no such field.
@@ -63,7 +102,7 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
             raise TypeError(f"{cls.__name__} changes defaults of {unknown}, its base has {list(fields)}.")
         cls.__annotations__ = inspect.get_annotations(cls) | {name: hints[name] for name in defaults}
         for name, default in defaults.items():
-            setattr(cls, name, option(default, fields[name].metadata["help"]))
+            setattr(cls, name, dataclasses.field(default=default, metadata=fields[name].metadata))
         return dataclasses.dataclass(frozen=True)(cls)
 
     return decorate
@@ -93,8 +132,13 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
             settings["required"] = True
         else:
             settings["default"] = field.default
-            settings["help"] += f" (default: {_shown(field.default)})"
-        parser.add_argument(flag, **settings, **_reader(hints[field.name]))
+            allowed = field.metadata.get("range", Range())
+            ends = "" if allowed == Range() else f"; {allowed}"
+            settings["help"] += f" (default: {_shown(field.default)}{ends})"
+        settings |= _reader(hints[field.name])
+        if settings.get("nargs") == "*" and field.default:
+            settings["nargs"] = "+"
+        parser.add_argument(flag, **settings)
 
 
 def _reader(kind: Any) -> dict[str, Any]:
@@ -111,7 +155,13 @@ def _reader(kind: Any) -> dict[str, Any]:
         return {"type": lambda text: None if text.lower() == "none" else read(text), "metavar": inner.__name__.upper()}
     if get_origin(kind) is tuple:
         return {**_reader(get_args(kind)[0]), "nargs": "*"}
-    return {"type": kind, "metavar": kind.__name__.upper()}
+    return {"type": _path if kind is Path else kind, "metavar": kind.__name__.upper()}
+
+
+def _path(text: str) -> Path:
+    if not text:  # which pathlib takes for the current folder
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(text)
 
 
 def _shown(value: Any) -> str:
@@ -126,17 +176,31 @@ def options_from(options: type[T], arguments: argparse.Namespace) -> T:
 
 def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else makes a run what it is, as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(json.dumps(_plain(options) | more, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    from torchrl_lang.storage import write_file
+
+    record = {"version": RECORD_VERSION, **_plain(options), **more}
+    write_file(path, json.dumps(record, indent=2, default=str) + "\n")
 
 
-def read_options(path: Path) -> dict[str, Any]:
-    """What :func:`write_options` wrote."""
-    if not path.is_file():
+def read_options(path: Path) -> Fields:
+    """Read what :func:`write_options` wrote.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        FileError: the record is damaged, or a newer version of this library wrote it.
+    """
+    from torchrl_lang.storage import Fields
+
+    if not path.exists():
         raise FileNotFoundError(f"There is no run in {path.parent}: {path.name} is missing. Train one there first.")
-    return json.loads(path.read_text(encoding="utf-8"))
+    remedy = (
+        f"give the folder of a run; if {path.parent} is one, put the file back as it was or train in another folder"
+    )
+    record = Fields.read(path, remedy=remedy)
+    version = record.take("version", int, RECORD_VERSION)
+    if version != RECORD_VERSION:
+        raise record.error(f"is a record of version {version}, this version of the library reads {RECORD_VERSION}")
+    return record
 
 
 def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more: Any) -> None:
@@ -145,16 +209,21 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
     Raises:
         ValueError: naming what differs.
     """
-    before = read_options(path)
+    from torchrl_lang.storage.errors import shorten
+
+    before = read_options(path).content
     now = json.loads(json.dumps(_plain(options) | more, default=str))
     # An option that is younger than the run had the effect of its default.
     defaults = json.loads(json.dumps({field.name: field.default for field in dataclasses.fields(options)}, default=str))
     changed = [key for key, value in now.items() if before.get(key, defaults.get(key)) != value and key not in free]
     if changed:
-        # What is short is shown, a data set's checksums are not.
-        told = [f"{key} was {before.get(key)!r} and is {now[key]!r}" if key not in more else key for key in changed]
+        # The values of options are short, the checksums of a data set are not.
+        shown = [
+            key if key in more else f"{key} was {shorten(before.get(key))} and is {shorten(now[key])}"
+            for key in changed
+        ]
         raise ValueError(
-            f"{path.parent} holds a run with other options: {', '.join(told)}. Give another --out, or delete it."
+            f"{path.parent} holds a run with other options: {', '.join(shown)}. Give another --out, or delete it."
         )
 
 

@@ -22,20 +22,26 @@ __all__ = ["PPO", "PPOLearner", "TextWorldPPO", "main"]
 class PPO(OnlineOptions):
     """Proximal policy optimisation (arXiv 1707.06347) from a finished run, near to it."""
 
-    clip_epsilon: float = option(0.2, "how far a token's probability may move, as a ratio, before it gains nothing")
-    value_lr: float = option(3e-3, "peak learning rate of the values: they must follow a policy that moves slowly")
-    value_weight: float = option(0.5, "weight of the values' loss")
-    entropy_weight: float = option(0.0, "weight of the policy's entropy")
-    gamma: float = option(1.0, "discount from token to token of an utterance")
-    lmbda: float = option(0.95, "trust in what follows inside an utterance")
-    turn_gamma: float = option(0.99, "discount from turn to turn")
-    turn_lmbda: float = option(0.95, "trust in what follows across turns")
+    clip_epsilon: float = option(
+        0.2, "how far a token's probability may move, as a ratio, before it gains nothing", above=0
+    )
+    value_lr: float = option(
+        3e-3, "peak learning rate of the values: they must follow a policy that moves slowly", above=0, at_most=1
+    )
+    value_weight: float = option(0.5, "weight of the values' loss", at_least=0)
+    entropy_weight: float = option(0.0, "weight of the policy's entropy", at_least=0)
+    gamma: float = option(1.0, "discount from token to token of an utterance", at_least=0, at_most=1)
+    lmbda: float = option(0.95, "trust in what follows inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount from turn to turn", at_least=0, at_most=1)
+    turn_lmbda: float = option(0.95, "trust in what follows across turns", at_least=0, at_most=1)
     detach_value: bool = option(True, "values read the states of the model and do not pull at them")
-    value_warmup: int = option(10, "iterations in which values alone learn: wrong ones would push the policy about")
+    value_warmup: int = option(
+        10, "iterations in which values alone learn: wrong ones would push the policy about", at_least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.value_warmup < self.iterations:
+        if self.value_warmup >= self.iterations:
             raise ValueError(
                 f"value_warmup={self.value_warmup} of {self.iterations} iterations leave none for the policy to learn."
             )

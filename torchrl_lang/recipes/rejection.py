@@ -24,18 +24,16 @@ __all__ = ["BestGames", "Rejection", "TextWorldRejection", "main"]
 class Rejection(OnlineOptions):
     """Imitation of the best games that the policy plays: rejection sampling, or expert iteration, near the start."""
 
-    fraction: float = option(0.2, "share of the games just played that is imitated")
-    best_so_far: int | None = option(None, "keep so many of the best games ever played, and imitate those instead")
-    turn_gamma: float = option(1.0, "discount of a turn in the ranking")
+    fraction: float = option(0.2, "share of the games just played that is imitated", above=0, at_most=1)
+    best_so_far: int | None = option(
+        None, "keep so many of the best games ever played, and imitate those instead", at_least=1
+    )
+    turn_gamma: float = option(1.0, "discount of a turn in the ranking", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature != 1:
             raise ValueError(f"Imitation is at temperature 1, got {self.temperature}: it would learn what nobody said.")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must lie in (0, 1], got {self.fraction}: 0.1 imitates the best tenth.")
-        if self.best_so_far is not None and self.best_so_far < 1:
-            raise ValueError(f"best_so_far must be at least 1 game, got {self.best_so_far}.")
 
 
 @with_defaults(

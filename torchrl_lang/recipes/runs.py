@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
-from torchrl_lang.training import Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.options import Options
+from torchrl_lang.recipes.tasks import check_place
+from torchrl_lang.storage import folder_lock, remove_leftovers
+from torchrl_lang.training import (
+    LOGGERS,
+    Checkpointer,
+    RunLog,
+    Stateful,
+    adamw,
+    make_log,
+    muon_adamw,
+    warmup_cosine,
+)
 
-__all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "resume"]
+__all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "resume", "run_folder"]
 
 
-class RunOptions:
+class RunOptions(Options):
     """What the options of every training run have; each recipe's dataclass says in which order, and the defaults."""
 
     out: Path
@@ -27,15 +41,36 @@ class RunOptions:
     device: str
     logger: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.logger:
+            one_of("logger", name, LOGGERS)
+        try:
+            torch.zeros(1, device=self.torch_device()).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises depends on the device
+            raise ValueError(
+                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}): give auto, cpu, or cuda "
+                "where there is a GPU."
+            ) from error
+
     def torch_device(self) -> torch.device:
         """Where to compute."""
         name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         return torch.device(name)
 
-    def _check_at_least_one(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+@contextmanager
+def run_folder(folder: Path) -> Iterator[None]:
+    """Train in ``folder`` while no other process does; what a killed process was writing there is deleted.
+
+    Raises:
+        FileExistsError: another process trains there.
+        FileError: the folder is a file, or lies in a data set.
+    """
+    check_place(folder)
+    with folder_lock(folder, "trains"):
+        remove_leftovers(folder)
+        yield
 
 
 def make_optimizer(options: RunOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
@@ -62,7 +97,7 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path], Any], *, unit: str) -> float:
-    """Save the best checkpoint by return as the run's model. Returns its mean return."""
+    """Save the best checkpoint by return as the run's model, whole or not at all. Returns its mean return."""
     best = checkpoints.restore("best")
     model = options.out / "model"
     save(model)

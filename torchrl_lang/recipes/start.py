@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,9 +33,8 @@ class Start:
     """The start, frozen: what it needs beside the policy's own weights."""
 
     def save(self, folder: Path) -> Path:
-        """Write the model as it is now; adapters are merged into it."""
-        lm = deepcopy(self.lm).merge_and_unload() if hasattr(self.lm, "merge_and_unload") else self.lm
-        return save_language_model(folder, lm, {"value": self.value}, tokenizer=self.tokenizer.config())
+        """Write the model as it is now; adapters are merged in what is written."""
+        return save_language_model(folder, self.lm, {"value": self.value}, tokenizer=self.tokenizer.config())
 
 
 def load_start(
@@ -82,7 +80,6 @@ def load_start(
         run.tokenizer.control,
         run.task.action_length,
         temperature=temperature,
-        vocab_size=run.tokenizer.vocab_size,
     )
     reference = RowReference(frozen_copy(speak()) if lora_rank is None else adapters_off(speak()))
     return Start(run.task, run.tokenizer, lm, value, speak(value=value, seed=seed), reference)

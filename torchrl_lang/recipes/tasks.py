@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import RowDataset, Tokenizer, load_dataset
+from torchrl_lang.data.dataset_format import MANIFEST, ROWS
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, Summary
+from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.storage.errors import shorten
 
-__all__ = ["Task", "check_words", "of_kind", "open_dataset", "task_from_notes"]
+__all__ = ["Task", "check_place", "check_words", "of_kind", "open_dataset", "task_from_notes"]
 
 T = TypeVar("T", bound="Task")
 
@@ -48,18 +50,17 @@ class Task(Protocol):
         """What makes the task, as JSON; ``task`` among it is the task's name."""
 
 
-def task_from_notes(notes: Mapping[str, Any]) -> Task:
+def task_from_notes(notes: Fields) -> Task:
     """The task from what :meth:`Task.notes` wrote into a manifest or a run's record.
 
+    The name that stands there is compared with a fixed table: nothing is imported by a name that is read from a file.
+
     Raises:
-        ValueError: there is no such task.
+        FileError: there is no such task, or a field is missing or of another type.
     """
-    name = notes.get("task")
+    name = notes.take("task", str)
     if name not in _TASKS:
-        raise ValueError(
-            f"This is about the task {name!r}, the recipes know {list(_TASKS)}: make a data set with "
-            "`python -m torchrl_lang generate`."
-        )
+        raise notes.error(f"is about the task {shorten(name)}, the recipes have {', '.join(_TASKS)}")
     module, kind = _TASKS[name]
     return getattr(importlib.import_module(module), kind).from_notes(notes)
 
@@ -82,9 +83,29 @@ def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
         ValueError: there is no such task, or its games are told in other tokens than the data.
     """
     dataset = load_dataset(folder)
-    task = task_from_notes(dataset.manifest["notes"])
+    manifest = Fields(dataset.manifest, folder / MANIFEST, "make the data set again with `generate`")
+    task = task_from_notes(manifest.object("notes"))
     check_words(task, dataset.tokenizer, folder)
     return dataset, task
+
+
+def check_place(folder: Path, *, new: bool = False) -> None:
+    """Raise where something is to be written into a folder that lies in a data set, or is one.
+
+    Args:
+        folder: where something is to be written.
+        new: a data set is to be written; one that is there is its writer's to refuse or to replace.
+
+    Raises:
+        FileError: naming the folder.
+    """
+    remedy = "give another folder as out"
+    if folder.exists() and not folder.is_dir():
+        raise FileError(folder, "is a file, not a folder", remedy)
+    places = folder.absolute().parents if new else (folder.absolute(), *folder.absolute().parents)
+    for place in places:
+        if (place / MANIFEST).exists() and (place / ROWS).exists():
+            raise FileError(folder, f"lies in the data set {place}", remedy)
 
 
 def check_words(task: Task, tokenizer: Tokenizer, folder: Path) -> None:

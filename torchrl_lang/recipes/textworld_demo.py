@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang.recipes import bc, ppo, textworld_data, textworld_evaluate
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.recipes.tasks import check_place
+from torchrl_lang.storage import Fields, folder_lock
 
 __all__ = ["TextWorldDemo", "main"]
 
@@ -37,23 +39,29 @@ _QUICK: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
 
 
 @dataclass(frozen=True)
-class TextWorldDemo:
+class TextWorldDemo(Options):
     """TextWorld from end to end: experts' games, imitation, PPO, and a table on games that nobody learned from."""
 
     out: Path = option(Path("runs/textworld"), "folder of everything that is written")
     kinds: tuple[Kind, ...] = option(("coin_collector", "simple"), "which of the engine's kinds of game")
     quick: bool = option(False, "five minutes: the coin collector alone, with fewer games and steps")
-    seed: int = option(0, "seed of weights, games and words")
+    seed: int = option(0, "seed of weights, games and words", at_least=0)
 
 
 def main(options: TextWorldDemo) -> Path:
     """Run all stages of each kind; what is there from an earlier call is used again. Returns the folder."""
+    check_place(options.out)
+    with folder_lock(options.out, "runs this demo"):
+        _all_kinds(options)
+    return options.out
+
+
+def _all_kinds(options: TextWorldDemo) -> None:
     for kind in ("coin_collector",) if options.quick else options.kinds:
         began = time.monotonic()
         folder = options.out / (f"{kind}_quick" if options.quick else kind)
         _stages(options, kind, folder)
         print(f"{kind}: {(time.monotonic() - began) / 60:.1f} minutes; everything is in {folder}\n", flush=True)
-    return options.out
 
 
 def _stages(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
@@ -77,7 +85,8 @@ def _stages(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
 
 
 def _check(folder: Path, wanted: textworld_data.TextWorldData) -> None:
-    notes = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))["notes"]
+    path = folder / "data" / "manifest.json"
+    notes = Fields.read(path, remedy=f"delete {folder / 'data'}, it is then made again").object("notes").content
     played = {"epsilon": wanted.epsilon, "foreign": wanted.foreign, "seed_of_play": wanted.seed}
     expected = json.loads(json.dumps(textworld_data.task_of(wanted).notes() | played))
     if any(notes.get(key) != value for key, value in expected.items()):

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, write_transcripts
-from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.recipes.tasks import of_kind
 from torchrl_lang.recipes.textworld_task import TextWorldTask
 from torchrl_lang.recipes.trained import Trained, load_run
+from torchrl_lang.storage import write_file
 
 __all__ = ["TextWorldEvaluate", "main"]
 
@@ -22,20 +23,24 @@ _DRAWS = 5
 
 
 @dataclass(frozen=True)
-class TextWorldEvaluate:
+class TextWorldEvaluate(Options):
     """Play the test games with a trained run, a random player and an expert."""
 
     run: Path = required("folder of a finished run")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the one that this one began from")
     games: int | None = option(
-        None, "number of episodes, the games in turn; none plays each game once, five times where words are drawn"
+        None,
+        "number of episodes, the games in turn; none plays each game once, five times where words are drawn",
+        at_least=1,
     )
     split: Literal["train", "valid", "test"] = option("test", "which games")
-    beta: tuple[float, ...] = option((), "strengths of the values; by default 0, and 1 4 where values were learned")
+    beta: tuple[float, ...] = option(
+        (), "strengths of the values; by default 0, and 1 4 where values were learned", at_least=0
+    )
     method: Literal["sample", "greedy", "beam", "best_of"] | None = option(
         None, "how words are chosen; by default both sample and greedy, greedy alone with values"
     )
-    seed: int = option(1, "seed of the players")
+    seed: int = option(1, "seed of the players", at_least=0)
 
 
 def main(options: TextWorldEvaluate) -> Path:
@@ -62,16 +67,16 @@ def main(options: TextWorldEvaluate) -> Path:
             print(f"played {name}: won {100 * played[-1][0].win_rate:.1f} %", flush=True)
     summaries = [summary for summary, _ in played]
     table = format_table(summaries)
-    print(f"{len(held)} {options.split} games\n{table}")
     best, records = max(mine, key=lambda pair: (pair[0].win_rate, pair[0].mean_return))
     tokenizer = runs[options.run].tokenizer
     lost = (~task.won(records)).nonzero().flatten().tolist()[:5]
     write_transcripts(
         options.run / "transcripts.txt", records, tokenizer, games=[*range(min(5, best.games)), *lost], title=best.name
     )
-    (options.run / "table.txt").write_text(table + "\n", encoding="utf-8")
+    write_file(options.run / "table.txt", table + "\n")
     figures = {"split": options.split, "games": len(held), "players": [summary.as_dict() for summary in summaries]}
-    (options.run / "evaluation.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_file(options.run / "evaluation.json", json.dumps(figures, indent=2) + "\n")
+    print(f"{len(held)} {options.split} games\n{table}")
     print(f"best: {best.name}; the first and the lost games, the table and all figures are in {options.run}")
     return options.run
 

@@ -26,6 +26,8 @@ from torchrl_lang.envs.textworld import (
 )
 from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import Fields, read_json
+from torchrl_lang.storage.errors import shorten
 
 __all__ = ["GameSets", "TextWorldTask", "solution", "split_games"]
 
@@ -67,7 +69,8 @@ class TextWorldTask:
         row_length, action_length, max_turns: of the environment.
 
     Raises:
-        ValueError: the template or what is apart is unknown; on building, too few games are left to learn from.
+        ValueError: the kind, one of its options, the template or what is apart is unknown; on building, too few games
+            are left to learn from.
     """
 
     name: ClassVar[str] = "textworld"
@@ -87,6 +90,12 @@ class TextWorldTask:
     def __post_init__(self) -> None:
         one_of("apart", self.apart, get_args(Apart))
         one_of("template", self.template, tuple(TEMPLATES))
+        if any(not isinstance(value, (str, int, float, type(None))) for _, value in self.options):
+            raise ValueError(f"The options of a kind of games are plain values, got {shorten(self.options)}.")
+        try:
+            self._specs(1)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
     @classmethod
     def of(cls, kind: str, *, options: Mapping[str, Any] | None = None, **fields: Any) -> TextWorldTask:
@@ -94,8 +103,10 @@ class TextWorldTask:
 
         Examples:
             >>> from torchrl_lang.recipes.textworld_task import TextWorldTask
+            >>> from torchrl_lang.storage import Fields
             >>> task = TextWorldTask.of("coin_collector", options={"level": 5}, games=100, valid=16, test=16)
-            >>> task.template, TextWorldTask.from_notes(task.notes()) == task
+            >>> notes = Fields(task.notes(), "config.json", "train again")
+            >>> task.template, TextWorldTask.from_notes(notes) == task
             ('exits', True)
         """
         pairs = tuple(sorted((options or {}).items()))
@@ -103,7 +114,10 @@ class TextWorldTask:
 
     def specs(self) -> list[TextWorldSpec]:
         """What is built."""
-        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
+        return self._specs(self.games)
+
+    def _specs(self, number: int) -> list[TextWorldSpec]:
+        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(number)]
 
     def sets(self) -> GameSets:
         """The files of the three sets, built where they are not there yet."""
@@ -168,10 +182,20 @@ class TextWorldTask:
         return {"task": self.name, **asdict(self), "options": dict(self.options)}
 
     @classmethod
-    def from_notes(cls, notes: Mapping[str, Any]) -> TextWorldTask:
-        """From a data set's manifest, or a run's record."""
-        values = {key: notes[key] for key in cls.__dataclass_fields__ if key in notes}
-        return cls(**{**values, "options": tuple(sorted(notes["options"].items()))})
+    def from_notes(cls, notes: Fields) -> TextWorldTask:
+        """From a data set's manifest, or a run's record.
+
+        Raises:
+            FileError: a field is missing, of another type, or describes no games.
+        """
+        numbers = {name: notes.at_least(name, 1) for name in ("games", "row_length", "action_length", "max_turns")}
+        numbers |= {name: notes.at_least(name, 0) for name in ("valid", "test", "seed")}
+        words = {name: notes.take(name, str) for name in ("kind", "template", "apart")}
+        options = tuple(sorted(notes.take("options", dict).items()))
+        try:
+            return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
 
 
 @dataclass(frozen=True)
@@ -195,7 +219,7 @@ def _whole(game: Path) -> str:
 
 
 def _content(game: Path) -> dict[str, Any]:
-    return json.loads(game.with_suffix(".json").read_text(encoding="utf-8"))
+    return read_json(game.with_suffix(".json"), remedy=f"delete {game}, it is then built again")
 
 
 def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = "solutions", seed: int = 0) -> GameSets:

@@ -10,6 +10,7 @@ from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.recipes.tasks import Task, check_words, task_from_notes
+from torchrl_lang.storage import FileError
 
 __all__ = ["Trained", "load_run"]
 
@@ -50,7 +51,6 @@ class Trained:
             guidance=guidance,
             method=method,
             seed=seed,
-            vocab_size=self.tokenizer.vocab_size,
             diagnostics=True,
             **options,
         )
@@ -61,14 +61,20 @@ def load_run(folder: Path) -> Trained:
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
-        ValueError: its model reads other tokens than the games are told in now.
+        ValueError: its record or its model is damaged, or the model reads other tokens than the task's.
     """
-    record = read_options(folder / "config.json")
+    task = task_from_notes(read_options(folder / "config.json").object("notes"))
     if not (folder / "model").is_dir():
-        raise FileNotFoundError(f"The run in {folder} has not finished: it has no model yet. Continue its training.")
+        raise FileNotFoundError(
+            f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
+            f"began it, with --out {folder} (its options are in {folder / 'config.json'})."
+        )
     model = load_language_model(folder / "model")
     if model.tokenizer is None:
-        raise ValueError(f"The model in {folder / 'model'} was saved without its tokenizer.")
-    task, tokenizer = task_from_notes(record["notes"]), tokenizer_from_config(model.tokenizer)
+        raise FileError(folder / "model", "was saved without its tokenizer", "train again")
+    try:
+        tokenizer = tokenizer_from_config(model.tokenizer)
+    except ValueError as error:
+        raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
     check_words(task, tokenizer, folder / "model")
     return Trained(task, model, tokenizer)

@@ -8,25 +8,26 @@ from typing import Any, Literal
 
 from torchrl_lang.data import generate_dataset
 from torchrl_lang.envs.wordle import OptimalPlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
-from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.recipes.tasks import check_place
 from torchrl_lang.recipes.wordle_task import MEDIOCRE, WordleTask, mediocre_player
 
 __all__ = ["WordleData", "main", "notes"]
 
 
 @dataclass(frozen=True)
-class WordleData:
+class WordleData(Options):
     """A data set of Wordle games, played by scripted players."""
 
     out: Path = required("folder of the data set")
-    games: int = option(60_000, "number of games")
+    games: int = option(60_000, "number of games", at_least=1)
     words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
     rules: Literal["official", "ilql"] = option("official", "`ilql` does not count repeated letters")
     player: Literal["mediocre", "careful", "careless", "random", "wrong", "repeat", "optimal"] = option(
         "mediocre", "who plays: a mixture of players, or one of them"
     )
-    batch: int = option(2048, "games played side by side")
-    seed: int = option(0, "seed of words and players")
+    batch: int = option(2048, "games played side by side", at_least=1)
+    seed: int = option(0, "seed of words and players", at_least=0)
     overwrite: bool = option(False, "replace a data set that is there")
 
 
@@ -39,6 +40,7 @@ def notes(options: WordleData) -> dict[str, Any]:
 
 def main(options: WordleData) -> Path:
     """Play and write; returns the folder."""
+    check_place(options.out, new=True)
     task = WordleTask.of(options.words, options.rules)
     words = list(task.words)
     rules, seed = options.rules, options.seed

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.envs.wordle import (
@@ -19,6 +18,8 @@ from torchrl_lang.envs.wordle import (
     wordle_tokenizer,
 )
 from torchrl_lang.evaluation import GameRecords, Summary, play_games, summarize, unanswered
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import Fields
 
 __all__ = ["MEDIOCRE", "WordleTask", "mediocre_player"]
 
@@ -75,9 +76,18 @@ class WordleTask:
         return {"task": "wordle", **asdict(self)}
 
     @classmethod
-    def from_notes(cls, notes: Mapping[str, Any]) -> WordleTask:
-        """From a data set's manifest, or a run's record."""
-        return cls(tuple(notes["words"]), notes["rules"])
+    def from_notes(cls, notes: Fields) -> WordleTask:
+        """From a data set's manifest, or a run's record.
+
+        Raises:
+            FileError: a field is missing, of another type, or no word list or rules.
+        """
+        words, rules = notes.list_of("words", str), notes.take("rules", str)
+        try:
+            one_of("rules", rules, get_args(Rules))
+            return cls(tuple(load_words(words)), cast(Rules, rules))
+        except ValueError as error:
+            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
 
 
 def mediocre_player(task: WordleTask, *, seed: int) -> MixturePlayer:

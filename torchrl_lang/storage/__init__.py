@@ -1,23 +1,53 @@
 """Files and folders: read with checks, written whole or not at all, locked by one process at a time."""
 
+from torchrl_lang.storage.checksums import CHECKSUMS, verify_checksums, write_checksums
+from torchrl_lang.storage.columns import parse_rows, read_rows
 from torchrl_lang.storage.errors import FileError
 from torchrl_lang.storage.fields import Fields
-from torchrl_lang.storage.folders import remove_folder, remove_leftovers, replace_folder, write_file, write_folder
+from torchrl_lang.storage.folders import (
+    is_unfinished,
+    remove_folder,
+    remove_leftovers,
+    replace_folder,
+    write_file,
+    write_folder,
+)
 from torchrl_lang.storage.locks import folder_lock
-from torchrl_lang.storage.readers import file_digest, file_in, read_json, read_tensors, read_text
+from torchrl_lang.storage.manifests import json_digest, read_manifest, write_json, write_manifest
+from torchrl_lang.storage.readers import (
+    file_digest,
+    file_in,
+    read_json,
+    read_tensor_shapes,
+    read_tensors,
+    read_text,
+    regular_file,
+)
 
 __all__ = [
+    "CHECKSUMS",
     "Fields",
     "FileError",
     "file_digest",
     "file_in",
     "folder_lock",
+    "is_unfinished",
+    "json_digest",
+    "parse_rows",
     "read_json",
+    "read_manifest",
+    "read_rows",
+    "read_tensor_shapes",
     "read_tensors",
     "read_text",
+    "regular_file",
     "remove_folder",
     "remove_leftovers",
     "replace_folder",
+    "verify_checksums",
+    "write_checksums",
     "write_file",
     "write_folder",
+    "write_json",
+    "write_manifest",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["FileError", "shorten"]
+__all__ = ["FileError", "one_line", "shorten"]
 
 
 class FileError(ValueError):
@@ -40,3 +40,15 @@ def shorten(value: object, limit: int = 80) -> str:
     text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
     cut = len(text) > limit or (isinstance(value, (str, bytes, list, tuple)) and len(value) > limit)
     return text[: limit - 3] + "..." if cut else text
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    r"""The message of another library's error in one line of at most ``limit`` characters.
+
+    Examples:
+        >>> from torchrl_lang.storage.errors import one_line
+        >>> one_line(ValueError("no model;\n  see the documentation"))
+        'no model; see the documentation'
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,16 @@ __all__ = ["folder_lock"]
 
 
 @contextmanager
-def folder_lock(folder: str | Path, purpose: str = "writes") -> Iterator[Path]:
+def folder_lock(folder: str | Path, purpose: str = "writes", *, shown: Path | None = None) -> Iterator[Path]:
     """Hold the lock of a folder, which is made where it does not exist.
 
     The lock ends with the block or with the process, however that ends; it leaves no file. (On Windows nothing is
-    locked.)
+    locked, nor on a file system without locks.)
 
     Args:
         folder: the folder.
         purpose: what the holder does there, in the third person, for the error message.
+        shown: the folder to name in the error message, by default ``folder``.
 
     Raises:
         FileExistsError: another holder is at work there, in this process or in another.
@@ -37,7 +39,7 @@ def folder_lock(folder: str | Path, purpose: str = "writes") -> Iterator[Path]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = _lock(folder, purpose)
+    descriptor = _lock(folder, f"{purpose} in {shown or folder}")
     try:
         yield folder
     finally:
@@ -45,21 +47,30 @@ def folder_lock(folder: str | Path, purpose: str = "writes") -> Iterator[Path]:
             os.close(descriptor)
 
 
-def _lock(folder: Path, purpose: str) -> int | None:
+def _lock(folder: Path, work: str) -> int | None:
     """A descriptor that holds the folder's lock until it is closed."""
     if sys.platform == "win32":
         return None
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The folder may have been renamed by its former holder between the two calls.
+        descriptor = os.open(folder, os.O_RDONLY)
+        _flock(descriptor)
+        # The folder may have been renamed or deleted by its former holder since it was opened.
         if folder.exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             return descriptor
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         pass
-    os.close(descriptor)
-    raise FileExistsError(
-        f"Another process {purpose} in {folder}: wait until it has ended, or give another folder."
-    ) from None
+    if descriptor is not None:
+        os.close(descriptor)
+    raise FileExistsError(f"Another process {work}: wait until it has ended, or give another folder.")
+
+
+def _flock(descriptor: int) -> None:
+    """Take the lock, or raise BlockingIOError; that a network file system has no locks is no error."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise

@@ -7,13 +7,25 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from torchrl_lang.storage.errors import FileError, shorten
 
-__all__ = ["file_digest", "file_in", "read_json", "read_tensors", "read_text"]
+__all__ = [
+    "file_digest",
+    "file_in",
+    "read_json",
+    "read_tensor_shapes",
+    "read_tensors",
+    "read_text",
+    "regular_file",
+    "unique_keys",
+]
+
+# An edited header of a safetensors file shows up as any of these, depending on the field.
+_DAMAGED_TENSORS = (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError)
 
 MAX_TEXT_BYTES = 1 << 30
 """Text files above this size are refused unread: nothing that this library writes comes near it."""
@@ -41,7 +53,7 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
             ...
         torchrl_lang.storage.errors.FileError: ... is not UTF-8 text (byte 2 is 0xe2): save it as UTF-8.
     """
-    path = _regular(path, remedy)
+    path = regular_file(path, remedy)
     size = path.stat().st_size
     if size > max_bytes:
         raise FileError(path, f"has {size} bytes, at most {max_bytes} are read", remedy)
@@ -68,7 +80,7 @@ def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     """
     text = read_text(path, remedy=remedy)
     try:
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FileError(path, f"is not valid JSON ({error})", remedy) from error
     if not isinstance(content, dict):
@@ -82,11 +94,24 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     Raises:
         FileError: the file is missing or damaged.
     """
-    path = _regular(path, remedy)
+    path = regular_file(path, remedy)
     try:
         return load_file(path)
-    # An edited header shows up as any of these, depending on the field.
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+    except _DAMAGED_TENSORS as error:
+        raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
+
+
+def read_tensor_shapes(path: str | Path, *, remedy: str) -> dict[str, tuple[int, ...]]:
+    """Read the names and shapes of the tensors in a safetensors file, without reading the tensors.
+
+    Raises:
+        FileError: the file is missing or damaged.
+    """
+    path = regular_file(path, remedy)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    except _DAMAGED_TENSORS as error:
         raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
 
 
@@ -96,13 +121,14 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
+def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = False) -> Path:
     """The path of a file that a manifest names, which must lie inside ``folder``.
 
     Args:
         folder: where the manifest lies.
         name: as it stands in the manifest: a relative path with ``/`` between its parts.
         remedy: what the user can do, for the error message.
+        links: the file may be a symbolic link out of the folder, as all files in the cache of Hugging Face are.
 
     Raises:
         FileError: ``name`` is no relative path, leads out of the folder (``..``), or is a symbolic link out of it.
@@ -119,13 +145,18 @@ def file_in(folder: str | Path, name: object, *, remedy: str) -> Path:
         raise FileError(folder, f"names the file {shorten(name)}, which is no file name", remedy)
     parts = PurePosixPath(name)
     path = folder / parts
-    if parts.is_absolute() or ".." in parts.parts or not path.resolve().is_relative_to(folder.resolve()):
+    inside = links or path.resolve().is_relative_to(folder.resolve())
+    if parts.is_absolute() or ".." in parts.parts or not inside:
         raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it", remedy)
     return path
 
 
-def _regular(path: str | Path, remedy: str) -> Path:
-    """``path``, if a regular file is there: reading a pipe or a device could wait for ever."""
+def regular_file(path: str | Path, remedy: str) -> Path:
+    """``path``, if a regular file is there: reading a pipe or a device could wait for ever.
+
+    Raises:
+        FileError: nothing is there, or something else.
+    """
     path = Path(path)
     try:
         regular, exists = path.is_file(), path.exists()
@@ -143,12 +174,17 @@ def _bytes(path: Path, remedy: str) -> bytes:
         raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shorten(repeated)} stands twice in one object")
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of a JSON reader that refuses repeated keys.
+
+    Raises:
+        ValueError: a key is repeated.
+    """
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise ValueError(f"the key {shorten(key)} stands twice in one object")
+        content[key] = value
     return content
 
 

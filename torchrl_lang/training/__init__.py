@@ -3,6 +3,7 @@
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
 from torchrl_lang.training.checkpoint_files import CheckpointError
 from torchrl_lang.training.csv_log import CSVLog
+from torchrl_lang.training.finite import FiniteCheck, NonFiniteError, check_parameters
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
 from torchrl_lang.training.muon import MuonAdamW, muon_adamw
@@ -11,19 +12,25 @@ from torchrl_lang.training.progress import Progress
 from torchrl_lang.training.scalars import Scalar, to_scalars
 from torchrl_lang.training.seeding import RandomState, seed_everything
 from torchrl_lang.training.state import join_state, split_state
+from torchrl_lang.training.torchrl_trainer import EpisodeRowsHook, OfflineCollector
 
 __all__ = [
     "LOGGERS",
     "CSVLog",
     "CheckpointError",
     "Checkpointer",
+    "EpisodeRowsHook",
+    "FiniteCheck",
     "MuonAdamW",
+    "NonFiniteError",
+    "OfflineCollector",
     "Progress",
     "RandomState",
     "RunLog",
     "Scalar",
     "Stateful",
     "adamw",
+    "check_parameters",
     "join_state",
     "make_log",
     "muon_adamw",

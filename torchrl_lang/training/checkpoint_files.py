@@ -2,135 +2,134 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import uuid
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensordict
 import torch
 import torchrl
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from torchrl_lang import __version__
-from torchrl_lang.training.state import join_state, split_state
+from torchrl_lang.storage import (
+    FileError,
+    file_digest,
+    read_json,
+    read_manifest,
+    read_tensors,
+    write_folder,
+    write_json,
+    write_manifest,
+)
+from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
-__all__ = [
-    "CheckpointError",
-    "is_checkpoint",
-    "read_checkpoint",
-    "read_manifest",
-    "remove_checkpoint",
-    "write_checkpoint",
-]
+__all__ = ["CheckpointError", "CheckpointInfo", "read_checkpoint", "read_info", "write_checkpoint"]
 
 # torchrl.checkpoint writes atomically, too, but reads a pickled payload where it finds one in the folder, saves replay
 # buffers with torch.save, does not flush to disk before it renames, has no checksums, and its rotation wants the metric
 # at every save, where ours is known only when games have been played. Hence this small writer.
 
 _MANIFEST, _TENSORS, _STATE = "manifest.json", "tensors.safetensors", "state.json"
-_FORMAT = 1
+_FORMAT = 2
+"""Format 2 added ``digest``, over the manifest."""
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is damaged, or does not fit what is to be restored."""
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint's manifest says."""
+
+    step: int
+    metrics: dict[str, float]
+    objects: list[str]
+    sha256: dict[str, str]
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> None:
-    """Write a checkpoint to a new folder: in full under a temporary name beside it, flushed to disk, then renamed.
+    """Write a checkpoint: in full under a temporary name beside it, flushed to disk, then renamed.
 
     Args:
-        path: the folder; must not exist, its parent must.
+        path: the folder.
         state: state dict of each object, by name.
         step: number of training steps done.
         metrics: figures to keep with it.
     """
-    for leftover in path.parent.glob(".writing-*"):  # of a run that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
     tree, tensors = split_state(state)
-    temporary = path.with_name(f".writing-{uuid.uuid4().hex}")
-    temporary.mkdir()
-    save_file(tensors, temporary / _TENSORS)
-    _write_json(temporary / _STATE, tree)
-    manifest = {
-        "format": _FORMAT,
-        "step": step,
-        "metrics": {key: float(value) for key, value in metrics.items()},
-        "objects": list(state),
-        "sha256": {name: _digest(temporary / name) for name in (_TENSORS, _STATE)},
-        "versions": {
-            "torchrl_lang": __version__,
-            "torch": str(torch.__version__),
-            "torchrl": torchrl.__version__,
-            "tensordict": tensordict.__version__,
-        },
-    }
-    _write_json(temporary / _MANIFEST, manifest)
-    for file in temporary.iterdir():
-        _flush(file)
-    _flush(temporary)
-    os.replace(temporary, path)
-    _flush(path.parent)
+    with write_folder(path) as folder:
+        save_file(tensors, folder / _TENSORS)
+        write_json(folder / _STATE, tree)
+        manifest = {
+            "format": _FORMAT,
+            "step": step,
+            "metrics": {key: _to_json(float(value)) for key, value in metrics.items()},
+            "objects": list(state),
+            "sha256": {name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
+            "versions": {
+                "torchrl_lang": __version__,
+                "torch": str(torch.__version__),
+                "torchrl": torchrl.__version__,
+                "tensordict": tensordict.__version__,
+            },
+        }
+        write_manifest(folder / _MANIFEST, manifest)
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder has a manifest, which is so of whole checkpoints only."""
-    return (path / _MANIFEST).is_file()
+def read_info(path: Path) -> CheckpointInfo:
+    """Step, metrics, names of objects and checksums of a checkpoint.
 
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Step, metrics, names of objects, checksums and versions of a checkpoint."""
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path / _MANIFEST} is damaged: delete {path} to do without it.") from error
-    if manifest["format"] != _FORMAT:
-        raise CheckpointError(f"{path} has format {manifest['format']}, this version reads format {_FORMAT}.")
-    return manifest
+    Raises:
+        CheckpointError: its manifest is missing or damaged.
+    """
+    with _as_checkpoint_error():
+        fields = read_manifest(path / _MANIFEST, remedy=_remedy(path), version=_FORMAT, field="format")
+        metrics = fields.object("metrics")
+        return CheckpointInfo(
+            step=fields.at_least("step", 0),
+            metrics={name: _from_json(metrics.content[name]) or metrics.take(name, float) for name in metrics.content},
+            objects=fields.list_of("objects", str),
+            sha256={name: fields.object("sha256").take(name, str) for name in (_TENSORS, _STATE)},
+        )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """State dict of each object, by name; tensors are on the CPU.
 
     Raises:
-        CheckpointError: a file is missing or its checksum differs from the manifest's.
+        CheckpointError: a file is missing or damaged.
     """
-    for name, digest in read_manifest(path)["sha256"].items():
-        if not (path / name).is_file() or _digest(path / name) != digest:
-            raise CheckpointError(
-                f"{path / name} is damaged: its checksum differs from the manifest's. Delete {path} to go back to the "
-                "checkpoint before it."
-            )
-    tree = json.loads((path / _STATE).read_text(encoding="utf-8"))
-    return join_state(tree, load_file(path / _TENSORS))
+    info, remedy = read_info(path), _remedy(path)
+    with _as_checkpoint_error():
+        for name, digest in info.sha256.items():
+            if not (path / name).is_file():
+                raise FileError(path / name, "is missing", remedy)
+            if file_digest(path / name) != digest:
+                raise FileError(path / name, "is damaged: its checksum differs from the manifest's", remedy)
+        state = join_state(read_json(path / _STATE, remedy=remedy), read_tensors(path / _TENSORS, remedy=remedy))
+    if not isinstance(state, dict) or list(state) != info.objects:
+        raise CheckpointError(f"{path / _STATE} does not hold the objects {info.objects}: {remedy}.")
+    return state
 
 
-def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint; renamed first, so that one is either whole or not there."""
-    doomed = path.with_name(f".writing-{uuid.uuid4().hex}")
-    os.replace(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+def _remedy(path: Path) -> str:
+    return f"delete {path} to do without it"
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    if os.name == "nt":  # flushes neither folders nor files that are open for reading
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+@contextmanager
+def _as_checkpoint_error() -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except FileError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _to_json(value: float) -> float | str:
+    """JSON has numbers for finite values only."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _from_json(value: Any) -> float | None:
+    """The non-finite number that :func:`_to_json` wrote as text."""
+    return float(value) if value in ("nan", "inf", "-inf") else None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang.storage import FileError, parse_rows, read_text, write_file
+from torchrl_lang.storage.errors import shorten
 from torchrl_lang.training.scalars import Scalar, to_scalars
 
 __all__ = ["CSVLog"]
@@ -17,14 +19,21 @@ __all__ = ["CSVLog"]
 # time, and whoever reads loss and return of one step has to join them again.
 
 
+_REMEDY = "correct it, or move it away to begin a new log"
+
+
 class CSVLog:
     """One row a logged step, a column a quantity, empty where a step has no value for it.
 
     Figures that are logged for the last step again join its row; a quantity that appears later becomes a new column.
-    Rows are on their way to the disk when :meth:`log` returns; a row that a crash tore is dropped on opening.
+    Rows are on their way to the disk when :meth:`log` returns; a last row that a crash cut is dropped on opening, with
+    a warning.
 
     Args:
         path: the file; its folder is made where missing. A file that is there already is continued.
+
+    Raises:
+        FileError: the file is damaged, or is no such log. It is left as it is.
 
     Examples:
         >>> import tempfile
@@ -103,24 +112,21 @@ class CSVLog:
 
     def _rewrite(self) -> None:
         header = self._line({name: name for name in self._names})  # type: ignore[misc]
-        temporary = self.path.with_name(f".{self.path.name}.writing")
-        temporary.write_text(header + "".join(map(self._line, self._rows)), encoding="utf-8")
-        os.replace(temporary, self.path)
+        write_file(self.path, header + "".join(map(self._line, self._rows)))
 
     def _read(self) -> None:
-        text = self.path.read_text(encoding="utf-8")
+        text = read_text(self.path, remedy=_REMEDY)
         whole = text[: text.rfind("\n") + 1]
-        reader = csv.DictReader(io.StringIO(whole))
-        self._names = list(reader.fieldnames or ["step"])
-        if self._names[0] != "step":
-            raise ValueError(f"{self.path} is no log of this kind: its first column is {self._names[0]!r}, not 'step'.")
-        self._rows = [{name: _number(cell) for name, cell in row.items() if cell} for row in reader]
+        header, rows = parse_rows(whole or "step\n", self.path, remedy=_REMEDY)
+        if header[:1] != ["step"] or (not whole and not "step".startswith(text[:4])):
+            found = shorten(header if whole else text)
+            raise FileError(self.path, f"is no log: its first line is {found}, not 'step' and other names", _REMEDY)
+        self._names = header
+        for line, figures in rows:
+            step, last = figures.get("step"), self.last_step
+            if not isinstance(step, int) or (last is not None and step <= last):
+                raise FileError(self.path, f"has the step {step} after the step {last} on line {line}", _REMEDY)
+            self._rows.append(figures)
         if whole != text:
+            warnings.warn(f"The last line of {self.path} was cut off by a crash, and is dropped.", stacklevel=3)
             self._rewrite()
-
-
-def _number(cell: str) -> Scalar:
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)

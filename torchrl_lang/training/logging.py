@@ -10,6 +10,8 @@ from typing import Any
 from torchrl.record.loggers import Logger, generate_exp_name, get_logger
 from torchrl.record.loggers.mlflow import MLFlowLogger
 
+from torchrl_lang.storage import FileError, read_text, write_file
+from torchrl_lang.storage.errors import shorten
 from torchrl_lang.training.csv_log import CSVLog
 from torchrl_lang.training.scalars import Scalar
 
@@ -96,10 +98,13 @@ def make_log(folder: str | Path, *, trackers: str | Sequence[str] = (), name: st
 
 
 def _run_name(folder: Path) -> str:
-    kept = folder / "run_name.txt"
+    kept, remedy = folder / "run_name.txt", "delete it to go on under a new name"
     if not kept.exists():
-        kept.write_text(generate_exp_name(folder.name, "run") + "\n", encoding="utf-8")
-    return kept.read_text(encoding="utf-8").strip()
+        write_file(kept, generate_exp_name(folder.name, "run") + "\n")
+    name = read_text(kept, remedy=remedy).strip()
+    if not name or name.startswith(".") or name != Path(name).name or not name.isprintable():
+        raise FileError(kept, f"holds {shorten(name)}, which is no name of a folder", remedy)
+    return name
 
 
 def _open(kind: str, folder: Path, run: str) -> Logger:

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
+from torchrl_lang.training.finite import GRAD_NORM, FiniteCheck
+
 __all__ = ["total_loss", "train_steps"]
 
 
@@ -48,6 +50,7 @@ def train_steps(
     target_updater: TargetNetUpdater | None = None,
     max_grad_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    finite: FiniteCheck | None = None,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """Train until step ``steps``; yield the number of steps done and that step's figures, detached, on their device.
 
@@ -66,10 +69,18 @@ def train_steps(
         target_updater: stepped after the optimiser.
         max_grad_norm: clip the norm of all gradients, which is then among the figures as ``grad_norm``.
         autocast: run the loss in this precision, ``torch.bfloat16``.
+        finite: notices losses and gradients that are NaN or infinite, by default a check of its own. Give one where
+            training runs on a GPU, to call its ``check()`` before weights are used or saved in between. Gradients are
+            checked by their norm, so only with ``max_grad_norm``.
 
     Yields:
         ``(step, figures)``: the loss module's scalars, ``loss`` (the sum that was minimised) and, with a scheduler,
         ``lr``.
+
+    Raises:
+        NonFiniteError: a loss or a gradient is NaN or infinite; the message names the term and the step. On a CPU this
+            comes before the optimiser's step, so the parameters are those of the step before. On a GPU, which is not
+            waited for, it comes some steps late, and at the last step before it is yielded.
 
     Examples:
         >>> import torch
@@ -95,6 +106,7 @@ def train_steps(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     precision = _autocast(parameters[0].device.type, autocast)
     draw = batches if callable(batches) else _draw_from(batches)
+    finite = FiniteCheck() if finite is None else finite
     for step in range(start + 1, steps + 1):
         optimizer.zero_grad(set_to_none=True)
         parts = []
@@ -106,14 +118,17 @@ def train_steps(
             parts.append(_figures(losses, loss))
         figures = parts[0] if accumulate == 1 else _mean(parts)
         if max_grad_norm is not None:
-            figures["grad_norm"] = nn.utils.clip_grad_norm_(parameters, max_grad_norm).detach()
+            figures[GRAD_NORM] = nn.utils.clip_grad_norm_(parameters, max_grad_norm).detach()
         if scheduler is not None:
             figures["lr"] = torch.as_tensor(scheduler.get_last_lr()[0])
+        finite.add(step, figures)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
         if target_updater is not None:
             target_updater.step()
+        if step == steps:
+            finite.check()
         yield step, figures
 
 

@@ -95,7 +95,10 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        elif self._bar is not None:  # the error is what to read now, and its figures may not be there
+            self._bar.close()
 
     def _show(self, now: float) -> None:
         if self._silent:

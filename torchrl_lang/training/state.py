@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["join_state", "split_state"]
+from torchrl_lang.storage.errors import shorten
+
+__all__ = ["CheckpointError", "join_state", "split_state"]
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or does not fit what is to be restored."""
 
 
 def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
@@ -42,6 +51,8 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
     def split(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
             return {"tensor": keep(value.detach(), path)}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": str(value)}  # JSON has no number for it
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, Mapping):
@@ -75,21 +86,53 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
 
 
 def join_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put together again what :func:`split_state` took apart. All tensors are on the CPU."""
-    if not isinstance(tree, dict):
+    """Put together again what :func:`split_state` took apart. All tensors are on the CPU.
+
+    Raises:
+        CheckpointError: the tree is no such tree, or names a tensor that is not there.
+    """
+    try:
+        return _join(tree, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"The state is damaged ({type(error).__name__}: {shorten(str(error))}).") from error
+
+
+def _join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if tree is None or isinstance(tree, (bool, int, float, str)):
         return tree
+    if not isinstance(tree, dict) or len(tree) != 1:
+        raise CheckpointError(f"The state is damaged: {shorten(tree)} is neither a plain value nor a node.")
     ((kind, content),) = tree.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {join_state(key, tensors): join_state(item, tensors) for key, item in content}
-    if kind == "size":
-        return torch.Size(content)
-    if kind in ("list", "tuple"):
-        items = [join_state(item, tensors) for item in content]
-        return items if kind == "list" else tuple(items)
-    if kind == "dtype":
-        return getattr(torch, content)
-    if kind == "device":
-        return torch.device(content)
-    raise ValueError(f"Unknown kind of state {kind!r}: the checkpoint was written by a newer version.")
+    if kind not in _READERS:
+        raise CheckpointError(f"The state has the unknown kind {shorten(kind)}: it was written by a newer version.")
+    expected, read = _READERS[kind]
+    if not isinstance(content, expected):
+        raise CheckpointError(f"The state is damaged: a {kind} is given as {shorten(content)}.")
+    return read(content, tensors)
+
+
+def _join_dict(content: list[list[Any]], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+    pairs = [(_join(key, tensors), _join(item, tensors)) for key, item in content]
+    joined = dict(pairs)
+    if len(joined) < len(pairs):
+        raise ValueError("a key is given twice")
+    return joined
+
+
+def _join_float(content: str, tensors: Mapping[str, Tensor]) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+
+
+_READERS: dict[str, tuple[type, Any]] = {
+    "tensor": (str, lambda content, tensors: tensors[content]),
+    "dict": (list, _join_dict),
+    "list": (list, lambda content, tensors: [_join(item, tensors) for item in content]),
+    "tuple": (list, lambda content, tensors: tuple(_join(item, tensors) for item in content)),
+    "size": (list, lambda content, tensors: torch.Size(content)),
+    "float": (str, _join_float),
+    "dtype": (str, lambda content, tensors: _DTYPES[content]),
+    "device": (str, lambda content, tensors: torch.device(content)),
+}
+"""By kind of node: the type of its content in JSON, and what makes a value of it."""

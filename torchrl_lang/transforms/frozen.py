@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,10 +13,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torchrl_lang.modules.sharding import refuse_sharded
 from torchrl_lang.transforms.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
 from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
-from torchrl_lang.transforms.functions import refuse_unregistered
-from torchrl_lang.transforms.one_thread import OneThread
 
 __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 
@@ -47,26 +47,23 @@ class FrozenActor:
         self._adapters = list(adapters)
         self.differentiable = differentiable
         self._copied = copied
-        self._thread = OneThread()
+        self._thread: int | None = threading.get_ident()
         self._shared_names = frozenset(shared)
-        self._dtypes = {name: tensor.dtype for name, tensor in self._weights()}
         self._fingerprint: Tensor | None = None
-        # Shared weights need it from the start: later nobody could say whether they are still the same.
-        self._digest = self.fingerprint if self._shared_names else torch.empty(0)
-        self._look()
+        self._remember()
 
     def evaluating(self) -> AbstractContextManager[Any]:
         """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made.
 
         Adapters are switched for all threads at once. So only the thread that made the reference may do it (of a copy,
-        the first that does), or the policy would run without its adapters in another.
+        the first that does), or the policy would run without its adapters in another thread.
 
         Raises:
             RuntimeError: adapters are to be switched off by another thread, such as that of a prefetching replay
                 buffer.
         """
         if not self._copied:
-            if not self._thread.may():
+            if not self._in_own_thread():
                 raise RuntimeError(
                     "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
                     "made it (a replay buffer with prefetch=, say): the policy could run without its adapters there. "
@@ -77,30 +74,24 @@ class FrozenActor:
 
     @property
     def fingerprint(self) -> Tensor:
-        """Fingerprint, uint8 ``[32]``, of all weights that define the reference, in the dtypes it was made with."""
+        """Fingerprint, uint8 ``[32]``, of all weights that define the reference."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._weights())
+            self._fingerprint = self._current()
         return self._fingerprint
-
-    def shares(self, parameter: Tensor) -> bool:
-        """Whether a weight of ``actor`` is the policy's own."""
-        return any(parameter is shared for shared in self._shared)
 
     def state(self) -> dict[str, Tensor]:
         """All weights that define the reference by name; detached, not copied."""
         return {name: tensor.detach() for name, tensor in self._weights()}
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor], *, made_as: Tensor | None = None) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over the weights in ``state``; those that are shared with the policy must be equal already.
 
         Args:
             state: as :meth:`state` gave it.
-            made_as: the fingerprint that the other reference had, for weights that were converted since it was made;
-                default that of ``state``.
 
         Raises:
-            ValueError: names or shapes differ, or a shared weight does. Then nothing has been changed.
+            ValueError: names, shapes or dtypes differ, or a shared weight does. Then nothing has been changed.
         """
         own = dict(self._weights())
         if own.keys() != state.keys():
@@ -108,10 +99,14 @@ class FrozenActor:
                 f"The state is of another reference: missing {_first(own.keys() - state.keys())}, "
                 f"unexpected {_first(state.keys() - own.keys())}."
             )
-        shapes = [name for name, tensor in own.items() if tensor.shape != state[name].shape]
-        if shapes:
-            raise ValueError(f"The state is of another reference: shapes differ at {_first(shapes)}.")
-        differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name]))]
+        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+        other = [name for name, kind in kinds.items() if kind != (state[name].shape, state[name].dtype)]
+        if other:
+            raise ValueError(
+                f"The state is of another reference: shapes or dtypes differ at {_first(other)}. Convert the transform "
+                "to the dtype of the checkpoint before loading (transform.to(dtype))."
+            )
+        differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
             raise ValueError(
                 f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
@@ -120,28 +115,17 @@ class FrozenActor:
         for name, tensor in own.items():
             if name not in self._shared_names:
                 tensor.copy_(state[name])
-        if made_as is None:
-            made_as = fingerprint((name, state[name].to(dtype)) for name, dtype in self._dtypes.items())
-        self._fingerprint = made_as.cpu().clone()
-        if self._shared_names:
-            self._digest = fingerprint(self._weights())
+        self._remember()
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply ``fn``, as ``nn.Module.to`` hands it down, to a copied actor; an actor with adapters is left alone.
 
         Parameters that are shared move along, the policy's with them: they live on one device, in one dtype.
         """
-        if not self._copied:
-            return
-        self.check_unchanged()
-        before = {tensor.dtype for _, tensor in self._weights()}
-        converts = any(fn(torch.empty(0, dtype=dtype)).dtype != dtype for dtype in before)
-        if converts:
-            _ = self.fingerprint  # it describes the weights as they were made
-        self.actor._apply(fn)
-        if converts and self._shared_names:
-            self._digest = fingerprint(self._weights())
-        self._look()
+        if self._copied:
+            self.check_unchanged()
+            self.actor._apply(fn)
+            self._remember()
 
     def check_unchanged(self) -> None:
         """Raise unless the weights shared with the policy are still frozen and still the same.
@@ -164,15 +148,32 @@ class FrozenActor:
         thawed = any(tensor.requires_grad for tensor in self._shared)
         if not thawed and [tensor._version for tensor in self._shared] == self._versions:
             return
-        if thawed or not torch.equal(fingerprint(self._weights()), self._digest):
+        if thawed or not torch.equal(self._current(), self.fingerprint):
             raise RuntimeError(
                 "The reference changed: weights that the reference shares with the policy were "
                 f"{'set to train' if thawed else 'modified'}; use frozen_copy(actor, share=False)."
             )
         self._look()
 
+    def _in_own_thread(self) -> bool:
+        """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
+        if torch.compiler.is_compiling():
+            return True
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        return self._thread == threading.get_ident()
+
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
+
+    def _remember(self) -> None:
+        """Take the weights as they are now for those of the reference."""
+        # Shared weights need a fingerprint from the start: later nobody could tell whether they are still the same.
+        self._fingerprint = self._current() if self._shared_names else None
+        self._look()
+
+    def _current(self) -> Tensor:
+        return fingerprint(sorted(self._weights()))  # names are unique, so no tensors are compared
 
     def _look(self) -> None:
         """Remember the shared weights as they are now."""
@@ -181,7 +182,8 @@ class FrozenActor:
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_unchanged()
-        return {name: value for name, value in vars(self).items() if name not in ("_adapters", "_shared", "_versions")}
+        kept = {key: value for key, value in vars(self).items() if key not in ("_adapters", "_shared", "_versions")}
+        return {**kept, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -196,6 +198,9 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
     a frozen trunk costs the head. Modules are always new and in evaluation mode, buffers are copied.
 
+    A function in the actor (a lambda, a bound method) is not a module: the copy calls the very same one. So whatever
+    model such a function calls must be frozen, or it must be a submodule of the actor.
+
     Args:
         actor: any module of tensordicts; used as it is now, and not changed.
         share: False copies everything, for policies whose frozen weights will change after all, e.g. by merging their
@@ -204,9 +209,8 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
             train; otherwise it is run without.
 
     Raises:
-        ValueError: a lazily initialised weight has no value yet, weights are to be shared that have PEFT adapters
-            merged into them, or a function in the actor refers to a model that trains (by closure, global, default or
-            as a method of it), which no copy would reach.
+        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
+            merged into them.
 
     Examples:
         >>> import torch
@@ -223,10 +227,10 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
         >>> bool(y == net(x)), y.requires_grad
         (True, False)
     """
-    refuse_unregistered(actor, copied=True)
     lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
+    refuse_sharded(actor, "copied")
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
@@ -248,8 +252,8 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
         actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
 
     Raises:
-        ValueError: there are no adapters, they are merged into the base weights, base weights train as well, so that
-            there is nothing to switch back to, or a function in the actor refers to another model that trains.
+        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so
+            that there is nothing to switch back to.
 
     Examples:
         >>> from peft import LoraConfig, get_peft_model
@@ -261,7 +265,6 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
         >>> reference.actor is actor, len(reference.state()) == len(lm.state_dict()) - 2
         (True, True)
     """
-    refuse_unregistered(actor, copied=False)
     layers = adapter_layers(actor)
     if not layers:
         raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")

@@ -18,15 +18,13 @@ __all__ = ["ReferenceTransform"]
 
 _FINGERPRINT = "reference_fingerprint"
 _WEIGHTS = "reference_weights."
-_EMBEDDED = "reference_embedded_fingerprint"
 
 
 class ReferenceTransform(ActionTransform):
     """A transform that holds a reference, outside of its parameters. Abstract.
 
-    Its ``state_dict`` has the reference's fingerprint, and its weights where asked for; ``load_state_dict`` raises
-    where the fingerprints differ. The fingerprint is that of the weights as the reference was made; embedded weights
-    may have been converted since (``.to(torch.bfloat16)``), so that they have one of their own beside it.
+    Its ``state_dict`` has the fingerprint of the reference's weights, in the dtype that they have, and the weights
+    where asked for; ``load_state_dict`` raises where the fingerprints differ.
 
     Whether weights that the reference shares with the policy have changed is looked at on every call, at each reset of
     an environment, and before a ``state_dict`` is made. A compiled call does not look.
@@ -80,9 +78,7 @@ class ReferenceTransform(ActionTransform):
         frozen.check_unchanged()
         destination[prefix + _FINGERPRINT] = frozen.fingerprint
         if self.embed_weights:
-            weights = frozen.state()
-            destination[prefix + _EMBEDDED] = fingerprint(sorted(weights.items()))
-            destination.update({prefix + _WEIGHTS + name: value for name, value in weights.items()})
+            destination.update({prefix + _WEIGHTS + name: value for name, value in frozen.state().items()})
 
     def _load_from_state_dict(
         self,
@@ -100,7 +96,7 @@ class ReferenceTransform(ActionTransform):
         frozen = self._frozen
         if frozen is None:
             return  # what a checkpoint says of a model stays among the unexpected keys
-        ours = (prefix + _FINGERPRINT, prefix + _EMBEDDED, prefix + _WEIGHTS)
+        ours = (prefix + _FINGERPRINT, prefix + _WEIGHTS)
         unexpected_keys[:] = [key for key in unexpected_keys if not key.startswith(ours)]
         saved = state_dict.get(prefix + _FINGERPRINT)
         if saved is None:
@@ -108,16 +104,18 @@ class ReferenceTransform(ActionTransform):
             return
         start = len(prefix + _WEIGHTS)
         weights = {key[start:]: value for key, value in state_dict.items() if key.startswith(prefix + _WEIGHTS)}
-        embedded = state_dict.get(prefix + _EMBEDDED)
-        if weights and embedded is not None and not torch.equal(embedded.cpu(), fingerprint(sorted(weights.items()))):
-            error_msgs.append("The weights of the reference in the checkpoint are not those that were saved with it.")
-            return
         if weights:
-            frozen.load_state(weights, made_as=None if embedded is None else saved)
+            if not torch.equal(saved.cpu(), fingerprint(sorted(weights.items()))):
+                error_msgs.append(
+                    "The weights of the reference in the checkpoint are not those that were saved with it."
+                )
+                return
+            frozen.load_state(weights)
         if not torch.equal(saved.cpu(), frozen.fingerprint):
             error_msgs.append(
-                "The checkpoint was made with another reference model than this transform holds: build it from the "
-                "weights that the first run started from, or save with embed_weights=True to restore them."
+                "The checkpoint was made with another reference model than this transform holds, or in another dtype: "
+                "build it from the weights that the first run started from, converted as in that run (transform.to), "
+                "or save with embed_weights=True to restore them."
             )
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_lang.functional import KLDirection
+from torchrl_lang.schema import RAW_REWARD
 from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
-from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform
+from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform, MissingLogProb
 from torchrl_lang.transforms.kl_limit import KLLimitTransform
 from torchrl_lang.transforms.layout import Layout, key_list
-from torchrl_lang.transforms.missing import MissingLogProb
 from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
 from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
-from torchrl_lang.transforms.reward_adjustment import RAW_REWARD, RewardAdjustmentTransform
+from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
 
 __all__ = ["KLConstrainedTransform"]
 
@@ -35,8 +35,8 @@ class KLConstrainedTransform(Compose):
     whole vocabulary: give it together with ``policy=``, or with log-probabilities made by
     :func:`~torchrl_lang.modules.row_log_prob`.
 
-    Rows are built from the environment's own token rewards: where rows are what a loss reads, adjust the rows, behind
-    the conversion, and not the environment.
+    Rows made of an environment's steps hold the reward that this transform left there, the penalty of a turn at its
+    last token, and ``raw_reward`` beside it. To adjust rows instead, token by token, leave it out of the environment.
 
     **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
     arguments are the same. What is different: the reward is ``R - coef * KL`` as its formula said (its code had the
@@ -161,6 +161,11 @@ class KLConstrainedTransform(Compose):
         if limit is not None:
             chain.append(KLLimitTransform(limit, kl_key=layout.kl))
         super().__init__(*chain)
+
+    @property
+    def divergence(self) -> KLDivergenceTransform:
+        """The one of the chain that computes the divergence."""
+        return next(t for t in self.transforms if isinstance(t, KLDivergenceTransform))
 
     @property
     def reward_adjustment(self) -> RewardAdjustmentTransform:

@@ -15,17 +15,18 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.functional import KLDirection, kl_estimate
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.transforms.chain import environment_of
 from torchrl_lang.transforms.exact import distribution_kl, row_kl
 from torchrl_lang.transforms.holding import ReferenceTransform
 from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, Layout, key_list
-from torchrl_lang.transforms.missing import MissingLogProb, may_be_missing
 from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
 from torchrl_lang.transforms.references.actor import sum_heads
 
-__all__ = ["KLDivergenceTransform"]
+__all__ = ["Estimator", "KLDivergenceTransform", "MissingLogProb"]
 
 Estimator = Literal["k1", "k2", "k3", "exact"]
+MissingLogProb = Literal["error", "zero"]
 
 
 class KLDivergenceTransform(ReferenceTransform):
@@ -69,7 +70,7 @@ class KLDivergenceTransform(ReferenceTransform):
         chunk_size: for ``"exact"`` over a vocabulary: tokens at a time; memory is at most ``32 * chunk_size`` bytes a
             position, whatever the size of the vocabulary.
         missing: without the policy's log-probability raise (``"error"``), or take the divergence for zero (``"zero"``),
-            for random policies. Within ``check_env_specs``, which acts at random, it is always zero.
+            for random policies, such as that of ``check_env_specs``.
         embed_weights: keep the weights of ``reference`` in the ``state_dict``.
         differentiable: gradients flow to the log-probabilities of an estimator, where they carry any; a reward wants
             none.
@@ -128,6 +129,7 @@ class KLDivergenceTransform(ReferenceTransform):
         self.chunk_size = chunk_size
         self.differentiable = differentiable
         self.missing: MissingLogProb = missing
+        self.acting: Reference | None = None  # scores an environment's actions that came without a log-probability
         rows = held is not None and held.layout == Layout.row()
         self.policy = None if policy is None else as_policy(policy, rows=rows)
 
@@ -171,16 +173,20 @@ class KLDivergenceTransform(ReferenceTransform):
         found = [root.get(key, None) for key in self.log_prob_keys]
         if all(value is not None for value in found):
             return sum_heads(found)
-        if self.policy is not None:
-            return self.policy.log_prob(root, root.empty())
-        if may_be_missing(self.missing):
+        policy = self.acting if self.policy is None and environment_of(self) is not None else self.policy
+        if policy is not None:
+            return policy.log_prob(root, root.empty())
+        if self.missing == "zero":
             return ref
         missing = [key for key, value in zip(self.log_prob_keys, found, strict=True) if value is None]
         raise KeyError(
             f"{type(self).__name__} needs the policy's log-probability {missing}; the data has "
             f"{sorted(map(str, root.keys(True, True)))}. Build the actor with return_log_prob=True, name the entry "
-            "with log_prob_key=, or, for a random policy, pass missing='zero'."
+            "with log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'."
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "acting": None}  # a copy would not learn what the policy learns
 
     def _exact(self, root: TensorDictBase, out: TensorDictBase) -> Tensor:
         policy, reference = self.policy, self.held
@@ -202,7 +208,6 @@ class KLDivergenceTransform(ReferenceTransform):
 
     def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
         if self.estimator == "exact":
-            added = self.held.state_specs(observation_spec)
             shape, dtype = self._exact_like(observation_spec)
         else:
             if self.ref_log_prob_key not in observation_spec.keys(True, True):
@@ -211,11 +216,11 @@ class KLDivergenceTransform(ReferenceTransform):
                     f"{type(self).__name__}."
                 )
             ref = observation_spec[self.ref_log_prob_key]
-            added, shape, dtype = {}, ref.shape, torch.promote_types(ref.dtype, torch.float32)
+            shape, dtype = ref.shape, torch.promote_types(ref.dtype, torch.float32)
         batch = observation_spec.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])
-        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observation_spec.device), **added}
+        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observation_spec.device)}
 
     def _exact_like(self, observation_spec: Composite) -> tuple[torch.Size, torch.dtype]:
         """From the reference alone: there may be no policy here to run."""

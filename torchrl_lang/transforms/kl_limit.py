@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from torchrl_lang.schema import DONE, TRUNCATED
 from torchrl_lang.transforms.controllers.numbers import above_zero
-from torchrl_lang.transforms.layout import KL, key_list
+from torchrl_lang.transforms.layout import KL, key_list, sibling
 from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
 from torchrl_lang.transforms.reward_adjustment import fit
 
@@ -117,16 +117,16 @@ class KLLimitTransform(ActionTransform):
         """Where everything stands in this environment."""
         if self.__dict__["_found"] is None:
             done = self._find_done() if self.done_key is None else self.done_key
-            total = _in_group(done, EPISODE_KL) if self.out_key is None else self.out_key
-            truncated = _in_group(done, TRUNCATED) if self.truncated_key is None else self.truncated_key
+            total = sibling(done, EPISODE_KL) if self.out_key is None else self.out_key
+            truncated = sibling(done, TRUNCATED) if self.truncated_key is None else self.truncated_key
             self.out_keys = [total]
             self.__dict__["_found"] = _Keys(total, done, truncated)
         return self.__dict__["_found"]
 
     def _find_done(self) -> NestedKey:
         """The ``done`` of the divergence's group, or that of the whole environment, or the only one."""
-        present = [key for key in key_list(list(self.parent.done_keys)) if _in_group(key, DONE) == key]
-        for key in (_in_group(self.kl_key, DONE), DONE):
+        present = [key for key in key_list(list(self.parent.done_keys)) if sibling(key, DONE) == key]
+        for key in (sibling(self.kl_key, DONE), DONE):
             if key in present:
                 return key
         if len(present) != 1:
@@ -140,8 +140,3 @@ class _Keys(NamedTuple):
     total: NestedKey
     done: NestedKey
     truncated: NestedKey
-
-
-def _in_group(key: NestedKey, name: str) -> NestedKey:
-    """The entry ``name`` beside ``key``."""
-    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name

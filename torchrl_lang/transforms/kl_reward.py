@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensordict import NestedKey
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.transforms.controllers import KLController
 from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform
+from torchrl_lang.transforms.references import as_policy
 
 __all__ = ["KLRewardTransform"]
 
@@ -19,6 +21,9 @@ class KLRewardTransform(KLConstrainedTransform):
 
     The divergence is the log-ratio of the sampled action (k1), as it was there. For everything else, estimators,
     controllers, limits, use :class:`KLConstrainedTransform`, of which this is the plain case.
+
+    In an environment, an action without a log-probability (a random one, as of ``check_env_specs``) is scored by
+    ``actor`` as it is now. In a batch, which may be older than that, a missing log-probability is an error.
 
     Args:
         actor: the policy, of which a frozen copy is taken as it is now.
@@ -63,3 +68,5 @@ class KLRewardTransform(KLConstrainedTransform):
         requires_grad: bool = False,
     ) -> None:
         super().__init__(actor, coef, in_keys, out_keys, requires_grad)
+        if isinstance(actor, TensorDictModuleBase):
+            self.divergence.acting = as_policy(actor)

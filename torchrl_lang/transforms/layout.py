@@ -9,7 +9,7 @@ from tensordict import NestedKey, unravel_key
 
 from torchrl_lang.schema import ACTION, ACTION_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS
 
-__all__ = ["KL", "REF_LOG_PROB", "Layout", "key_list"]
+__all__ = ["KL", "REF_LOG_PROB", "Layout", "key_list", "last_name", "sibling"]
 
 REF_LOG_PROB = "ref_log_prob"
 KL = "kl"
@@ -46,7 +46,8 @@ class Layout:
         """One action a step, in TorchRL's names; a nested action keeps everything in its own group."""
         actions = key_list(action)
         group = actions[0][:-1] if isinstance(actions[0], tuple) and len(actions) == 1 else ()
-        log_probs = [_beside(key, "_log_prob") for key in actions] if log_prob is None else key_list(log_prob)
+        own = [sibling(key, f"{last_name(key)}_log_prob") for key in actions]
+        log_probs = own if log_prob is None else key_list(log_prob)
         reward, ref, kl = (unravel_key((*group, name)) for name in (REWARD, REF_LOG_PROB, KL))
         return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
 
@@ -58,7 +59,8 @@ class Layout:
             >>> Layout.of_action().named("style").kl
             'style_kl'
         """
-        return replace(self, ref_log_prob=_after(self.ref_log_prob, name), kl=_after(self.kl, name))
+        ref, kl = (sibling(key, f"{name}_{last_name(key)}") for key in (self.ref_log_prob, self.kl))
+        return replace(self, ref_log_prob=ref, kl=kl)
 
     @classmethod
     def utterance(cls) -> Layout:
@@ -76,9 +78,17 @@ def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
     return [unravel_key(key) for key in ([keys] if isinstance(keys, (str, tuple)) else keys)]
 
 
-def _beside(key: NestedKey, suffix: str) -> NestedKey:
-    return (*key[:-1], key[-1] + suffix) if isinstance(key, tuple) else key + suffix
+def last_name(key: NestedKey) -> str:
+    """The name of an entry within its group."""
+    return key[-1] if isinstance(key, tuple) else key
 
 
-def _after(key: NestedKey, name: str) -> NestedKey:
-    return (*key[:-1], f"{name}_{key[-1]}") if isinstance(key, tuple) else f"{name}_{key}"
+def sibling(key: NestedKey, name: str) -> NestedKey:
+    """The entry ``name`` in the group of ``key``.
+
+    Examples:
+        >>> from torchrl_lang.transforms.layout import sibling
+        >>> sibling(("agents", "reward"), "kl"), sibling("reward", "kl")
+        (('agents', 'kl'), 'kl')
+    """
+    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name

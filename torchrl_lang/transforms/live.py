@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from torchrl_lang.modules.modes import evaluating
 from torchrl_lang.transforms.frozen import FrozenActor
-from torchrl_lang.transforms.one_thread import OneThread
 
 __all__ = ["LiveActor"]
 
@@ -32,7 +32,7 @@ class LiveActor(FrozenActor):
         self.actor = actor
         self.differentiable = False
         self._original = True
-        self._thread = OneThread()
+        self._thread = threading.get_ident()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -48,7 +48,7 @@ class LiveActor(FrozenActor):
                 "would never learn what the policy learns. Keep the policy's log-probability (return_log_prob=True) "
                 "and the parameters of its distribution in the data, or use the transform in the training process."
             )
-        if not self._thread.may() and any(module.training for module in self.actor.modules()):
+        if not self._in_own_thread() and any(module.training for module in self.actor.modules()):
             raise RuntimeError(
                 "To run the policy here would switch it from training to evaluation mode for all threads, and this is "
                 "another thread than the one that trains it (a replay buffer with prefetch=, say). Keep the policy's "
@@ -65,7 +65,7 @@ class LiveActor(FrozenActor):
         """Nothing is owned."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_original": False}
+        return {**vars(self), "_original": False, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

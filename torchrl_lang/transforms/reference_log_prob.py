@@ -101,6 +101,4 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         out.set(self.out_key, ref_log_prob)
 
     def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
-        reference = self.held
-        states = reference.state_specs(observation_spec)
-        return {self.out_key: reference.log_prob_spec(self.parent, observation_spec), **states}
+        return {self.out_key: self.held.log_prob_spec(self.parent, observation_spec)}

@@ -6,18 +6,16 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
-from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from torchrl_lang.schema import REWARD
+from torchrl_lang.schema import RAW_REWARD, REWARD
 from torchrl_lang.transforms.controllers import KLController, as_controller
-from torchrl_lang.transforms.layout import KL, key_list
+from torchrl_lang.transforms.layout import KL, key_list, last_name, sibling
 from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
 
-__all__ = ["RAW_REWARD", "RewardAdjustmentTransform"]
-
-RAW_REWARD = "raw_reward"
+__all__ = ["RewardAdjustmentTransform"]
 
 
 class RewardAdjustmentTransform(ActionTransform):
@@ -34,7 +32,8 @@ class RewardAdjustmentTransform(ActionTransform):
         kl_key: the divergence, from :class:`KLDivergenceTransform`.
         out_key: where the adjusted reward goes, as many as there are rewards; default over the raw one.
         raw_key: where the raw reward is kept when it is written over, one a reward; default ``"raw_reward"`` beside it,
-            ``"raw_"`` and its name where there are several.
+            ``"raw_"`` and its name where there are several. Rows made of an environment's steps take it along, so that
+            a second penalty is refused, where its name ends in ``"raw_reward"``.
         placement: ``"token"`` takes each token's divergence off its own reward; ``"last"`` the sum over the row off the
             reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
@@ -107,9 +106,10 @@ class RewardAdjustmentTransform(ActionTransform):
         for reward, raw in self._marks.items():
             if raw in present:
                 raise ValueError(
-                    f"The reward {reward!r} was adjusted before, for its raw value stands at {raw!r}: use the "
-                    "transform in one place (environment, collector or replay buffer). For a second reference give "
-                    "this one a raw_key= of its own (name= in KLConstrainedTransform)."
+                    f"The reward {reward!r} was adjusted before (without the penalty it is {raw!r}), and the penalty "
+                    "would count twice: use the transform in one place, environment, collector, rows or replay buffer. "
+                    "Rows can be made with the environment's own rewards, rows_from_rollout(..., reward_key=None). For "
+                    "a second reference give this one a raw_key= of its own (name= in KLConstrainedTransform)."
                 )
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
@@ -218,11 +218,7 @@ def _unbounded(spec: TensorSpec) -> TensorSpec:
 
 def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
     """``"raw_reward"`` beside the reward; where that were one key for several, each behind its own name."""
-    keys = [_beside(key, name) for key in rewards]
+    keys = [sibling(key, name) for key in rewards]
     if len(set(keys)) == len(keys):
         return keys
-    return [_beside(key, f"raw_{key[-1] if isinstance(key, tuple) else key}") for key in rewards]
-
-
-def _beside(key: NestedKey, name: str) -> NestedKey:
-    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name
+    return [sibling(key, f"raw_{last_name(key)}") for key in rewards]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 
 from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
 from torchrl_lang.envs.textworld.engine import Failed
+from torchrl_lang.storage import FileError
 
 from .conftest import COIN, alive, engines, gone
 from .helpers import last_words, say
@@ -157,11 +159,61 @@ def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
     env.games = env._seats[0].games = (str(broken),)
     with (
         pytest.warns(UserWarning, match="has died"),
-        pytest.raises(RuntimeError, match=r"The engine did not begin .*broken\.z8: its process has died"),
+        pytest.raises(FileError, match=r"broken\.z8 cannot be begun by the engine \(its process has died\): delete it"),
     ):
         env.reset()
     env._seats[0].games = (str(games["coin"]),)
     assert not env.reset()["done"].any()
+
+
+def damaged(game, folder, change):
+    """A copy of a game with its ``.json``, one of them changed."""
+    copy = folder / game.name
+    for path in (game, game.with_suffix(".json")):
+        shutil.copy(path, folder)
+    change(copy)
+    return copy
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "cut": (
+        lambda path: os.truncate(path, 100_000),
+        r"\.z8 has 100000 of \d+ bytes: delete it and build the game again",
+    ),
+    "empty": (lambda path: path.write_bytes(b""), r"\.z8 is no game of the Z-machine"),
+    "text": (lambda path: path.write_text("once upon a time " * 9), r"\.z8 is no game of the Z-machine"),
+    "flipped": (flip_a_bit, r"\.z8 is damaged \(its checksum differs\): delete it"),
+    "no json": (
+        lambda path: path.with_suffix(".json").unlink(),
+        r"\.json is missing: delete .*\.z8 and build the game",
+    ),
+    "half json": (lambda path: os.truncate(path.with_suffix(".json"), 1000), r"\.json is not valid JSON"),
+    "list": (lambda path: path.with_suffix(".json").write_text("[]"), r"\.json holds \[\], not a JSON object"),
+    "latin": (lambda path: path.with_suffix(".json").write_bytes(b'{"a": "\xe9"}'), r"\.json is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_games_are_refused_before_the_engine_opens_them(damage, games, tokenizer, tmp_path):
+    change, message = DAMAGE[damage]
+    copy = damaged(games["coin"], tmp_path, change)
+    with pytest.raises(FileError, match=message):
+        TextWorldEnv([games["simple"], copy], tokenizer, row_length=100, action_length=5)
+
+
+def test_a_json_that_is_no_game_is_an_error_of_one_line(games, tokenizer, tmp_path):
+    copy = damaged(games["coin"], tmp_path, lambda path: path.with_suffix(".json").write_text("{}"))
+    env = TextWorldEnv([copy], tokenizer, row_length=100, action_length=5)
+    with pytest.raises(FileError, match=r"\.z8 cannot be begun by the engine \(KeyError") as caught:
+        env.reset()
+    assert "\n" not in str(caught.value)
+    assert env.pool.pids == []
 
 
 def test_what_the_engine_raises_is_raised_with_the_name_of_the_game(pool, games, tmp_path):

@@ -6,7 +6,15 @@ import string
 import pytest
 import torch
 
-from torchrl_lang.envs.wordle import WordIndex, common_words, demo_words, guess_words, load_words, wordle_tokenizer
+from torchrl_lang.envs.wordle import (
+    WordIndex,
+    WordleEnv,
+    common_words,
+    demo_words,
+    guess_words,
+    load_words,
+    wordle_tokenizer,
+)
 
 
 def test_shipped_lists_are_well_formed():
@@ -76,6 +84,40 @@ def test_load_words_other_errors(tmp_path):
     path.write_text("crane\n\nslate\n")
     with pytest.raises(ValueError, match="line 2"):
         load_words(path)
+
+
+def test_a_byte_order_mark_and_other_line_ends_are_no_part_of_a_word(tmp_path):
+    path = tmp_path / "windows.txt"
+    path.write_bytes(b"\xef\xbb\xbfcrane\r\nslate\r\n")
+    assert load_words(path) == ["crane", "slate"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"cran\xe9\n",
+            r"words\.txt is not UTF-8 text \(byte 4 is 0xe9\): give a text file",
+        ),
+        (b"\xff\xfec\x00r\x00", r"words\.txt is not UTF-8 text \(byte 0 is 0xff\)"),
+        (b"", r"'words\.txt' is empty: give at least one word"),
+        (b"\n \n\n", r"'words\.txt' is empty"),
+        (b"crane\nslate\ncrane\n", r"'crane' at line 3 of 'words\.txt' came before, at line 1: remove one of them"),
+        (b"a" * 100_000, r"'a+\.\.\. at line 1 of 'words\.txt' has 100000 characters"),
+    ],
+)
+def test_files_that_are_no_word_list(content, message, tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    for make in (load_words, WordleEnv, lambda words: WordleEnv(["crane"], guesses=words)):
+        with pytest.raises(ValueError, match=message) as caught:
+            make(path)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_folder_is_no_word_list(tmp_path):
+    with pytest.raises(ValueError, match="is not a regular file: give a text file"):
+        load_words(tmp_path)
 
 
 def test_word_index_finds_words_in_any_order():

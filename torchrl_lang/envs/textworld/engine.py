@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EnginePool", "EngineProcess", "Failed", "require_textworld"]
+__all__ = ["EngineError", "EnginePool", "EngineProcess", "Failed", "require_textworld"]
 
 Answer = dict[str, Any]
 """What the engine says of a game after a command, or why it says nothing."""
@@ -44,6 +44,19 @@ class Failed(str):
     """Why the engine gave no answer, in the place of an answer."""
 
 
+class EngineError(RuntimeError):
+    """The engine raised an error of its own in a game.
+
+    Args:
+        game: the file of the game.
+        trace: the engine's traceback; its last line is the ``reason``.
+    """
+
+    def __init__(self, game: str, trace: str) -> None:
+        self.game, self.reason = game, trace.strip().rsplit("\n", 1)[-1]
+        super().__init__(f"The engine failed in {game}:\n{trace}")
+
+
 class EngineProcess:
     """One process of the engine, with a folder of its own for whatever it writes.
 
@@ -62,7 +75,7 @@ class EngineProcess:
         with theirs:
             self.process = subprocess.Popen(
                 # -P: the script's neighbours are no modules of its.
-                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder],
+                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder, str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
@@ -186,7 +199,7 @@ class EnginePool:
         for row, answer in answers.items():
             if not isinstance(answer, Failed) and "error" in answer:
                 self.close()
-                raise RuntimeError(f"The engine failed in {self._told[row][0]}:\n{answer['error']}")
+                raise EngineError(self._told[row][0], answer["error"])
         return answers
 
     def _ask_all(self, waiting: list[deque[Answer]]) -> dict[int, Answer | Failed]:

@@ -29,9 +29,9 @@ _OPEN_GAMES = 256
 
 
 def main() -> None:
-    """Serve until the pipe closes. Arguments: the pipe's file descriptor, this process's own folder."""
-    connection, folder = Connection(int(sys.argv[1])), sys.argv[2]
-    threading.Thread(target=_leave_with, args=(os.getppid(), folder), daemon=True).start()
+    """Serve until the pipe closes. Arguments: the pipe's file descriptor, its own folder, its parent's id."""
+    connection, folder, parent = Connection(int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+    threading.Thread(target=_leave_with, args=(parent, folder), daemon=True).start()
     try:
         host = _Host(**json.loads(connection.recv_bytes()))
         connection.send_bytes(b'[{"ready": true}]')

@@ -10,16 +10,20 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Categorical, Unbounded
+from torchrl.data import Categorical, Unbounded
 
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.rows import Rows, Writes
-from torchrl_lang.envs.text_game import TextGameEnv
-from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
+from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.specs import flags, token_ids
+from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
+from torchrl_lang.envs.textworld.engine import EngineError, EnginePool, require_textworld
+from torchrl_lang.envs.textworld.game_files import REMEDY, game_files
 from torchrl_lang.envs.textworld.seat import Seat
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import FileError
 
 __all__ = ["TextWorldEnv"]
 
@@ -75,15 +79,16 @@ class TextWorldEnv(TextGameEnv):
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
         workers: processes of the engine; default as many as cores, at most one for each row.
         time_limit: seconds that the engine may take for one command.
+        on_bad_text: as in :class:`~torchrl_lang.envs.TextGameEnv`.
         row_length, action_length, max_turns, batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
         ImportError: the engine is not installed; the message names the extra.
-        ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the tokenizer cannot encode what
-            a game says, the expert's command does not fit into ``action_length`` tokens, or more than
-            ``max_admissible`` commands are admissible.
+        ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
+            fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
         FileNotFoundError: a game's file is not there.
-        RuntimeError: the engine cannot begin a game.
+        FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine cannot begin the game.
+        EngineError: the engine fails in the midst of a game.
     """
 
     def __init__(
@@ -100,12 +105,13 @@ class TextWorldEnv(TextGameEnv):
         workers: int | None = None,
         time_limit: float = 10.0,
         max_turns: int | None = None,
+        on_bad_text: OnBadText = "truncate",
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         require_textworld()
-        self.games = _files(games)
+        self.games = game_files(games)
         self.template = _template(template)
         self.offers = _offers(offers)
         self.max_admissible = max_admissible
@@ -126,6 +132,7 @@ class TextWorldEnv(TextGameEnv):
             row_length=row_length,
             action_length=action_length,
             max_turns=max_turns,
+            on_bad_text=on_bad_text,
             batch_size=batch_size,
             seed=seed,
             device=device,
@@ -145,58 +152,51 @@ class TextWorldEnv(TextGameEnv):
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
-    def _begin_all(self, seeds: Mapping[int, int]) -> Iterable[tuple[int, str]]:
-        answers = self.pool.begin({row: self._seats[row].choose(seed) for row, seed in seeds.items()})
+    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        try:
+            answers = self.pool.begin({row: self._seats[row].choose(place.seed) for row, place in places.items()})
+        except EngineError as error:
+            raise FileError(error.game, f"cannot be begun by the engine ({error.reason})", REMEDY) from error
         return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
 
     def _play_all(
-        self, utterances: Mapping[int, list[int]], seeds: Sequence[int]
-    ) -> Iterable[tuple[int, tuple[str, float, bool]]]:
+        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
+    ) -> Iterable[tuple[int, Any]]:
         commands = {row: self._seats[row].command(self._decode(ids)) for row, ids in utterances.items()}
         answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
         return ((row, self._seats[row].replied(command, answers.get(row))) for row, command in commands.items())
-
-    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
-        planned = super()._plan_turn(action, live)
-        self._truncated = self._truncated | (self._task["engine_failed"].squeeze(-1) & live)
-        return planned
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         task = super()._restore(rows, task, fresh, options)
         return {**task, **self._standing()}
 
-    def _encode(self, text: str, row: int, seed: int) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         if text not in self._ids:  # games say the same again and again
             if len(self._ids) >= _REMEMBERED:
                 self._ids.clear()
-            self._ids[text] = super()._encode(text, row, seed)
+            self._ids[text] = super()._encode(text)
         return self._ids[text]
 
     # -- what stands beside the rows -----------------------------------------------------------------------------------
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        return {key: value for key, value in task.items() if key != "game_seed"}
+        return {key: value for key, value in task.items() if key not in ("game_seed", "cut")}
 
     def _task_observation_spec(self) -> dict[str, Any]:
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
-
-        def flags(n: int) -> Binary:
-            return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
-
-        def words(*shape: int) -> Categorical:
-            return Categorical(vocabulary, shape=(*batch, *shape), dtype=torch.int64, device=device)
-
+        numbers = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
         specs: dict[str, Any] = {
             "game": Categorical(len(self.games), shape=(*batch, 1), dtype=torch.int64, device=device),
-            "score": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
-            "points": Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device),
-            **{key: flags(1) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
+            "score": numbers,
+            "points": numbers.clone(),
+            **{key: flags(batch, 1, device) for key in ("won", "lost", "engine_failed", *self._of_the_turn)},
         }
         if "expert" in self.offers:
-            specs["expert_action"] = words(self.action_length)
+            specs["expert_action"] = token_ids(vocabulary, batch, self.action_length, device=device)
         if "admissible" in self.offers:
-            specs["admissible_action"] = words(self.max_admissible, self.action_length)
-            specs["admissible_mask"] = flags(self.max_admissible)
+            shape = (self.max_admissible, self.action_length)
+            specs["admissible_action"] = token_ids(vocabulary, batch, *shape, device=device)
+            specs["admissible_mask"] = flags(batch, self.max_admissible, device)
         return specs
 
     @property
@@ -255,18 +255,6 @@ class TextWorldEnv(TextGameEnv):
             spare = self.action_length - len(ids)
             self._said[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._said[command]
-
-
-def _files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    if isinstance(games, str | os.PathLike):
-        raise ValueError(f"games is a sequence of files, got one: give [{os.fspath(games)!r}].")
-    files = tuple(os.path.abspath(path) for path in games)
-    if not files:
-        raise ValueError("A TextWorldEnv plays at least one game: build some with build_games(specs).")
-    missing = [path for path in files if not os.path.exists(path)]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} is no file: build games with build_games(specs).")
-    return files
 
 
 def _template(template: Template | str) -> Template:

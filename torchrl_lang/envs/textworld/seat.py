@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed
+from torchrl_lang.envs.textworld.game_files import REMEDY
 from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
+from torchrl_lang.storage import FileError
 
 __all__ = ["Seat"]
 
@@ -58,7 +60,7 @@ class Seat:
     def opened(self, answer: dict[str, Any] | Failed) -> str:
         """The opening words of a game that has begun."""
         if isinstance(answer, Failed):
-            raise RuntimeError(f"The engine did not begin {self.games[self.game]}: {answer}.")
+            raise FileError(self.games[self.game], f"cannot be begun by the engine ({answer})", REMEDY)
         self.state, self.failed, self._turn = answer, False, (answer, "")
         return self.template.write("opening", answer)
 
@@ -67,16 +69,21 @@ class Seat:
         command = clean_command(text)
         return None if is_meta(command) else command
 
-    def replied(self, command: str | None, answer: dict[str, Any] | Failed | None) -> tuple[str, float, bool]:
-        """The reply, the points, whether the game has ended. Without a command the game stands as it stood."""
+    def replied(
+        self, command: str | None, answer: dict[str, Any] | Failed | None
+    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The reply, the points, whether the game has ended, whether the engine failed, and an empty info.
+
+        Without a command the game stands as it stood.
+        """
         if isinstance(answer, Failed):
             self.failed, self._turn = True, (self.state, "")
-            return SILENT.lower() if self.template.lower else SILENT, 0.0, False
+            return SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {}
         before = self.state
         if command is None or answer is None:
             answer = {**before, "feedback": refused(before["feedback"]), "acted": False}
         self.state, self._turn = answer, (before, command or "")
-        return self.template.write("reply", answer), self.points, answer["done"]
+        return self.template.write("reply", answer), self.points, answer["done"], False, {}
 
     # -- alone ---------------------------------------------------------------------------------------------------------
 
@@ -90,4 +97,4 @@ class Seat:
         answer = None if command is None else self.pool.tell({self.row: command})[self.row]
         if isinstance(answer, Failed):
             raise RuntimeError(f"The engine gave no answer to {command!r}: {answer}.")
-        return self.replied(command, answer)
+        return self.replied(command, answer)[:3]

@@ -191,7 +191,7 @@ def _ask(env: WordleEnv, prompt: str, input_fn: Callable[[str], str], print_fn: 
     while True:
         try:
             guess = input_fn(prompt).strip().lower()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return None
         if guess == "q":
             return None

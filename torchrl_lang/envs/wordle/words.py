@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchrl_lang.storage import read_text
+from torchrl_lang.storage.errors import shorten
+
 __all__ = ["LETTERS", "WORD_LENGTH", "WordIndex", "WordList", "common_words", "demo_words", "guess_words", "load_words"]
 
 WORD_LENGTH = 5
@@ -18,6 +21,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WordList = Sequence[str] | str | os.PathLike[str]
 """Words as a list or as the path of a text file with one word a line."""
 
+_MAX_BYTES = 1 << 28  # more than all words of five letters
 _FOLDER = Path(__file__).parent / "words"
 
 
@@ -81,6 +85,7 @@ def load_words(words: WordList) -> list[str]:
 
     Raises:
         FileNotFoundError: there is no such file.
+        FileError: the file cannot be read as text.
         TypeError: an entry of the list is not a string.
         ValueError: there is no word, or one has another length, capitals, foreign letters or has come before; the
             message names its line or position.
@@ -96,9 +101,10 @@ def load_words(words: WordList) -> list[str]:
     """
     if isinstance(words, (str, os.PathLike)):
         path = Path(words)
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file, one word a line.")
-        entries = [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+        text = read_text(path, remedy="give a text file in UTF-8 with one word a line", max_bytes=_MAX_BYTES)
+        entries = [line.strip() for line in text.rstrip().splitlines()]
         source, places = f"'{path.name}'", [f"line {i}" for i in range(1, len(entries) + 1)]
     else:
         entries = list(words)
@@ -111,7 +117,7 @@ def load_words(words: WordList) -> list[str]:
             raise TypeError(f"{word!r} at {place} of {source} is a {type(word).__name__}: words are strings.")
         fault = _fault(word)
         if fault:
-            raise ValueError(f"{word!r} at {place} of {source} {fault}: words are five lower-case letters a-z.")
+            raise ValueError(f"{shorten(word)} at {place} of {source} {fault}: words are five lower-case letters a-z.")
         if word in seen:
             raise ValueError(f"{word!r} at {place} of {source} came before, at {seen[word]}: remove one of them.")
         seen[word] = place

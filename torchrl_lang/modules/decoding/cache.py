@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from torchrl_lang.modules.attention_windows import attention_windows
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["RowCache", "scores", "swap_rows"]
@@ -76,10 +77,15 @@ class RowCache(Cache):
         """
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
-        mask = self.expect(tokens, positions, visible, rows=rows, dtype=self._dtype, rounded=trunk.compiled)
+        slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
-        # The mask is taken as it is by Hugging Face models.
+        # Hugging Face models take the mask as it is; those with several kinds of layers take one for each.
+        masks = {
+            kind: scores(positions, slots, self._dtype, window)
+            for kind, window in attention_windows(trunk.model.config).items()
+        }
+        mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
         return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
 
     def expect(
@@ -89,14 +95,13 @@ class RowCache(Cache):
         visible: int | None,
         *,
         rows: Tensor | None,
-        dtype: torch.dtype,
         rounded: bool = False,
-    ) -> Tensor | None:
+    ) -> int:
         """Prepare for what a model will write with :meth:`update`, once in each layer; for :meth:`extend`'s arguments.
 
         Returns:
-            What the model adds to its attention scores, ``[N, 1, q, slots]``; None for the beginning of rows, where
-            attention is causal.
+            The number of slots that :meth:`update` gives the model to look at. At the beginning of rows these are the
+            new tokens, and attention is causal.
         """
         visible = self.size if visible is None else visible
         if max(visible, tokens.shape[-1]) > self.size:
@@ -104,7 +109,7 @@ class RowCache(Cache):
         self._rows, self._positions, self._slots = rows, positions, None
         # Few different numbers of slots, where kernels are compiled or chosen for each; a CPU reads what it must.
         self._visible = _rounded(visible) if rounded or not tokens.is_cpu else visible
-        return None if positions is None else scores(positions, self._visible, dtype)
+        return self._visible
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -159,12 +164,16 @@ def _common_dtype(model: nn.Module) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def scores(positions: Tensor, visible: int, dtype: torch.dtype) -> Tensor:
+def scores(positions: Tensor, visible: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
     """What is added to the scores of the first slots: 0 up to the token's own position, else the least number.
 
     ``int64 [N, q] -> [N, 1, q, visible]``. As numbers, because attention would make them of bools anew in each layer.
+    With a ``window`` only that many slots are seen, the token's own included.
     """
-    unseen = torch.arange(visible, device=positions.device) > positions[:, None, :, None]
+    slot, own = torch.arange(visible, device=positions.device), positions[:, None, :, None]
+    unseen = slot > own
+    if window is not None:
+        unseen |= slot <= own - window
     zero = torch.zeros((), dtype=dtype, device=positions.device)
     return torch.where(unseen, torch.finfo(dtype).min, zero)
 

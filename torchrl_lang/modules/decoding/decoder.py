@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
+from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
 from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
 from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
+from torchrl_lang.modules.decoding.readers import warn_uncached
 from torchrl_lang.modules.decoding.rule import NextTokenRule
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
 from torchrl_lang.modules.decoding.search import beam_search, best_of
 from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ControlTokens
 
@@ -26,8 +30,8 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class Decoder(nn.Module):
     """Continues rows by utterances and says how likely given utterances are. Works on plain tensors.
 
-    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``generator`` it has one
-    of its own, seeded from the operating system, and so has each copy of it.
+    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``stream`` it has one of
+    its own, seeded from the operating system, and so has each copy of it.
     """
 
     def __init__(
@@ -42,15 +46,15 @@ class Decoder(nn.Module):
         candidates: int = 4,
         advantage_weight: float = 0.0,
         log_prob_weight: float = 1.0,
-        generator: torch.Generator | None = None,
+        stream: RandomStream | None = None,
         diagnostics: bool = False,
         cached: bool = True,
     ) -> None:
         super().__init__()
-        if action_length < 1 or beams < 1 or candidates < 1:
-            raise ValueError(
-                f"action_length, beams and candidates must be at least 1, got {action_length}, {beams}, {candidates}."
-            )
+        check_control(control)
+        for name, count in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
+            check_count(name, count)
+        check_model(split_actor(actor), rule, control, value)
         if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
         self.actor = actor
@@ -62,10 +66,11 @@ class Decoder(nn.Module):
         self.candidates = candidates
         self.advantage_weight = advantage_weight
         self.log_prob_weight = log_prob_weight
-        self.generator = _fresh_generator() if generator is None else generator
-        self._seeded = generator is not None
+        self.stream = RandomStream() if stream is None else stream
         self.diagnostics = diagnostics
         self.cached = cached
+        if cached:
+            warn_uncached([split_actor(actor).trunk, self._value_trunk])
 
     def utter(
         self,
@@ -89,13 +94,15 @@ class Decoder(nn.Module):
         speaks, count = _speaking(done, n)
         silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
         if count == 0:
-            return silent
+            with gathered(self._sharded):  # together with processes that have rows
+                return silent
         with torch.no_grad(), evaluating(self):
             transcripts = None if memory is None else self._remembered(memory, tokens, length)
             speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
             prompt = self._prompt(tokens[speaking], length[speaking])
             uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
-            said = self._decode(prompt, method, uniform, candidates, transcripts)
+            with gathered(self._sharded):
+                said = self._decode(prompt, method, uniform, candidates, transcripts)
         if memory is not None and transcripts is not None:
             memory.put(transcripts)
         place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
@@ -179,6 +186,13 @@ class Decoder(nn.Module):
         return split_actor(self.actor)
 
     @property
+    def _sharded(self) -> list[nn.Module]:
+        """Sharded language models of all trunks."""
+        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self._value_trunk)]
+        roots = [trunk.sharded_root for trunk in trunks if isinstance(trunk, Trunk)]
+        return [root for root in roots if root is not None]
+
+    @property
     def _value_trunk(self) -> TensorDictModuleBase | None:
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
@@ -199,16 +213,7 @@ class Decoder(nn.Module):
     def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
         # Drawn for all rows, done or not, and before the first token: what one row says never moves another's numbers.
         shape = (n, candidates, self.action_length)
-        return torch.rand(shape, generator=self.generator, device=self.generator.device).to(device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if not self._seeded:  # nobody chose the stream, and copies that say the same would be of no use
-            del state["generator"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"generator": _fresh_generator(), **state} if not state["_seeded"] else state)
+        return self.stream.uniform(shape, torch.float32).to(device)
 
 
 def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
@@ -222,9 +227,3 @@ def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
 
 def _places(speaks: Tensor | None, n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device) if speaks is None else speaks.nonzero().squeeze(-1)
-
-
-def _fresh_generator() -> torch.Generator:
-    generator = torch.Generator()
-    generator.seed()
-    return generator

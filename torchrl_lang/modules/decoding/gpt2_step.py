@@ -65,10 +65,11 @@ class GPT2Step:
     """What :meth:`RowCache.extend` gives for one token of each row, by fewer and cheaper operations.
 
     Equal to the model up to rounding. Of a piece of several tokens the last layer computes only those that are asked
-    for. It holds the weights that the model has when it is made: good until a :class:`ModelWatch` sees a change.
+    for. It holds the weights that the model has when it is made: valid until a :class:`ModelWatch` sees a change, and
+    as long as :meth:`accepts` is true.
 
     Args:
-        trunk: one that :meth:`of` accepts.
+        trunk: one that :meth:`accepts` takes.
     """
 
     def __init__(self, trunk: Trunk) -> None:
@@ -81,17 +82,24 @@ class GPT2Step:
 
     @classmethod
     def of(cls, trunk: Trunk) -> GPT2Step | None:
-        """The step of a trunk; None unless its model is a plain GPT-2 in evaluation mode, without hooks or adapters."""
+        """The step of a trunk; None where :meth:`accepts` is false."""
+        return cls(trunk) if cls.accepts(trunk) else None
+
+    @staticmethod
+    def accepts(trunk: Trunk) -> bool:
+        """Whether the trunk's model is a plain GPT-2 in evaluation mode, without hooks or adapters, and not sharded."""
         model: Any = trunk.model
+        if trunk.sharded_root is not None:
+            return False
         if type(trunk) is not Trunk or type(model) is not GPT2Model or not _plain(model, GPT2Model):
-            return None
+            return False
         patched = any(kind.forward is not forward for kind, forward in _FORWARDS.items())
         if patched or ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
-            return None
+            return False
         parameters = list(model.parameters())
         alike = len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter
         keeps = not trunk.expose_pre_norm or any(keeper is trunk for keeper in _keepers(model.ln_f))
-        return cls(trunk) if alike and keeps else None
+        return alike and keeps
 
     def applies(self, tokens: Tensor) -> bool:
         """Whether nothing is asked that only the model does: gradients, autocast, hooks on all modules.
@@ -128,7 +136,8 @@ class GPT2Step:
             ``hidden`` ``[N, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
         """
         n, q = tokens.shape
-        mask = cache.expect(tokens, positions, visible, rows=rows, dtype=self.tokens.dtype)
+        slots = cache.expect(tokens, positions, visible, rows=rows)
+        mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
         x = F.embedding(tokens, self.tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
-from torchrl_lang.modules.decoding.readers import apply_head
+from torchrl_lang.modules.decoding.readers import apply_head, check_writes
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 
 __all__ = ["VALUE_PREFIX", "ValueGuidance"]
@@ -46,7 +46,7 @@ class ValueGuidance(nn.Module):
         value_trunk: the values' own trunk, or a module of tensordicts over one, where they do not share the actor's.
 
     Raises:
-        ValueError: V is needed and missing, or ``beta`` is out of range.
+        ValueError: V is needed and missing, ``beta`` is out of range, or a module writes other keys.
 
     Examples:
         >>> import torch
@@ -74,6 +74,10 @@ class ValueGuidance(nn.Module):
             raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
         if weighting == "sign" and not 0 <= beta <= 1:
             raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
+        if not math.isfinite(beta):
+            raise ValueError(f"beta must be finite, got {beta}.")
+        check_writes("qvalue", qvalue, ACTION_VALUE)
+        check_writes("value", value, STATE_VALUE)
         self.needs_value = weighting == "sign" or clip is not None
         if self.needs_value and value is None:
             raise ValueError("weighting='sign' and clip need the state value: pass value=.")

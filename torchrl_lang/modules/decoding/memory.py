@@ -59,10 +59,15 @@ class Transcripts:
         self.watch = ModelWatch(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
-        self.steps = [GPT2Step.of(trunk) for trunk in trunks]  # good as long as the watch sees no change
+        self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the watch sees a change
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
         self.known = torch.zeros(n, dtype=torch.int64, device=device)  # tokens of each row that have been read
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
+
+    def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
+        """The shorter way to each trunk's states; None where a model is no longer plain, e.g. has a new hook."""
+        found = zip(self._steps, trunks, strict=True)
+        return [step if step is not None and GPT2Step.accepts(trunk) else None for step, trunk in found]
 
     def fits(self, n: int, device: torch.device) -> bool:
         """Whether these are of a batch of ``n`` rows there."""
@@ -142,7 +147,7 @@ class PrefixMemory:
         """The transcripts of ``n`` rows with room for ``size`` tokens; empty where others, or none, are remembered.
 
         Args:
-            trunks: that read them. Where they are not what they were, what they read is forgotten.
+            trunks: that read them. Where their weights have changed, what they read is forgotten.
             n: rows of the batch.
             size: tokens a row.
             device: of the tokens.

@@ -52,7 +52,7 @@ class ModelReader(Reader):
             self.readers = [make_reader(trunk, size, cached=cached) for trunk in trunks]
         else:
             models = cacheable_trunks(parts, value_trunk)
-            kept = zip(models, transcripts.caches, transcripts.steps, strict=True)
+            kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
             self.readers = [CachedReader(trunk, cache, size, step=step) for trunk, cache, step in kept]
 
     def start(self, tokens: Tensor, length: Tensor) -> States:

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NestedKey, TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.actor import ACTION_VALUE
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.memory import Departure
 from torchrl_lang.modules.decoding.pieces import Piece
+from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
-__all__ = ["CachedReader", "Reader", "RecomputingReader", "States", "apply_head", "cacheable", "make_reader"]
+__all__ = [
+    "CachedReader",
+    "Reader",
+    "RecomputingReader",
+    "States",
+    "apply_head",
+    "cacheable",
+    "check_head_reads",
+    "check_writes",
+    "make_reader",
+    "warn_uncached",
+]
 
 States = dict[str, Tensor]
 """What a trunk says of one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
@@ -147,6 +163,22 @@ def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
     return model if isinstance(model, Trunk) and model.supports_cache else None
 
 
+def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
+    """Warn, once in a process, of each kind of model that cannot be read piece by piece."""
+    for trunk in trunks:
+        model = getattr(trunk, "module", None)
+        if isinstance(model, Trunk) and model.cache_obstacle is not None:
+            _warn_once(type(model.model).__name__, model.cache_obstacle)
+
+
+@cache
+def _warn_once(model: str, obstacle: str) -> None:
+    warnings.warn(
+        f"{model} decodes without a cache of keys and values: {obstacle}. Every token costs a pass over its whole row.",
+        stacklevel=2,
+    )
+
+
 def make_reader(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> Reader:
     """A reader of rows of up to ``size`` tokens; cached where asked for and possible."""
     model = cacheable(trunk) if cached else None
@@ -175,10 +207,42 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
     return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
 
 
+def check_head_reads(written: Iterable[NestedKey], head: nn.Module) -> None:
+    """Raise unless a trunk that writes these states writes what a head reads.
+
+    Raises:
+        KeyError: it does not.
+    """
+    owner = getattr(head, "module", head)
+    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    for key in keys:
+        if key not in written:
+            raise _missing(key, sorted(map(str, written)), owner)
+
+
+def check_writes(name: str, head: nn.Module | None, key: str) -> None:
+    """Raise where a head, given as argument ``name``, does not give ``action_value`` or ``state_value``, the ``key``.
+
+    Raises:
+        ValueError: it is a module of tensordicts with other keys, or a head of ours of the other kind.
+    """
+    if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
+        raise ValueError(
+            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
+            f"with out_keys=['{key}']."
+        )
+    if isinstance(head, StackedHeads) and isinstance(head, ActionValueHead) != (key == ACTION_VALUE):
+        raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
+
+
 def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
     if key not in states:
-        advice = "give the head a trunk that writes it"
-        if key == HIDDEN_PRE_NORM:
-            advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
-        raise KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(states)}: {advice}.")
+        raise _missing(key, sorted(states), head)
     return states[key]
+
+
+def _missing(key: NestedKey, written: list[str], head: nn.Module) -> KeyError:
+    advice = "give the head a trunk that writes it"
+    if key == HIDDEN_PRE_NORM:
+        advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
+    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {written}: {advice}.")

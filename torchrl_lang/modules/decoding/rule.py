@@ -32,7 +32,7 @@ class NextTokenRule(nn.Module):
 
     Args:
         forbidden: ids that may not be written.
-        vocab_size: ids from here on are forbidden too (a model may have more than its tokenizer).
+        vocab_size: ids from here on are forbidden too (a model may have more than its tokenizer); None for none.
         temperature: above zero.
         top_k: keep that many tokens.
         top_p: keep that much probability.
@@ -61,6 +61,8 @@ class NextTokenRule(nn.Module):
         super().__init__()
         # Wrong settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p)
+        if vocab_size is not None and vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size = vocab_size
         self.temperature = temperature

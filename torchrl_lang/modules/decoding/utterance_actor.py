@@ -10,7 +10,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
+from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import STATE_VALUE
+from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -42,13 +44,16 @@ class UtteranceActor(TensorDictModuleBase):
     only the end-of-action token, with probability one. Rows that are done, where the tensordict says so, are not read
     and get an empty utterance.
 
+    Over a model that ``fully_shard`` has spread over processes each call gathers the weights once and frees them
+    afterwards: all processes call the actor equally often, for as many rows and tokens as each has.
+
     Decoding runs without gradients and in evaluation mode and leaves the training flags as they were. Under TorchRL's
     ``set_exploration_type(ExplorationType.DETERMINISTIC)`` ``"sample"`` and ``"best_of"`` become greedy.
 
     Args:
         actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`; any actor with those keys
             works, but only a :class:`~torchrl_lang.modules.Trunk` decodes with a cache.
-        control: ids of the control tokens, ``tokenizer.control``.
+        control: ids of the control tokens and their number of all, ``tokenizer.control``.
         action_length: ``K``, as the environment has it.
         guidance: values that steer the words.
         value: also write ``state_value``, see below, by this head over the actor's own states: a
@@ -64,22 +69,25 @@ class UtteranceActor(TensorDictModuleBase):
         advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
         log_prob_weight: weight of the summed log-probabilities there.
         forbidden: ids that may not be said, default all control tokens but the end of the action.
-        vocab_size: forbids all ids from here on, where the model has more than the tokenizer.
+        vocab_size: number of ids that may be generated, default all of the tokenizer's, ``control.vocab_size``: a
+            model often has more embeddings than its tokenizer has ids.
         seed: of the actor's own random stream, default a fresh one from the operating system. A copy, pickled for
             another process or not, goes on with the same numbers if a seed was given, so several workers would draw the
             same; without one each copy takes a fresh seed.
         generator: the stream itself, instead of ``seed``; copies go on with the same numbers, too.
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
-        cached: False reads the whole row anew for each token; the same utterances, slower.
+        cached: False reads the whole row anew for each token; the same utterances, slower. So does a model that cannot
+            be read piece by piece, with a warning that says why.
         reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
 
     With ``reuse_prefix`` the actor remembers the rows of its last call, the words that it said included. Row by row it
     compares the tokens with those that it remembers for that place of the batch and reads on where they part: a row
-    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size, and any
-    change of the trunks (weights by whatever means, device, adapters, autocast: see
-    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) starts all rows anew, so what it says is always what it
-    would say without, up to rounding. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
+    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size and any
+    change of the trunks' weights (by whatever means; device, PEFT adapters and autocast too: see
+    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) start all rows anew, so the utterances are those of an
+    actor without it, up to rounding. After other changes of a model, such as a new hook that alters what a layer
+    computes, call :meth:`forget`. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
     numbers a row, allocated once, until the next batch of another size or :meth:`forget`, and for GPT-2 on top of that
     up to 50 MB of room to compute in. Copies of the actor, pickled or not, start with nothing remembered, and
     ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
@@ -89,9 +97,10 @@ class UtteranceActor(TensorDictModuleBase):
     stay the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
 
     Raises:
-        ValueError: options contradict each other; on calls, a row is empty, or row and utterance outgrow the model.
-        KeyError: on calls, ``tokens`` or ``attention_mask`` is missing, or the trunk does not write what a value head
-            reads.
+        TypeError: ``actor`` or ``control`` is something else, or a number is no integer.
+        ValueError: options contradict each other, an id is beyond the model's vocabulary, or a value head does not
+            fit; on calls, a row is empty, or row and utterance outgrow the model.
+        KeyError: a trunk does not write what a value head reads; on calls, ``tokens`` or ``attention_mask`` is missing.
 
     Examples:
         >>> import torch
@@ -137,13 +146,12 @@ class UtteranceActor(TensorDictModuleBase):
         super().__init__()
         if method not in ("sample", "greedy", "beam", "best_of"):
             raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
-        if seed is not None and generator is not None:
-            raise ValueError("Give either seed or generator, not both.")
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
+        check_control(control)
         rule = NextTokenRule(
             control.forbidden_in_action() if forbidden is None else forbidden,
-            vocab_size=vocab_size,
+            vocab_size=control.vocab_size if vocab_size is None else vocab_size,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -162,7 +170,7 @@ class UtteranceActor(TensorDictModuleBase):
             candidates=candidates,
             advantage_weight=advantage_weight,
             log_prob_weight=log_prob_weight,
-            generator=generator if seed is None else torch.Generator().manual_seed(seed),
+            stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
             cached=cached,
         )

@@ -1,42 +1,24 @@
-"""Whether a model still computes what it computed before: a look at its weights, cheap beside reading one token."""
+"""Whether a model still has the weights that it had before: a check that costs less than reading one token."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 __all__ = ["ModelWatch"]
 
-# Entries of a module that do not bear on what it computes in evaluation mode.
-_UNRELATED = frozenset(
-    {
-        "training",
-        "_parameters",  # looked at by themselves, like the children
-        "_buffers",
-        "_modules",
-        "_non_persistent_buffers_set",
-        "_backward_pre_hooks",
-        "_backward_hooks",
-        "_is_full_backward_hook",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_pre_norm",
-    }
-)
+_ADAPTERS = "_disable_adapters"  # where PEFT's layers say whether they compute
 _PIECE = 1 << 22  # entries of half precision that are raised to float32 at a time
-_PLAIN = frozenset({type(None), bool, int, float, str})
-_DEPTH = 3  # of containers in containers
 
 
 class ModelWatch:
-    """Remembers how modules stood when it was made and says whether they still do.
+    """Remembers the weights of modules as they were when it was made, and compares them with those of now.
 
     Three signs, any of which counts:
 
@@ -45,13 +27,13 @@ class ModelWatch:
     - the values: vectors themselves, matrices times a fixed random vector. Writing through ``.data``, as TorchRL's
       collectors do, or from another process into shared memory, leaves no other trace. A change of a single weight
       shows from a relative size of about one unit in the last place of its row's sum on;
-    - plain settings of the modules (numbers, strings, containers of such, forward hooks), so that adapters that are
-      switched or merged show; autocast, inference mode and the precision of matrix products.
+    - how weights are computed with: PEFT adapters that are on, autocast, inference mode, the precision of products.
 
-    Each weight is read once, as one decoding step does. Waits once for the device.
+    Other settings of modules, and hooks, are not compared. Each weight is read once, as one decoding step does; of
+    weights sharded over processes each process reads its own part. Waits once for the device.
 
     Args:
-        modules: whose function in evaluation mode is watched.
+        modules: whose weights are compared.
 
     Examples:
         >>> import torch
@@ -67,24 +49,20 @@ class ModelWatch:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._probes: dict[torch.device, Tensor] = {}
-        self._roots = list(modules)
-        self._stands = [_Stand(child) for module in modules for child in module.modules()]
-        tensors = self._tensors()
-        self._facts = _facts(tensors)
+        self._modules = list(modules)
+        tensors = _tensors(modules)
+        self._facts = _facts(modules, tensors)
         self._longest = max((2 * t.numel() // t.shape[0] for t in tensors if t.ndim > 1 and t.numel()), default=0)
         self._values = self._read(tensors)
 
     def unchanged(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether these are the modules as they were."""
-        if not _same(modules, self._roots) or not all(stand.holds() for stand in self._stands):
+        """Whether these are the same modules, with the weights that were remembered."""
+        if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
             return False
-        tensors = self._tensors()
-        if _facts(tensors) != self._facts:
+        tensors = _tensors(modules)
+        if _facts(modules, tensors) != self._facts:
             return False
         return all(torch.equal(now, then) for now, then in zip(self._read(tensors), self._values, strict=True))
-
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for stand in self._stands for tensor in stand.tensors()]
 
     @torch.no_grad()
     def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -116,66 +94,13 @@ class ModelWatch:
         return self._probes[device][:length]
 
 
-class _Itself:
-    """Equal to itself alone; held, so that nothing else can take its address."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers, of sharded ones the part that lies here; a module that stands twice is read once."""
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-class _Stand:
-    """One module as it stood: its children and settings."""
-
-    __slots__ = ("attention", "children", "holding", "kind", "module", "settings", "size")
-
-    def __init__(self, module: nn.Module) -> None:
-        entries = vars(module)
-        self.module, self.kind, self.size = module, type(module), len(entries)
-        self.children = list(entries["_modules"].values())
-        related = [(key, value) for key, value in entries.items() if key not in _UNRELATED]
-        self.settings = [(key, value, _plain(value)) for key, value in related]
-        self.holding = [key for key, value in related if isinstance(value, Tensor)]
-        self.attention = self._attention()
-
-    def holds(self) -> bool:
-        """Whether it still stands so."""
-        entries = vars(self.module)
-        if (
-            type(self.module) is not self.kind
-            or len(entries) != self.size
-            or not _same(entries["_modules"].values(), self.children)
-        ):
-            return False
-        for key, then, facts in self.settings:
-            now = entries.get(key, _Itself)
-            # Most are the very object that they were: one whose content cannot change or is not looked at, or a
-            # container that was empty, such as the hooks, and is so still.
-            if now is then and (type(facts) is not tuple or not (facts or now)):
-                continue
-            if _plain(now) != facts:
-                return False
-        return self._attention() == self.attention
-
-    def tensors(self) -> list[Tensor]:
-        """All that it computes with."""
-        entries = vars(self.module)
-        own = [*entries["_parameters"].values(), *entries["_buffers"].values()]
-        return [entries[key] for key in self.holding] + [tensor for tensor in own if tensor is not None]
-
-    def _attention(self) -> Any:
-        return getattr(vars(self.module).get("config"), "_attn_implementation", None)
-
-
-def _same(modules: Collection[nn.Module | None], others: Collection[nn.Module | None]) -> bool:
-    return len(modules) == len(others) and all(map(is_, modules, others))
-
-
-def _facts(tensors: Sequence[Tensor]) -> list[Any]:
+def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]:
     """What is known without looking at values: of the tensors, and of how they are computed with."""
     facts: list[Any] = [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
     for tensor in tensors:
@@ -183,15 +108,10 @@ def _facts(tensors: Sequence[Tensor]) -> list[Any]:
         facts.append((tensor.data_ptr(), version, tensor.dtype, tensor.shape))
     for kind in sorted({tensor.device.type for tensor in tensors}):
         facts += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
-    return facts
+    return facts + [_adapters(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
 
 
-def _plain(value: Any, depth: int = _DEPTH) -> Any:
-    """What can be compared of a setting: plain values themselves, containers of them, the identity of the rest."""
-    if type(value) in _PLAIN:
-        return value
-    if depth and isinstance(value, dict):
-        return tuple((key, _plain(item, depth - 1)) for key, item in value.items()) if value else ()
-    if depth and isinstance(value, (list, tuple, set, frozenset)):
-        return tuple(_plain(item, depth - 1) for item in value)
-    return _Itself(value)
+def _adapters(layer: nn.Module) -> tuple[Any, ...]:
+    """Which of a layer's PEFT adapters compute."""
+    own = vars(layer)
+    return own[_ADAPTERS], str(own.get("_active_adapter"))

@@ -86,7 +86,7 @@ class KLController(HostModule, ABC):
 
     def _warn_away_from_home(self) -> None:
         """Once in a process that has a copy which follows nobody else's updates."""
-        if not self._changes or self.memory is not None or torch.compiler.is_compiling() or self._home == os.getpid():
+        if not self._changes or self.shared or torch.compiler.is_compiling() or self._home == os.getpid():
             return
         self._home = os.getpid()
         warnings.warn(
@@ -104,4 +104,4 @@ class KLController(HostModule, ABC):
     def extra_repr(self) -> str:
         """The coefficient now, and the options."""
         shown = [f"coef={float(self.coef):g}", *(f"{name}={value}" for name, value in self._options().items())]
-        return ", ".join(shown if self.memory is None else [*shown, "shared"])
+        return ", ".join([*shown, "shared"] if self.shared else shown)

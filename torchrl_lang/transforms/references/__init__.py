@@ -3,9 +3,6 @@
 from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
 from torchrl_lang.transforms.references.choice import as_policy, as_reference
-from torchrl_lang.transforms.references.head import HeadReference
-from torchrl_lang.transforms.references.lazy import LazyReference
-from torchrl_lang.transforms.references.recurrent import RecurrentReference
 from torchrl_lang.transforms.references.rows import RowReference
 from torchrl_lang.transforms.references.simple import ColumnReference, FunctionReference
 from torchrl_lang.transforms.references.utterance import UtteranceReference
@@ -15,9 +12,6 @@ __all__ = [
     "ActorReference",
     "ColumnReference",
     "FunctionReference",
-    "HeadReference",
-    "LazyReference",
-    "RecurrentReference",
     "Reference",
     "RowReference",
     "UtteranceReference",

@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 
 from torchrl_lang.transforms.frozen import FrozenActor
 from torchrl_lang.transforms.layout import Layout, key_list
+from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references.base import Reference
 
 __all__ = ["ActorReference", "action_log_prob", "keys_read", "layout_of_actor", "modules_of", "sum_heads"]
@@ -125,12 +126,7 @@ def sum_heads(values: Sequence[Tensor]) -> Tensor:
 
 
 def _taken(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    action: Any = tensordict.get(key, None)
-    if action is None:
-        present = sorted(map(str, tensordict.keys(True, True)))
-        raise KeyError(
-            f"There is no action {key!r} to score; the data has {present}. Name the action with action_key=."
-        )
+    action = required("The reference", key, "It is the action to score: name it with action_key=.", tensordict)
     # Specs of one-hot and binary actions draw bool, which no distribution can score.
     return action.float() if action.dtype == torch.bool else action
 

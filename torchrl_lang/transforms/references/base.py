@@ -37,7 +37,7 @@ class Reference(ABC):
 
         Args:
             tensordict: the data of the actions, ``[*B]``.
-            carry: where the state of a recurrent reference is left for the step that follows.
+            carry: where the transform writes, ``"next"`` of steps; a column of log-probabilities is looked for there.
         """
 
     def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
@@ -50,10 +50,6 @@ class Reference(ABC):
             f"{type(self).__name__} gives log-probabilities only, and an exact divergence needs the reference's whole "
             "distribution: pass the reference as an actor, or use an estimator (estimator='k3')."
         )
-
-    def state_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
-        """Specs of the entries that it leaves in ``carry``; none but for recurrent references."""
-        return {}
 
     def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
         """Spec of the log-probability in an environment, found by scoring one made-up step."""
@@ -69,8 +65,6 @@ class Reference(ABC):
         with torch.random.fork_rng(devices=devices):  # zeros need not be an action; nobody's random stream moves
             step = parent.fake_tensordict().exclude("next")
             step.update(parent.full_action_spec.rand())
-        for key, spec in self.state_specs(observation_spec).items():
-            step.set(key, spec.zero())
         return step
 
     def apply_to_owned(self, function: Callable[[Tensor], Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import NestedKey
+from tensordict import NestedKey, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
@@ -16,7 +16,6 @@ from torchrl_lang.transforms.layout import Layout
 from torchrl_lang.transforms.live import LiveActor
 from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
-from torchrl_lang.transforms.references.recurrent import RecurrentReference, recurrent_keys
 from torchrl_lang.transforms.references.rows import RowReference
 from torchrl_lang.transforms.references.simple import ColumnReference, FunctionReference
 from torchrl_lang.transforms.references.utterance import UtteranceReference
@@ -43,7 +42,6 @@ def as_reference(
                                                              rows pass ``RowReference(frozen_copy(actor))``
     ... a :func:`~torchrl_lang.modules.language_actor`       :class:`RowReference`, whole rows at temperature 1 over the
                                                              whole vocabulary, which is not how an utterance actor acts
-    ... a recurrent actor                                    :class:`RecurrentReference`
     ... any other                                            :class:`ActorReference`
     a :class:`FrozenActor`                                   the same, with what it shares
     a scoring LLM wrapper of TorchRL                         :class:`WrapperReference`
@@ -53,6 +51,9 @@ def as_reference(
 
     Raises:
         TypeError: it is none of these.
+        ValueError: the actor is recurrent and reads the state that the policy left in the data, which is not its own.
+            Give its state entries of its own, run it beside the policy, and name what it reads with ``in_keys``; or
+            store its log-probabilities and pass their key.
     """
     if isinstance(reference, Reference):
         if in_keys is not None or action_key is not None:
@@ -75,8 +76,7 @@ def as_reference(
     raise TypeError(
         "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
         f"tensordict -> log_prob; got {what}. Of an actor-critic pass get_policy_operator(); of a compiled actor the "
-        "actor itself; of a factory LazyReference(factory); of a module that returns log-probabilities "
-        "FunctionReference(module)."
+        "actor itself; of a module that returns log-probabilities FunctionReference(module)."
     )
 
 
@@ -118,6 +118,16 @@ def _of_actor(
         return UtteranceReference(frozen, in_keys=in_keys)
     if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
         return RowReference(frozen)
-    if recurrent_keys(actor):
-        return RecurrentReference(frozen, in_keys=in_keys, action_key=action_key)
+    if in_keys is None and not isinstance(frozen, LiveActor):
+        _refuse_recurrent(actor)
     return ActorReference(frozen, in_keys=in_keys, action_key=action_key)
+
+
+def _refuse_recurrent(actor: TensorDictModuleBase) -> None:
+    states = [key for key in actor.in_keys if unravel_key(("next", key)) in actor.out_keys]
+    if states:
+        raise ValueError(
+            f"The reference is recurrent: its state {states} in the data would be the policy's, not its own. Give the "
+            "reference's state entries of its own, run it beside the policy and pass in_keys=, the entries that it "
+            "reads; or store its log-probabilities and pass their key."
+        )

@@ -11,7 +11,6 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_lang.transforms.frozen import frozen_copy
-from torchrl_lang.transforms.functions import model_behind
 from torchrl_lang.transforms.layout import Layout, key_list
 from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references.base import Reference
@@ -51,13 +50,12 @@ class FunctionReference(Reference):
     """A function of the tensordict that returns the log-probability of its actions; called without gradients.
 
     Args:
-        function: ``tensordict -> log_prob``. A module is frozen first, as :func:`~torchrl_lang.transforms.frozen_copy`
-            does it; what a plain function refers to is left as it is, and no checkpoint knows of it.
+        function: ``tensordict -> log_prob``. Of a module a frozen copy is made, see
+            :func:`~torchrl_lang.transforms.frozen_copy`. A plain function is called as it is: a model that it calls
+            must be frozen and must not be the policy that trains, or the reference trains with it. No fingerprint of
+            such a model is kept in a ``state_dict``.
         in_keys: the entries that it is given, default all.
         layout: where everything stands, default one action a step.
-
-    Raises:
-        ValueError: the function refers to a model that trains, so that the reference would train with it.
     """
 
     def __init__(
@@ -69,11 +67,6 @@ class FunctionReference(Reference):
     ) -> None:
         if isinstance(function, nn.Module):
             self.frozen = frozen_copy(function)
-        elif (model := model_behind(function)) is not None:
-            raise ValueError(
-                f"The reference function refers to a {type(model).__name__} that trains, and would follow it: pass the "
-                "actor itself, of which a frozen copy is made, or freeze the model with requires_grad_(False)."
-            )
         self.function = function if self.frozen is None else self.frozen.actor
         self.in_keys = key_list(in_keys) if in_keys else []
         self.layout = Layout.of_action() if layout is None else layout

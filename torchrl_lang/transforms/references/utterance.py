@@ -16,6 +16,7 @@ from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms.frozen import FrozenActor
 from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.transforms.placement import required
 from torchrl_lang.transforms.references.actor import ActorReference
 
 __all__ = ["UtteranceReference"]
@@ -43,13 +44,8 @@ class UtteranceReference(ActorReference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        action: Any = tensordict.get(self.layout.action[0], None)
-        if action is None:
-            raise KeyError(
-                f"There is no turn to score: the data has no {self.layout.action[0]!r}, only "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. For whole rows pass "
-                "RowReference(frozen_copy(actor)) as the reference."
-            )
+        advice = "It is the turn to score. For whole rows pass RowReference(frozen_copy(actor)) as the reference."
+        action = required(type(self).__name__, self.layout.action[0], advice, tensordict)
         done: Any = tensordict.get(DONE, None)
         with self.frozen.evaluating():
             if done is None or not done.any():

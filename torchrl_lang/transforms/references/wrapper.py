@@ -1,4 +1,4 @@
-"""TorchRL's own language-model wrappers as reference, on TorchRL's layout of conversations and on whole rows."""
+"""TorchRL's own language-model wrappers as reference, on tokens: of TorchRL's conversations, or of whole rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
@@ -24,7 +23,6 @@ from torchrl_lang.transforms.references.wrapper_calls import (
     mask_by_name,
     placed,
     rows_of,
-    trimmed,
     without_batching,
 )
 
@@ -35,16 +33,15 @@ _ASSISTANT = ("masks", "all_assistant_mask")
 
 
 class WrapperReference(Reference):
-    """A scoring ``TransformersWrapper`` (``generate=False``), or another wrapper of its kind.
+    """A scoring ``TransformersWrapper`` (``generate=False, input_mode="tokens"``), or another wrapper of its kind.
 
-    On TorchRL's layout, ``("tokens", "full")`` and ``("masks", "all_attention_mask")`` beside each other, dense. The
+    It reads TorchRL's conversations, ``("tokens", "full")`` and ``("masks", "all_attention_mask")``, both dense. The
     log-probability is float ``[*B, T]`` as ``("log_probs", "full")`` is, zero on padding, on the first token and, with
-    ``assistant_only``, on what others wrote. A wrapper that reads text or a history breaks it into tokens itself; where
-    the data holds tokens as well, other ones are an error. Without tokens in the data the rows are padded on the left.
+    ``assistant_only``, on the tokens of others.
 
-    With ``rows`` on the rows of this library: the wrapper, which must read tokens, gets ``tokens`` and
-    ``attention_mask`` under TorchRL's names, and the log-probability is zero but at ``action_mask``. It is that of
-    :class:`RowReference` on the same weights, which computes logits at decisions only; a wrapper computes all.
+    With ``rows`` it reads the rows of this library: the wrapper gets ``tokens`` and ``attention_mask`` under TorchRL's
+    names, and the log-probability is zero but at ``action_mask``. It is that of :class:`RowReference` on the same
+    weights, which computes logits at decisions only; a wrapper computes all.
 
     The wrapper is frozen as :func:`~torchrl_lang.transforms.frozen_copy` does it, its batching of calls left out; one
     around an engine that is no ``nn.Module`` (vLLM, SGLang) is used as it is, so keep its weights as they are. While it
@@ -58,7 +55,8 @@ class WrapperReference(Reference):
 
     Raises:
         TypeError: it is no wrapper of TorchRL's.
-        ValueError: it generates, reads a prompt, or has no tokenizer; on calls, rows of unequal width or other tokens.
+        ValueError: it generates, reads a prompt, reads text or a history instead of tokens, or has no tokenizer; on
+            calls, rows of unequal width.
         KeyError: on calls, an entry is missing.
 
     Examples:
@@ -84,7 +82,7 @@ class WrapperReference(Reference):
         self, wrapper: TensorDictModuleBase | FrozenActor, *, rows: bool = False, assistant_only: bool = True
     ) -> None:
         module: Any = wrapper.actor if isinstance(wrapper, FrozenActor) else wrapper
-        check_wrapper(module, rows)
+        check_wrapper(module)
         if isinstance(wrapper, FrozenActor):
             self.frozen = wrapper
         elif isinstance(module.model, nn.Module):
@@ -104,7 +102,7 @@ class WrapperReference(Reference):
                 "These are rows of this library ('tokens' is a tensor), not TorchRL's layout of conversations: use "
                 "WrapperReference(wrapper, rows=True)."
             )
-        return self._of_tokens(tensordict) if self._mode == "tokens" else self._of_text(tensordict)
+        return self._of_conversations(tensordict)
 
     def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
         """What a wrapper scores has another width at every step, and specs say one.
@@ -124,56 +122,15 @@ class WrapperReference(Reference):
         scores = placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
         return batch.scatter(scores.flatten()[batch.place + 1])
 
-    def _of_tokens(self, tensordict: TensorDictBase) -> Tensor:
+    def _of_conversations(self, tensordict: TensorDictBase) -> Tensor:
         tokens, mask = self._dense(tensordict, self._input_key), self._dense(tensordict, _ATTENTION).bool()
         flat = mask.reshape(-1, mask.shape[-1])
         scores = placed(self._run_on_tokens(tokens.reshape(flat.shape), flat), flat).reshape(mask.shape)
-        return self._assistant_only(scores, tensordict, None)
-
-    def _of_text(self, tensordict: TensorDictBase) -> Tensor:
-        required(type(self).__name__, self._input_key, f"The wrapper reads {self._mode}.", tensordict)
-        out = self._run(tensordict.select(self._input_key).reshape(-1))
-        real = rows_of(out, self._key("masks_key", "all_attention_mask"))
-        scores, tokens, assistant = (
-            trimmed(rows_of(out, self._key(name, entry)), real)
-            for name, entry in (
-                ("log_probs_key", "full"),
-                ("tokens_key", "full"),
-                ("masks_key", "all_assistant_mask"),
-            )
-        )
-        ours: Any = tensordict.get(_ATTENTION, None)
-        if ours is None:
-            mask = pad_sequence([row.new_ones(len(row), dtype=torch.bool) for row in tokens], True, False, "left")
-        else:
-            mask = self._dense(tensordict, _ATTENTION).bool()
-            mask = mask.reshape(-1, mask.shape[-1])
-            self._check_same_tokens(tensordict, tokens, mask)
-        shape = (*tensordict.batch_size, mask.shape[-1])
-        agent = placed(assistant, mask).bool().reshape(shape) if assistant else None
-        return self._assistant_only(placed(scores, mask).reshape(shape), tensordict, agent)
-
-    def _assistant_only(self, scores: Tensor, tensordict: TensorDictBase, found: Tensor | None) -> Tensor:
         if not self.assistant_only:
             return scores
-        if found is None or tensordict.get(_ASSISTANT, None) is not None:
-            advice = "It says which tokens the agent wrote; assistant_only=False scores all."
-            required(type(self).__name__, _ASSISTANT, advice, tensordict)
-            found = self._dense(tensordict, _ASSISTANT).bool()
-        return torch.where(found, scores, 0)
-
-    def _check_same_tokens(self, tensordict: TensorDictBase, tokens: list[Tensor], mask: Tensor) -> None:
-        """Raise unless what the wrapper made of the text are the tokens that were taken."""
-        differ = [i for i, (real, row) in enumerate(zip(mask, tokens, strict=True)) if int(real.sum()) != len(row)]
-        if not differ and tensordict.get(("tokens", "full"), None) is not None:
-            taken = self._dense(tensordict, ("tokens", "full")).reshape(mask.shape)
-            pairs = zip(taken, mask, tokens, strict=True)
-            differ = [i for i, (row, real, made) in enumerate(pairs) if not torch.equal(row[real], made.to(row))]
-        if differ:
-            raise ValueError(
-                f"The wrapper makes other tokens of the {self._mode} than the data holds, in rows {differ[:3]} among "
-                "others, so it would score what was never done: use a wrapper with input_mode='tokens'."
-            )
+        advice = "It says which tokens the agent wrote; assistant_only=False scores all."
+        required(type(self).__name__, _ASSISTANT, advice, tensordict)
+        return torch.where(self._dense(tensordict, _ASSISTANT).bool(), scores, 0)
 
     def _dense(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         """An entry ``[*B, T]``."""
@@ -190,28 +147,17 @@ class WrapperReference(Reference):
         inputs = TensorDict(batch_size=tokens.shape[:1], device=tokens.device)
         inputs.set(self._input_key, tokens)
         inputs.set(_ATTENTION, attention_mask)
-        return rows_of(self._run(inputs), self._key("log_probs_key", "full"))
-
-    def _run(self, inputs: TensorDictBase) -> TensorDictBase:
-        frozen = self.frozen
-        evaluating: AbstractContextManager[Any] = torch.no_grad() if frozen is None else frozen.evaluating()
+        evaluating: AbstractContextManager[Any] = torch.no_grad() if self.frozen is None else self.frozen.evaluating()
         with evaluating, mask_by_name(self._wrapper.model):
-            return self._wrapper(inputs)
+            return rows_of(self._wrapper(inputs), unravel_key((self._wrapper.log_probs_key, "full")))
 
     @property
     def _wrapper(self) -> Any:
         return self._engine if self.frozen is None else self.frozen.actor
 
     @property
-    def _mode(self) -> str:
-        return self._wrapper.input_mode
-
-    @property
     def _input_key(self) -> NestedKey:
         return unravel_key(self._wrapper.in_keys[0])
-
-    def _key(self, attribute: str, name: str) -> NestedKey:
-        return unravel_key((getattr(self._wrapper, attribute), name))
 
 
 def _layout(assistant_only: bool) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
 from torch import Tensor, nn
 
-__all__ = ["check_wrapper", "is_wrapper", "mask_by_name", "placed", "rows_of", "trimmed", "without_batching"]
+__all__ = ["check_wrapper", "is_wrapper", "mask_by_name", "placed", "rows_of", "without_batching"]
 
 
 def is_wrapper(module: object) -> bool:
@@ -20,12 +20,12 @@ def is_wrapper(module: object) -> bool:
     return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
 
 
-def check_wrapper(wrapper: Any, rows: bool) -> None:
-    """Raise unless it can score: conversations, or with ``rows`` rows of this library.
+def check_wrapper(wrapper: Any) -> None:
+    """Raise unless it can score tokens.
 
     Raises:
         TypeError: it is no wrapper.
-        ValueError: it generates, reads a prompt, reads something else than tokens for rows, or has no tokenizer.
+        ValueError: it generates, reads a prompt, reads something else than tokens, or has no tokenizer.
     """
     if not is_wrapper(wrapper):
         raise TypeError(
@@ -37,14 +37,17 @@ def check_wrapper(wrapper: Any, rows: bool) -> None:
             "The wrapper generates, and a reference scores: build it with generate=False, e.g. "
             "wrapper.get_new_version(generate=False, input_key=('tokens', 'full'))."
         )
+    if wrapper.input_mode != "tokens":
+        raise ValueError(
+            f"The wrapper reads {wrapper.input_mode!r}, and a reference scores the tokens that were taken: build it "
+            "with input_mode='tokens'; rollouts of such a wrapper have them at ('tokens', 'full')."
+        )
     key = unravel_key(wrapper.in_keys[0])
-    if not rows and isinstance(key, tuple) and key[-1] == "prompt":
+    if isinstance(key, tuple) and key[-1] == "prompt":
         raise ValueError(
             f"The wrapper scores {key!r}, which the agent did not write: build it with "
             f"input_key={(*key[:-1], 'full')!r}."
         )
-    if rows and wrapper.input_mode != "tokens":
-        raise ValueError(f"Rows are scored by a wrapper with input_mode='tokens', got {wrapper.input_mode!r}.")
     if isinstance(wrapper.model, nn.Module) and wrapper.tokenizer is None:
         raise ValueError("The wrapper has no tokenizer and cannot score without: build it with tokenizer=.")
 
@@ -88,11 +91,6 @@ def rows_of(out: TensorDictBase, key: NestedKey) -> list[Tensor]:
     """An entry as the list of its rows; empty where there is none."""
     value: Any = out.get(key, as_list=True)
     return [] if value is None or any(row is None for row in value) else list(value)
-
-
-def trimmed(rows: list[Tensor], real: Sequence[Tensor]) -> list[Tensor]:
-    """Rows without the padding that the wrapper added."""
-    return [row[keep.bool()] for row, keep in zip(rows, real, strict=True)] if rows else []
 
 
 def placed(rows: list[Tensor], mask: Tensor) -> Tensor:

@@ -1,0 +1,149 @@
+"""Shortest paths on directed graphs: the graph, the environment, its players and its metric, by hand."""
+
+import pytest
+import torch
+
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs.random_walks import (
+    DirectedGraph,
+    RandomWalkPlayer,
+    RandomWalksEnv,
+    ShortestPathPlayer,
+    optimality,
+    random_graph,
+    walk_optimality,
+)
+
+# 3 -> 2 -> 1 -> 0 with a short cut 3 -> 1, and a detour 2 -> 3; node 4 leads to 3, nothing leads to 4.
+EDGES = torch.zeros(5, 5, dtype=torch.bool)
+for a, b in [(3, 2), (2, 1), (1, 0), (3, 1), (2, 3), (4, 3)]:
+    EDGES[a, b] = True
+GRAPH = DirectedGraph(EDGES)
+
+
+def moves_of(env, text):
+    """The action of naming one node, or any other text, in every row."""
+    ids = [*env.tokenizer.encode(text), env.tokenizer.control.end_of_action][: env.action_length]
+    action = torch.full((*env.batch_size, env.action_length), env.tokenizer.control.pad)
+    action[..., : len(ids)] = torch.tensor(ids)
+    return action
+
+
+def play(env, start, moves):
+    """Rewards, last node and whether the walk was terminated."""
+    td, rewards = env.reset(start=torch.tensor([start])), []
+    for move in moves:
+        td = env.step(td.set("action", moves_of(env, move)))
+        rewards.append(td["next", "reward"].item())
+        td = td["next"]
+    return rewards, env.tokenizer.decode(td["tokens"][0][td["attention_mask"][0]]), bool(td["terminated"])
+
+
+def test_distances_by_hand():
+    assert GRAPH.distance.tolist() == [0, 1, 2, 2, 3]
+    alone = EDGES.clone()
+    alone[1] = False
+    assert DirectedGraph(alone).distance.tolist() == [0, -1, -1, -1, -1]
+
+
+def floyd_warshall(edges):
+    far = torch.where(edges, 1.0, float("inf")).fill_diagonal_(0)
+    for node in range(len(edges)):
+        far = torch.minimum(far, far[:, node, None] + far[None, node])
+    return far
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("options", [{"edge_probability": 0.15}, {"out_degree": 2}], ids=str)
+def test_distances_are_those_of_floyd_and_warshall(seed, options):
+    graph = random_graph(15, goal=3, seed=seed, **options)
+    assert graph.distance.tolist() == floyd_warshall(graph.edges)[:, 3].long().tolist()
+    assert graph.edges.any(-1).all()
+
+
+def test_the_seed_alone_decides_the_graph():
+    before = torch.get_rng_state()
+    assert torch.equal(random_graph(seed=7).edges, random_graph(seed=7).edges)
+    assert not torch.equal(random_graph(seed=7).edges, random_graph(seed=8).edges)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_moves_by_hand():
+    env = RandomWalksEnv(GRAPH, batch_size=[1], seed=0)
+    assert play(env, 3, "ba") == ([-1.0, -1.0], "<s>d</s>b</a>b</s>a</a>a</s></eod>", True)
+    # No edge from d to a, two nodes, no node: each costs a move and the walk stays where it is.
+    rewards, row, terminated = play(env, 3, ["a", "bb", "", "b"])
+    assert rewards == [-1.0] * 4
+    assert not terminated
+    assert row.startswith("<s>d</s>a</a>d</s>")
+    assert row.endswith("d</s>b</a>b</s>")
+
+
+def test_a_walk_is_truncated_after_its_moves_and_terminated_at_the_goal_with_its_last():
+    env = RandomWalksEnv(GRAPH, max_turns=2, batch_size=[1], seed=0)
+    td = env.reset(start=torch.tensor([2]))
+    for move, terminated, truncated in [("d", False, False), ("b", False, True)]:
+        td = env.step(td.set("action", moves_of(env, move)))["next"]
+        assert (bool(td["terminated"]), bool(td["truncated"])) == (terminated, truncated)
+    td = env.reset(start=torch.tensor([2]))
+    for move in "ba":
+        td = env.step(td.set("action", moves_of(env, move)))["next"]
+    assert td["terminated"].all()
+    assert not td["truncated"].any()
+
+
+def test_walks_start_where_the_goal_is_within_reach():
+    env = RandomWalksEnv(GRAPH, max_turns=2, batch_size=[200], seed=0)
+    assert set(env.reset()["tokens"][:, 1].tolist()) == {1, 2, 3}  # 4 needs three moves
+
+
+def test_a_shortest_path_is_as_long_as_the_distance():
+    graph = random_graph(30, out_degree=2, seed=1)
+    env = RandomWalksEnv(graph, max_turns=15, batch_size=[200], seed=0)
+    rollout = env.rollout(15, ShortestPathPlayer(graph, env.tokenizer), break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="drop")
+    assert torch.equal(-rows["token_reward"].sum(-1).long(), graph.distance[rows["tokens"][:, 1]])
+    assert (walk_optimality(rows, graph, 15) == 1).all()
+
+
+def test_random_walks_take_every_edge_equally_often_and_no_other():
+    env = RandomWalksEnv(GRAPH, max_turns=1, batch_size=[4000], seed=0)
+    td = env.reset(start=torch.full((4000,), 3))
+    move = RandomWalkPlayer(GRAPH, env.tokenizer, seed=0)(td)["action"][:, 0]
+    counts = torch.bincount(move, minlength=5)
+    assert counts.nonzero().flatten().tolist() == [1, 2]
+    assert abs(counts[1].item() - 2000) < 4 * 32  # four standard deviations
+
+
+def test_optimality_is_that_of_trlx():
+    """(10 nodes at most - nodes of the walk) / (10 - nodes of the shortest path), as its example counts them."""
+    nodes, best = torch.tensor([3, 7, 10, 10]), torch.tensor([3, 3, 4, 2])  # the last one never arrived
+    assert torch.equal(optimality(nodes - 1, best - 1, 9), (10 - nodes) / (10 - best))
+    with pytest.raises(ValueError, match="below max_moves=3, got "):
+        optimality(torch.tensor([3]), torch.tensor([3]), 3)
+
+
+def test_the_optimality_of_a_walk_that_did_not_arrive_is_zero():
+    env = RandomWalksEnv(GRAPH, max_turns=4, batch_size=[1], seed=0)
+    td = env.reset(start=torch.tensor([2]))
+    for _ in range(4):
+        td = env.step(td.set("action", moves_of(env, "d")))["next"]
+    assert walk_optimality(td, GRAPH, 4).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DirectedGraph(torch.eye(3).bool()), r"nodes \[0, 1, 2\] have an edge to themselves"),
+        (lambda: DirectedGraph(EDGES, goal=5), "goal must be a node, 0 to 4, got 5"),
+        (lambda: DirectedGraph(EDGES.float()), "edges must be bool"),
+        (lambda: random_graph(5, out_degree=5), "out_degree must lie between 1 and 4"),
+        (lambda: random_graph(1), "at least 2 nodes"),
+        (lambda: random_graph(40, edge_probability=0.001), "raise edge_probability"),
+        (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), r"not the goal 0, 0 to 4, got \[0\]"),
+        (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "No node of the graph has a path"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,366 @@
+"""Folders that try to run code, to read other files or to exhaust the memory: refused in one line, nothing runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+from transformers import PreTrainedTokenizerFast
+
+from tests.modules.toys import TOKENIZER, heads, tiny_lm
+from torchrl_lang.data import HFTokenizer
+from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
+from torchrl_lang.storage import FileError, write_checksums
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).write_text("ran")
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+class EvilConfig(GPT2Config):
+    model_type = "evil"
+class EvilModel(GPT2LMHeadModel):
+    config_class = EvilConfig
+class EvilTokenizer(PreTrainedTokenizerFast):
+    pass
+def generate(model, *args, **kwargs):
+    pass
+"""
+
+
+class Bomb:
+    """Unpickled, it writes the marker."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def edit(path, **changes):
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def custom_model(folder, marker):
+    (folder / "evil.py").write_text(CODE.format(marker=marker))
+    names = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+    edit(folder / "config.json", model_type="evil", auto_map=names)
+
+
+def custom_model_elsewhere(folder, marker):
+    custom_model(folder, marker)
+    edit(folder / "config.json", auto_map={"AutoConfig": "someone/evil--evil.EvilConfig"})
+
+
+def custom_generate(folder, marker):
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(CODE.format(marker=marker))
+
+
+def pickled_weights(folder, marker):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+
+
+def pickled_weights_by_name(folder, marker):
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    edit(folder / "config.json", transformers_weights="adapter_model.bin")
+
+
+def pickled_safetensors(folder, marker):
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb(marker)))
+
+
+def pickled_adapters(folder, marker):
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    edit_to = {"peft_type": "LORA", "base_model_name_or_path": str(folder), "r": 2, "target_modules": ["c_attn"]}
+    (folder / "adapter_config.json").write_text(json.dumps(edit_to))
+
+
+def distributed_checkpoint(folder, marker):
+    (folder / "model.safetensors").rename(folder / "shard-00001-model-00001-of-00001.safetensors")
+    (folder / ".metadata").write_bytes(pickle.dumps(Bomb(marker)))
+
+
+def kernel_from_the_hub(folder, marker):
+    edit(folder / "config.json", attn_implementation="someone/kernel:evil")
+
+
+def shard_elsewhere(folder, marker):
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def shard_at_a_path(folder, marker):
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    index = {"weight_map": {"transformer.wte.weight": str(folder.parent / "elsewhere.safetensors")}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def shard_that_is_pickled(folder, marker):
+    (folder / "model.safetensors").unlink()
+    (folder / "weights.bin").write_bytes(pickle.dumps(Bomb(marker)))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "weights.bin"}}))
+
+
+def device_for_weights(folder, marker):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
+def tensor_of_terabytes(folder, marker):
+    header = {"transformer.wte.weight": {"dtype": "F32", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 1 << 42]}}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
+
+
+def header_of_terabytes(folder, marker):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 42) + b"{}")
+
+
+def many_layers(folder, marker):
+    edit(folder / "config.json", n_layer=10**9)
+
+
+def many_labels(folder, marker):
+    edit(folder / "config.json", num_labels=10**9)
+
+
+def wide_model(folder, marker):
+    edit(folder / "config.json", n_embd=1 << 24)
+
+
+def wide_beyond_64_bits(folder, marker):
+    edit(folder / "config.json", n_embd=1 << 40)
+
+
+def large_vocabulary(folder, marker):
+    edit(folder / "config.json", vocab_size=10**11)
+
+
+def long_positions(folder, marker):
+    edit(folder / "config.json", n_positions=10**12)
+
+
+HOSTILE = {
+    custom_model: "needs code of its own for the model type 'evil'",
+    custom_model_elsewhere: "needs code of its own for the model type 'evil'",
+    custom_generate: "holds code for generation",
+    pickled_weights: "holds pickled weights",
+    pickled_weights_by_name: "names another file of weights",
+    pickled_safetensors: "is not a whole safetensors file",
+    pickled_adapters: "holds PEFT adapters",
+    distributed_checkpoint: "holds a distributed checkpoint",
+    kernel_from_the_hub: "asks for code from elsewhere",
+    shard_elsewhere: "lies outside of it",
+    shard_at_a_path: "lies outside of it",
+    shard_that_is_pickled: "expected safetensors files",
+    device_for_weights: "is not a regular file",
+    tensor_of_terabytes: "is not a whole safetensors file",
+    header_of_terabytes: "is not a whole safetensors file",
+    many_layers: 'has 1000000000 as "n_layer"',
+    many_labels: 'has 1000000000 as "num_labels"',
+    wide_model: "describes a model of",
+    wide_beyond_64_bits: "describes no model",
+    large_vocabulary: "describes a model of",
+    long_positions: "describes a model of",
+}
+
+PROBE = """
+import json, resource, sys
+from torchrl_lang.modules import load_causal_lm, load_language_model
+from torchrl_lang.data import HFTokenizer
+resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))  # nothing here needs more
+found = {}
+for name, load, folder in json.loads(sys.argv[1]):
+    try:
+        found[name] = repr({"lm": load_causal_lm, "saved": load_language_model, "tokenizer": HFTokenizer}[load](folder))
+    except (OSError, ValueError) as error:
+        found[name] = f"{type(error).__name__}: {error}"
+print("FOUND" + json.dumps(found))
+"""
+
+
+def probe(tasks, cwd):
+    """What loading gives or raises, in another process whose every question is answered by yes."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(tasks)],
+        input="y\n" * 100,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.split("FOUND")[-1]), done.stdout + done.stderr
+
+
+def fast_tokenizer():
+    return PreTrainedTokenizerFast(tokenizer_object=Backend(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")))
+
+
+def folders_with_built_in_classes(home, marker):
+    """Folders whose code has a class of transformers beside it, and a tokenizer that has none."""
+    tiny_lm().save_pretrained(home / "known")
+    names = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+    edit(home / "known" / "config.json", auto_map=names)
+    for name, changes in (("tokenizer", {}), ("strange", {"tokenizer_class": "EvilTokenizer"})):
+        fast_tokenizer().save_pretrained(home / name)
+        auto_map = {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]}
+        edit(home / name / "tokenizer_config.json", auto_map=auto_map, **changes)
+    for name, load in (("known", "lm"), ("tokenizer", "tokenizer"), ("strange", "tokenizer")):
+        (home / name / "evil.py").write_text(CODE.format(marker=marker))
+        yield [name, load, str(home / name)]
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """What loading all these folders gave, and all that the process printed."""
+    home = tmp_path_factory.mktemp("hostile")
+    marker, plain = home / "marker", home / "plain"
+    tiny_lm().save_pretrained(plain)
+    tasks = [["plain", "lm", str(plain)], *folders_with_built_in_classes(home, marker)]
+    for attack in HOSTILE:
+        folder = home / attack.__name__ / "model"
+        shutil.copytree(plain, folder)
+        attack(folder, str(marker))
+        tasks += [[f"{attack.__name__} {load}", load, str(folder)] for load in ("lm", "saved")]
+    found, output = probe(tasks, home)
+    assert not marker.exists()
+    assert "wish to run" not in output
+    return found
+
+
+@pytest.mark.parametrize("attack", HOSTILE, ids=lambda attack: attack.__name__)
+def test_hostile_folders_are_refused(probed, attack):
+    assert probed["plain"].startswith("GPT2LMHeadModel")
+    for load in ("lm", "saved"):
+        message = probed[f"{attack.__name__} {load}"]
+        assert message.startswith("FileError: ")
+        assert HOSTILE[attack] in message
+        assert f"/{attack.__name__}/model" in message
+        assert "\n" not in message
+
+
+def test_built_in_classes_are_taken_in_place_of_code(probed):
+    assert probed["known"].startswith("GPT2LMHeadModel")
+    assert "HFTokenizer" in probed["tokenizer"]
+    assert probed["strange"].startswith("OSError: There is no tokenizer in")
+    assert "\n" not in probed["strange"]
+
+
+def test_the_option_lets_code_run(tmp_path):
+    """The one way in, so that the tests above attack what would work."""
+    marker, folder = tmp_path / "marker", tmp_path / "model"
+    tiny_lm().save_pretrained(folder)
+    custom_model(folder, str(marker))
+    with pytest.raises(FileError, match="trust_remote_code=True"):
+        load_causal_lm(folder)
+    assert not marker.exists()
+    lm = load_causal_lm(folder, trust_remote_code=True)
+    assert type(lm).__name__ == "EvilModel"
+    assert marker.exists()
+    marker.unlink()
+    saved = save_language_model(tmp_path / "again", lm)
+    with pytest.raises(FileError, match="trust_remote_code=True"):
+        load_language_model(saved)
+    assert type(load_language_model(saved, trust_remote_code=True).lm).__name__ == "EvilModel"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"class": "os.system"}, "has the unknown class 'os.system' as \"heads.value\""),
+        ({"class": "__import__"}, "has the unknown class"),
+        ({"width": 10**9}, "does not hold the heads' tensors"),
+        ({"width": 1 << 40}, 'describes no head as "heads.value"'),
+        ({"width": "8"}, "has '8' as \"heads.value.width\", expected int"),
+        ({"width": -1}, 'describes no head as "heads.value"'),
+        ({"kind": "other"}, "kind must be 'mlp' or 'residual'"),
+        ({"dropout": 7}, 'describes no head as "heads.value"'),
+        ({"command": "rm"}, "has the unknown fields \\['command'\\]"),
+    ],
+)
+def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, changes, found):
+    save_language_model(tmp_path / "model", tiny_lm(), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
+    path = tmp_path / "model" / "torchrl_lang.json"
+    manifest = json.loads(path.read_text())
+    manifest["heads"]["value"] |= changes
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FileError, match="differs from what checksums"):
+        load_language_model(tmp_path / "model")
+    write_checksums(tmp_path / "model")  # as an attacker would
+    with pytest.raises(FileError, match=found) as caught:
+        load_language_model(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/hostname", "a\\b", ""])
+def test_checksums_name_files_of_the_folder_only(tmp_path, name):
+    save_language_model(tmp_path / "model", tiny_lm())
+    (tmp_path / "outside.txt").write_text("secret")
+    path = tmp_path / "model" / "checksums.json"
+    content = json.loads(path.read_text())
+    content["files"][name] = {"size": 6, "sha256": "0" * 64}
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"lies outside of it|is no file name"):
+        load_language_model(tmp_path / "model")
+
+
+def test_the_cache_of_hugging_face_consists_of_links_and_loads(tmp_path):
+    """A model by its name, from a cache as a download leaves it."""
+    repository, lm = tmp_path / "cache" / "models--someone--tiny", tiny_lm("llama")
+    snapshot = repository / "snapshots" / ("a" * 40)
+    for part in (snapshot, repository / "blobs", repository / "refs"):
+        part.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a" * 40)
+    lm.save_pretrained(tmp_path / "plain", max_shard_size="20KB")
+    for number, path in enumerate(sorted((tmp_path / "plain").iterdir())):
+        path.rename(repository / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    assert len(list(snapshot.glob("*.safetensors"))) > 1
+    tokens = torch.randint(12, (2, 5))
+    loaded = load_causal_lm("someone/tiny", cache_dir=tmp_path / "cache", local_files_only=True)
+    torch.testing.assert_close(loaded(tokens).logits, lm(tokens).logits)
+    assert loaded.name_or_path == "someone/tiny"
+    torch.testing.assert_close(load_language_model(snapshot).lm(tokens).logits, lm(tokens).logits)
+
+
+def test_tensors_of_a_head_are_exactly_its_own(tmp_path):
+    value = heads()[1]
+    save_language_model(tmp_path / "model", tiny_lm(), {"value": value})
+    path = tmp_path / "model" / "heads.safetensors"
+    own = {f"value.{name}": tensor.detach().clone() for name, tensor in value.state_dict().items()}
+    for changed, found in (
+        ({key: own[key] for key in list(own)[1:]}, "is missing, expected"),
+        (own | {"other.weight": torch.ones(2)}, r"other.weight \(2,\), expected none"),
+        (own | {"value.out_bias": torch.ones(7)}, r"value.out_bias \(7,\), expected \(1, 1\)"),
+        (
+            own | {"value.out_bias": torch.full((1, 1), float("nan"))},
+            "not finite floating-point numbers: value.out_bias",
+        ),
+        (own | {"value.out_bias": torch.ones(1, 1, dtype=torch.int64)}, "not finite floating-point numbers"),
+    ):
+        save_file(changed, path)
+        write_checksums(tmp_path / "model")
+        with pytest.raises(FileError, match=found):
+            load_language_model(tmp_path / "model")
+
+
+def test_a_missing_tokenizer_is_an_error_in_one_line():
+    with pytest.raises(OSError, match=r"There is no tokenizer in '\./nowhere'") as caught:
+        HFTokenizer("./nowhere")
+    assert "\n" not in str(caught.value)

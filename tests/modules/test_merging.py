@@ -1,0 +1,142 @@
+"""Models with PEFT adapters are saved as plain models that compute the same."""
+
+from __future__ import annotations
+
+import json
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensordict import TensorDict
+
+from tests.modules.toys import TOKENIZER, WIDTH, rows, tiny_lm
+from torchrl_lang.modules import (
+    TiedQValueHead,
+    causal_lm,
+    language_actor,
+    load_language_model,
+    save_language_model,
+)
+from torchrl_lang.modules.merging import merged_copy
+from torchrl_lang.objectives import BCLoss
+
+TOKENS = rows()["tokens"]
+
+
+def lora(**options):
+    return peft.LoraConfig(
+        **{"r": 2, "lora_alpha": 8, "init_lora_weights": False, "target_modules": "all-linear"} | options
+    )
+
+
+CASES = {
+    "gpt2": ("gpt2", lora(target_modules=["c_attn", "c_proj"], fan_in_fan_out=True), {}),
+    "llama": ("llama", lora(), {}),
+    "qwen2": ("qwen2", lora(target_modules=["q_proj"]), {}),
+    "dora": ("llama", lora(use_dora=True), {}),
+    "head": ("llama", lora(target_modules=["q_proj", "lm_head"]), {}),
+    "head trained whole": ("llama", lora(modules_to_save=["lm_head"]), {}),
+    "tied head": ("llama", lora(target_modules=["lm_head"]), {"tie_word_embeddings": True}),
+    "tied embedding": ("gpt2", lora(target_modules=["wte", "c_attn"], fan_in_fan_out=True), {}),
+    "some tokens": ("llama", lora(target_modules=["q_proj"], trainable_token_indices=[1, 3]), {}),
+    "ia3": ("llama", peft.IA3Config(init_ia3_weights=False, target_modules=["k_proj"], feedforward_modules=[]), {}),
+}
+
+
+def tuned_model(case):
+    kind, config, options = CASES[case]
+    torch.manual_seed(0)
+    lm = causal_lm(kind, vocab_size=12, layers=2, width=WIDTH, heads=2, max_length=40, initializer_range=0.3, **options)
+    model = peft.get_peft_model(lm, config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("how", ["model", "actor"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_loaded_computes_what_was_saved(tmp_path, case, how):
+    model = tuned_model(case)
+    with torch.no_grad():
+        logits = model(TOKENS).logits
+        with model.disable_adapter():
+            assert (model(TOKENS).logits - logits).abs().max() > 0.05, "the adapters do nothing"
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        save_language_model(tmp_path / "model", model if how == "model" else language_actor(model))
+        loaded = load_language_model(tmp_path / "model").lm
+        torch.testing.assert_close(loaded(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(model(TOKENS).logits, logits, rtol=0, atol=0)
+    names = load_file(tmp_path / "model" / "model.safetensors")
+    assert not [name for name in names if "lora" in name or "base_layer" in name or "modules_to_save" in name]
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_the_loss_is_that_in_memory(tmp_path):
+    actor = language_actor(tuned_model("llama"))
+    batch = rows()
+    action_mask = batch["attention_mask"].clone()
+    action_mask[:, 0] = False
+    batch = TensorDict({**batch.to_dict(), "action_mask": action_mask}, batch_size=batch.batch_size)
+    save_language_model(tmp_path / "model", actor, tokenizer=TOKENIZER.config())
+    loaded = language_actor(load_language_model(tmp_path / "model").lm)
+    losses = [BCLoss(each)(batch)["loss_actor"] for each in (actor, loaded)]
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_what_is_switched_off_is_not_merged(tmp_path):
+    model = tuned_model("llama")
+    with model.disable_adapter(), torch.no_grad():
+        logits = model(TOKENS).logits
+        save_language_model(tmp_path / "model", model)
+    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+
+
+def test_merged_already_and_several_adapters(tmp_path):
+    model = tuned_model("llama")
+    model.add_adapter("other", lora(target_modules=["v_proj"]))
+    model.set_adapter("other")
+    logits = model(TOKENS).logits
+    model.merge_adapter()
+    save_language_model(tmp_path / "model", model)
+    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+
+
+def test_adapters_of_transformers_own_are_merged_too(tmp_path):
+    lm = tiny_lm("llama")
+    lm.add_adapter(lora())
+    logits = lm(TOKENS).logits
+    save_language_model(tmp_path / "model", lm)
+    assert not (tmp_path / "model" / "adapter_config.json").exists()
+    torch.testing.assert_close(load_language_model(tmp_path / "model").lm(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
+
+
+def test_without_adapters_nothing_is_copied():
+    lm = tiny_lm()
+    assert merged_copy(lm) is lm
+
+
+def test_ties_end_where_an_adapter_changes_one_side(tmp_path):
+    with pytest.warns(UserWarning, match="tie"):
+        model = tuned_model("tied head")
+    save_language_model(tmp_path / "model", model)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert model.get_base_model().config.tie_word_embeddings is True
+
+
+def test_learnt_prompts_are_refused(tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="Learnt prompts are not part of the model's layers"):
+        save_language_model(tmp_path / "model", peft.get_peft_model(tiny_lm(), config))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_head_that_is_tied_to_an_adapted_embedding_is_refused(tmp_path):
+    model = tuned_model("head")
+    head = TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
+    with pytest.raises(ValueError, match="tied to the output embedding, which adapters change"):
+        save_language_model(tmp_path / "model", model, {"qvalue": head})

@@ -1,0 +1,183 @@
+"""What a saved folder is to others: transformers alone reads it, and writing it loses nothing of anybody's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.data.test_hf_tokenizer import byte_level
+from tests.modules.toys import TOKENIZER, heads, tiny_lm
+from torchrl_lang import storage
+from torchrl_lang.data import CharTokenizer, HFTokenizer
+from torchrl_lang.modules import UtteranceActor, language_actor, load_language_model, save_language_model
+
+ALONE = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+found = []
+for folder, texts, prompt in json.loads(sys.argv[1]):
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    import torch
+    written = lm.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt):]
+    decoded = [tokenizer.decode(each) for each in ids]
+    found.append([ids, decoded, written.tolist(), tokenizer.decode(written), len(tokenizer)])
+assert "torchrl_lang" not in sys.modules and "torchrl" not in sys.modules
+print("FOUND" + json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Models of three kinds with tokenizers of two, and the texts that they can read."""
+    home, letters = tmp_path_factory.mktemp("saved"), CharTokenizer.from_alphabet([*"abcdef </>s", "ab", "</g>"])
+    generator = random.Random(0)
+    pieces = ["a", "b", "ab", "</g>", "</s>", "<s>", "</a>", "<a>", " ", "fed"]
+    texts = ["".join(generator.choices(pieces, k=generator.randint(0, 9))) for _ in range(200)]
+    made = []
+    for kind, tokenizer, more in (
+        ("gpt2", letters, []),
+        ("qwen2", letters, []),
+        ("llama", HFTokenizer(byte_level(eos_token="<|end|>")), ["héllo, 日本 </s>", "<|end|>"]),
+    ):
+        lm = tiny_lm(kind, vocab_size=tokenizer.vocab_size)
+        folder = save_language_model(home / kind, lm, {"value": heads()[1]}, tokenizer=tokenizer.config())
+        made.append((folder, tokenizer, texts + more, lm))
+    return made
+
+
+def test_transformers_alone_reads_text_and_generates(saved, tmp_path):
+    prompts = [tokenizer.encode("ab") for _, tokenizer, _, _ in saved]
+    tasks = [[str(folder), texts, prompt] for (folder, _, texts, _), prompt in zip(saved, prompts, strict=True)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(tasks)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.split("FOUND")[-1])
+    for (_, tokenizer, texts, lm), prompt, (ids, decoded, written, text, size) in zip(
+        saved, prompts, found, strict=True
+    ):
+        assert ids == [tokenizer.encode(each) for each in texts]
+        assert decoded == texts
+        assert size == tokenizer.vocab_size
+        assert text == tokenizer.decode(written)
+        assert written == greedy(lm, tokenizer, prompt)
+
+
+def greedy(lm, tokenizer, prompt):
+    """The first eight tokens that our own decoding writes; it closes an utterance of nine with the ninth."""
+    tokens = torch.full((1, len(prompt) + 9), tokenizer.control.pad)
+    tokens[0, : len(prompt)] = torch.tensor(prompt)
+    mask = torch.arange(len(prompt) + 9) < len(prompt)
+    actor = UtteranceActor(language_actor(lm), tokenizer.control, 9, method="greedy", vocab_size=tokenizer.vocab_size)
+    action = actor(TensorDict(tokens=tokens, attention_mask=mask[None], batch_size=[1]))["action"][0].tolist()
+    end = tokenizer.control.end_of_action
+    return action[: action.index(end) + 1][:8]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_saved_model_is_replaced_whole(tmp_path):
+    folder = save_language_model(
+        tmp_path / "model", tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config()
+    )
+    save_language_model(folder, tiny_lm("gpt2"))
+    assert load_language_model(folder).lm.config.model_type == "gpt2"
+    assert not (folder / "tokenizer.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("others", ["model of transformers", "notes beside", "notes below", "no model"])
+def test_files_of_others_are_not_lost(tmp_path, others):
+    folder = tmp_path / "model"
+    if others == "model of transformers":
+        tiny_lm("llama").save_pretrained(folder)
+    elif others == "no model":
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("of years")
+    else:
+        save_language_model(folder, tiny_lm("llama"))
+        notes = folder / "notes" / "a.txt" if others == "notes below" else folder / "notes.txt"
+        notes.parent.mkdir(exist_ok=True)
+        notes.write_text("of mine")
+    before = contents(folder)
+    with pytest.raises(FileExistsError, match="give another folder, or delete it"):
+        save_language_model(folder, tiny_lm("gpt2"))
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_file_is_not_replaced(tmp_path):
+    (tmp_path / "model").write_text("text")
+    with pytest.raises(FileExistsError, match="is a file"):
+        save_language_model(tmp_path / "model", tiny_lm())
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to("disk")
+    for kind in ("llama", "gpt2"):
+        save_language_model(tmp_path / "model", tiny_lm(kind))
+    assert (tmp_path / "model").is_symlink()
+    assert load_language_model(tmp_path / "disk").lm.config.model_type == "gpt2"
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("step", ["weights", "tokenizer", "heads", "checksums"])
+def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatch, step, existing):
+    def stop(*args, **kwargs):
+        raise _Killed
+
+    folder, old = tmp_path / "model", tiny_lm("llama")
+    if existing:
+        save_language_model(folder, old)
+    module = "torchrl_lang.modules.saving"
+    target = {
+        "weights": "transformers.PreTrainedModel.save_pretrained",
+        "tokenizer": f"{module}.write_tokenizer",
+        "heads": f"{module}.write_heads",
+        "checksums": f"{module}.write_checksums",
+    }[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, stop)
+        with pytest.raises(_Killed):
+            save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] * existing
+    if existing:
+        assert load_language_model(folder).lm.config.model_type == "llama"
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    for broken in ("model", "head"):
+        lm, value = tiny_lm(), heads()[1]
+        with torch.no_grad():
+            (lm.transformer.ln_f.bias if broken == "model" else value.out_bias).fill_(float("nan"))
+        with pytest.raises(ValueError, match=r"not finite.*not saved"):
+            save_language_model(tmp_path / "model", lm, {"value": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_checksums_list_every_file(saved):
+    for folder, *_ in saved:
+        names = storage.verify_checksums(folder, remedy="")
+        assert sorted(names) == sorted(path.name for path in folder.iterdir() if path.name != "checksums.json")
+        assert {"tokenizer.json", "tokenizer_config.json", "heads.safetensors", "torchrl_lang.json"} < set(names)

@@ -1,0 +1,136 @@
+"""Wrong arguments of modules fail in the constructor, and the message says what came and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from tests.modules.test_decoding import K, policy
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
+from torchrl_lang.modules import (
+    ExampleTurns,
+    NextTokenRule,
+    QValueHead,
+    RowTokenActor,
+    TiedQValueHead,
+    Trunk,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    fit_vocabulary,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
+
+V = TOKENIZER.vocab_size
+Q, STATE = heads()
+
+
+def head_of(module, key):
+    return TensorDictModule(module, in_keys=["hidden"], out_keys=[key])
+
+
+def guided(qvalue, value=None, **options):
+    return lambda: policy(guidance=ValueGuidance(qvalue, value, **({"beta": 1.0} | options)))
+
+
+WRONG = {
+    "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens and the model .* for 12"),
+    "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens and the model"),
+    "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, the trunk's are 16 wide"),
+    "other out_keys of Q": (
+        guided(head_of(Q, "q")),
+        ValueError,
+        r"qvalue must write 'action_value', .* \['q'\]",
+    ),
+    "other out_keys of V": (guided(Q, head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
+    "a value head for Q": (guided(STATE), ValueError, "qvalue must give 'action_value', a ValueHead does not"),
+    "a Q head for V": (guided(Q, Q), ValueError, "value must give 'state_value', a QValueHead does not"),
+    "a strength that is not finite": (guided(Q, beta=float("nan")), ValueError, "beta must be finite, got nan"),
+    "V with other out_keys": (lambda: policy(value=head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
+    "Q as the actor's value": (lambda: policy(value=Q), ValueError, "value must give 'state_value'"),
+    "V of another width": (lambda: policy(value=ValueHead(8)), ValueError, "states of width 8"),
+    "V over states that nobody writes": (
+        lambda: policy(value=ValueHead(WIDTH, kind="residual")),
+        KeyError,
+        "ValueHead reads 'hidden_pre_norm'",
+    ),
+    "a forbidden id beyond the model": (
+        lambda: policy(forbidden=[3, 99]),
+        ValueError,
+        r"holds the ids \[99\]",
+    ),
+    "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden holds the ids \[-1\]"),
+    "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "holds all 12 ids"),
+    "more ids than the model": (
+        lambda: policy(vocab_size=99),
+        ValueError,
+        "has 99 ids but the model's .* only 12",
+    ),
+    "an end beyond vocab_size": (lambda: policy(vocab_size=3), ValueError, "leaves out the end-of-action token"),
+    "no ids": (lambda: policy(vocab_size=0), ValueError, "vocab_size must be at least 1"),
+    "a model smaller than its tokenizer": (
+        lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K),
+        ValueError,
+        "tokenizer has 12 ids but the model's vocabulary only 9",
+    ),
+    "the tokenizer for its control tokens": (
+        lambda: UtteranceActor(language_actor(tiny_lm()), TOKENIZER, K),
+        TypeError,
+        "got CharTokenizer: pass tokenizer.control",
+    ),
+    "no actor": (lambda: UtteranceActor(tiny_lm(), CONTROL, K), TypeError, "build one with language_actor"),
+    "half a token": (lambda: policy(action_length=2.5), TypeError, "action_length must be an integer, got 2.5"),
+    "a flag": (lambda: policy(action_length=True), TypeError, "action_length must be an integer, got True"),
+    "no token": (lambda: policy(action_length=0), ValueError, "action_length must be at least 1, got 0"),
+    "no beam": (lambda: policy(beams=0), ValueError, "beams must be at least 1"),
+    "half a candidate": (lambda: policy(candidates=0.5), TypeError, "candidates must be an integer"),
+    "no temperature": (lambda: policy(temperature=float("nan")), ValueError, "temperature must be positive, got nan"),
+    "a rule without ids": (lambda: NextTokenRule(vocab_size=0), ValueError, "vocab_size must be at least 1"),
+    "no rows' actor": (lambda: RowTokenActor(tiny_lm()), TypeError, "language actor or an UtteranceActor, got GPT2"),
+    "a head without width": (lambda: ValueHead(0), ValueError, "ValueHead: width must be .* at least 1, got 0"),
+    "a head without heads": (lambda: QValueHead(8, 5, n_heads=0), ValueError, "number of heads must be"),
+    "a head without tokens": (lambda: QValueHead(8, 0), ValueError, "number of outputs must be"),
+    "a tied head without embedding": (lambda: TiedQValueHead(8, nn.ReLU()), TypeError, r"needs a module with a weight"),
+    "V as Q module": (lambda: qvalue_module(STATE), TypeError, "qvalue_module takes a ActionValueHead, got ValueHead"),
+    "Q as V module": (lambda: value_module(Q), TypeError, "value_module takes a ValueHead, got QValueHead"),
+    "a linear layer as V module": (lambda: value_module(nn.Linear(4, 1)), TypeError, "got Linear: put another module"),
+    "a head of another width": (
+        lambda: language_actor(Trunk(tiny_lm()), head=nn.Linear(8, V)),
+        ValueError,
+        "head reads states of width 8, the trunk's are 16 wide",
+    ),
+    "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A Hugging Face model is needed, got Linear"),
+    "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(name\)"),
+    "an example that does not act": (
+        lambda: ExampleTurns(policy(), TensorDictModule(nn.Identity(), ["tokens"], ["words"]), 0.5),
+        ValueError,
+        r"example must be .* writes 'action', this TensorDictModule writes \['words'\]",
+    ),
+    "a policy that is a function": (
+        lambda: ExampleTurns(lambda td: td, policy(), 0.5),
+        ValueError,
+        "policy must be a module of tensordicts that writes 'action'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_constructor_refuses(name):
+    build, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_what_fits_is_taken():
+    for qvalue in (Q, qvalue_module(Q), nn.Linear(WIDTH, V)):
+        guided(qvalue, value_module(STATE))()
+    lm = fit_vocabulary(tiny_lm(vocab_size=9), V)
+    policy(value=STATE, vocab_size=V, forbidden=[0, V - 1])
+    guidance = ValueGuidance(TiedQValueHead(WIDTH, lm.get_output_embeddings()), beta=1.0)
+    actor = UtteranceActor(language_actor(lm), CONTROL, K, guidance=guidance)
+    assert actor.decoder.rule.vocab_size == V
+    assert torch.equal(actor.decoder.rule.forbidden, torch.tensor(CONTROL.forbidden_in_action()))

@@ -1,0 +1,263 @@
+"""The folder of a run: one process trains in it, it is finished whole or not at all, its files are read with checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.objectives import BCLoss
+
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
+SHORT = [*SMALL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A data set ``data`` and a finished run ``run``."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "words.txt").write_text("crane\nslate\n")
+    words = ["--words", str(folder / "words.txt")]
+    assert main(["generate", "wordle", "--out", str(folder / "data"), "--games", "16", "--batch", "16", *words]) == 0
+    assert main(train(folder, folder / "run")) == 0
+    return folder
+
+
+@pytest.fixture
+def run(home, tmp_path):
+    return shutil.copytree(home / "run", tmp_path / "run")
+
+
+def train(home, out, *more):
+    return ["train", "wordle_bc", "--data", str(home / "data"), "--out", str(out), *SHORT, *more]
+
+
+def evaluate(run):
+    return ["evaluate", "wordle", "--run", str(run), "--games", "4", "--no-plots"]
+
+
+def refused(capsys, arguments):
+    """The line that a command ends with."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.splitlines()
+    lines = [line for line in error if line.startswith("torchrl_lang: ")]
+    assert error == lines  # nothing else
+    assert len(lines) == 1
+    return lines[0]
+
+
+# -- one process ----------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
+    """With another seed the second would end with a model that the first had trained."""
+    call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "torchrl_lang", *call],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        error = refused(capsys, [*call, "--seed", "1"])
+        assert f"Another process trains in {tmp_path / 'run'}" in error
+        first.send_signal(signal.SIGTERM)
+        out, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert first.returncode == 143
+    assert out == ""
+    assert errors.splitlines()[-1] == "torchrl_lang: stopped; the same command continues from the last checkpoint"
+    assert "Traceback" not in errors
+    assert not list(tmp_path.rglob("*.writing*"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs /proc")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_torch_is_being_imported(number, status, tmp_path):
+    call = [sys.executable, "-m", "torchrl_lang", "train", "wordle_bc", "--data", "x", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (status, "")
+    assert errors == "torchrl_lang: stopped; the same command continues from the last checkpoint\n"
+
+
+# -- finishing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_there_whole_or_not_at_all(home, tmp_path, monkeypatch, capsys):
+    """Interrupted while the model was being written: the run has not finished, says how to continue, and continues."""
+    run = tmp_path / "run"
+
+    def half(lm, folder, **kwargs):
+        (Path(folder) / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", half)
+        assert main(train(home, run)) == 130
+    assert not (run / "model").exists()
+    assert f"The run in {run} has not finished, it has no model yet: continue it with" in refused(capsys, evaluate(run))
+    left = run / ".model.writing-0"  # of a process that was killed
+    left.mkdir()
+    assert main(train(home, run)) == 0
+    assert main(evaluate(run)) == 0
+    assert not list(run.rglob("*.writing*"))
+
+
+# -- NaN ------------------------------------------------------------------------------------------------------------
+
+
+def test_training_that_comes_to_nan_stops_and_keeps_its_checkpoint(home, tmp_path, monkeypatch, capsys):
+    run, forward, calls = tmp_path / "run", BCLoss.forward, []
+
+    def spoilt(loss, *args, **kwargs):
+        losses = forward(loss, *args, **kwargs)
+        calls.append(1)
+        return losses.set("loss_actor", losses["loss_actor"] * torch.nan) if len(calls) == 3 else losses
+
+    monkeypatch.setattr(BCLoss, "forward", spoilt)
+    capsys.readouterr()
+    assert main(train(home, run)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("torchrl_lang: loss_actor is nan at step 3: training was stopped")
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-000000002"]
+    assert not (run / "model").exists()
+
+
+def test_weights_that_came_to_infinity_are_not_saved(home, tmp_path, capsys):
+    """A weight decay of 1e38 makes them so in a step whose loss and gradient were finite."""
+    assert main(train(home, tmp_path / "run", "--weight-decay", "3e38", "--lr", "1", "--optimizer", "adamw")) == 2
+    assert "training was stopped" in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def notes(**changes):
+    return lambda record: {**record, "notes": {**record["notes"], **changes}}
+
+
+def without(name):
+    return lambda record: {**record, "notes": {key: value for key, value in record["notes"].items() if key != name}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: [], "holds [], not a JSON object"),
+        (lambda record: {}, 'has no field "notes"'),
+        (lambda record: {**record, "version": 2}, "is a record of version 2, this version of the library reads 1"),
+        (lambda record: {**record, "notes": "wordle"}, "has 'wordle' as \"notes\", expected dict"),
+        (without("task"), 'has no field "notes.task"'),
+        (without("words"), 'has no field "notes.words"'),
+        (without("rules"), 'has no field "notes.rules"'),
+        (notes(task=["wordle"]), "has ['wordle'] as \"notes.task\", expected str"),
+        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld"),
+        (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
+        (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
+        (notes(words=[]), "holds no task (The word list is empty"),
+        (notes(words=["crane", "crane"]), "holds no task ('crane' at position 1"),
+        (notes(words=["x" * 10_000_000]), "has 10000000 characters"),
+        (notes(rules="none"), "holds no task (rules='none' is unknown"),
+        (notes(task="textworld"), 'has no field "notes.games"'),
+    ],
+)
+def test_a_damaged_record(run, change, message, capsys):
+    path = run / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    error = refused(capsys, evaluate(run))
+    assert message in error
+    assert str(path) in error
+    assert len(error) < 1000
+
+
+@pytest.mark.parametrize("content", [b"", b'{"notes": ', b"\xff\xfe", b'{"notes": NaN}', b'{"a": 1, "a": 1}'])
+def test_a_record_that_is_no_json(run, content, capsys):
+    (run / "config.json").write_bytes(content)
+    assert f"{run / 'config.json'} is not" in refused(capsys, evaluate(run))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "is not UTF-8 text"),
+        (b"a,b\n1,2\n", "is no log: its first line is ['a', 'b']"),
+        (b"step,loss\n1,x\n", "holds ['1', 'x'] on line 2, expected numbers"),
+        (b"step,loss\n1,2\n2\n", "holds ['2'] on line 3"),
+        (b"step,loss\n1,2,3\n", "holds ['1', '2', '3'] on line 2"),
+        (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
+        (b"step,loss\n,1\n", "has the step None"),
+        (b"step,step\n1,1\n", "has the columns ['step', 'step']"),
+        (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is no CSV file"),
+    ],
+)
+def test_a_damaged_log(home, run, content, message, capsys):
+    (run / "log.csv").write_bytes(content)
+    error = refused(capsys, train(home, run))
+    assert message in error
+    assert str(run / "log.csv") in error
+
+
+def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
+    data, file = home / "data", home / "words.txt"
+    assert f"{data} lies in the data set {data}" in refused(capsys, train(home, data))
+    assert f"lies in the data set {data}" in refused(capsys, train(home, data / "rows" / "run"))
+    assert f"{file} is a file, not a folder" in refused(capsys, train(home, file))
+    assert "Not a directory" in refused(capsys, train(home, file / "run"))
+    generate = ["generate", "wordle", "--games", "4", "--out"]
+    assert f"lies in the data set {data}" in refused(capsys, [*generate, str(data / "more")])
+    assert f"{file} is a file, not a folder" in refused(capsys, [*generate, str(file)])
+    assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"cr\xe2ne\n", "is not UTF-8 text (byte 2 is 0xe2)"),
+        ("crane".encode("utf-16"), "is not UTF-8 text"),
+        (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' has 4 characters"),
+        (b"crane\ncrane\n", "came before, at line 1"),
+        (b"x" * 10_000_000, "has 10000000 characters"),
+    ],
+)
+def test_damaged_word_lists(content, message, tmp_path, capsys):
+    words = tmp_path / "list.txt"
+    words.write_bytes(content)
+    call = ["generate", "wordle", "--out", str(tmp_path / "data"), "--games", "4", "--words"]
+    error = refused(capsys, [*call, str(words)])
+    assert message in error
+    assert "list.txt" in error
+    assert len(error) < 1000
+    assert f"{tmp_path} is not a regular file" in refused(capsys, [*call, str(tmp_path)])
+
+
+def test_a_word_list_may_begin_with_a_byte_order_mark(tmp_path):
+    words = tmp_path / "list.txt"
+    words.write_bytes(b"\xef\xbb\xbfcrane\r\nslate\r\n")
+    call = ["generate", "wordle", "--out", str(tmp_path / "data"), "--games", "4", "--words", str(words)]
+    assert main(call) == 0

@@ -1,0 +1,163 @@
+"""Workers and signals, with real processes: whoever is ended how, nothing stays behind and nothing is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+if not Path("/proc/self/task").exists():
+    pytest.skip("processes are looked up in /proc", allow_module_level=True)
+
+PLAYING = """
+import signal, sys, torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.recipes.collection import Games
+
+class Task:
+    def env(self, n, *, seed, device):
+        return CorridorEnv(length=3, batch_size=[n], seed=seed, device=device)
+
+class Babble(TensorDictModuleBase):
+    in_keys, out_keys = ["tokens"], ["action", "token_log_prob", "state_value"]
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, td):
+        action = torch.randint(6, (*td.batch_size, 2))
+        none = self.scale.detach() * torch.zeros(action.shape)
+        return td.set("action", action).set("token_log_prob", none).set("state_value", none)
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
+    games = Games(Task(), Babble(), kind=sys.argv[1], workers=2, games=4, turns=4, seed=0, device=torch.device("cpu"))
+    print("begun", flush=True)
+    try:
+        while True:
+            games.play()
+            games.weights_changed()
+            print("played", flush=True)
+    except KeyboardInterrupt:
+        games.check_workers()
+        sys.exit(130)
+    finally:
+        games.close()
+"""
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Starts the program in a group of its own; what is left of it is killed when the test is over."""
+    (tmp_path / "playing.py").write_text(PLAYING)
+    begun = []
+
+    def start(kind):
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "playing.py"), kind],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(process, line, times=1):
+    for _ in range(times):
+        while (read := process.stdout.readline()) != f"{line}\n":
+            assert read, process.communicate()[1]
+
+
+def children(pid):
+    """Processes that this one started, and those that they did."""
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def shared_names(pids):
+    """Names in shared memory that these processes have mapped, whether they are still listed there or not."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return set(re.findall(r"/dev/shm/([^\s]+)", maps))
+
+
+def listed(names):
+    return [name for name in names if Path("/dev/shm", name).exists()]
+
+
+def assert_nothing_left(pids, names):
+    deadline = time.monotonic() + 30
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(filter(is_running, pids))
+    assert not listed(names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "whole_group", "code"),
+    [
+        ("sync", signal.SIGINT, True, 130),
+        ("async", signal.SIGTERM, True, 130),
+        ("sync", signal.SIGKILL, False, -signal.SIGKILL),
+    ],
+    ids=["ctrl-c", "terminated", "killed"],
+)
+def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
+    """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
+    process = play(kind)
+    wait_for(process, "played", times=3)
+    pids = children(process.pid)
+    names = shared_names([process.pid, *pids])
+    assert sum(name.startswith("sem.") for name in names) > 10
+    assert not listed(names)  # so that nobody needs to clean up, however they end
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert errors == ""
+    assert_nothing_left(pids, names)
+
+
+def test_a_start_of_workers_can_be_interrupted(play):
+    """While they load what they need, which takes seconds."""
+    process = play("sync")
+    wait_for(process, "begun")
+    deadline = time.monotonic() + 120
+    while len(pids := children(process.pid)) < 2:  # the tracker of resources and the first worker
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert time.monotonic() - began < 30
+    assert process.returncode == 130
+    assert errors == ""
+    assert_nothing_left(pids, set())

@@ -1,0 +1,115 @@
+"""No dataset, model or checkpoint can run as code: no pickle, no eval, no import by a name from a file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path for folder in ("torchrl_lang", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+
+# Modules that build objects from bytes.
+UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+RUN_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
+# Files that import modules by a name from a table of their own, never from a file that was read.
+IMPORT_BY_TABLE = {"torchrl_lang/__main__.py", "torchrl_lang/recipes/tasks.py", "benchmarks/__main__.py"}
+
+
+def offences(source, name=""):
+    """What a file does that it must not, as ``line: what``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names if alias.name.split(".")[0] in UNPICKLERS]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNPICKLERS:
+            found.append((node, node.module))
+        elif isinstance(node, ast.Call):
+            found += [(node, what) for what in call_offences(node, name)]
+    return [f"{node.lineno}: {what}" for node, what in found]
+
+
+def call_offences(call, name):
+    called = ast.unparse(call.func)
+    last = called.rsplit(".", 1)[-1]
+    options = {keyword.arg: keyword.value for keyword in call.keywords}
+    if called in RUN_TEXT or called in {f"builtins.{word}" for word in RUN_TEXT}:
+        yield called
+    if last == "import_module" and name not in IMPORT_BY_TABLE and not isinstance(call.args[0], ast.Constant):
+        yield f"{called} of a name that is computed"
+    if called == "torch.load":
+        yield "torch.load: use safetensors"
+    if "weights_only" in options:
+        yield "weights_only"
+    pickles = options.get("allow_pickle", ast.Constant(last == "load_memmap"))
+    if getattr(pickles, "value", True) is not False:
+        yield f"{called} without allow_pickle=False"
+    if last == "from_pretrained" or (last == "from_config" and called.startswith("Auto")):
+        trusts = options.get("trust_remote_code")
+        # False, or an option of the calling function, which is False unless a user gave it.
+        if not (isinstance(trusts, ast.Constant) and trusts.value is False) and not is_passed_on(trusts):
+            yield f"{called} without trust_remote_code=False"
+
+
+def is_passed_on(value):
+    return isinstance(value, ast.Name) and value.id == "trust_remote_code"
+
+
+def defaults(source):
+    """Defaults of every option called ``trust_remote_code``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            positional = [*given.posonlyargs, *given.args]
+            pairs = [*zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True)]
+            pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            yield from (value for argument, value in pairs if argument.arg == "trust_remote_code" and value is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_runs_what_it_reads(path):
+    source = path.read_text()
+    assert offences(source, path.relative_to(ROOT).as_posix()) == []
+    assert all(isinstance(value, ast.Constant) and value.value is False for value in defaults(source))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "eval(text)",
+        "exec(text)",
+        "__import__(name)",
+        "importlib.import_module(manifest['module'])",
+        "torch.load(path)",
+        "torch.load(path, weights_only=True)",
+        "transformers.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "TensorDict.load_memmap(path)",
+        "AutoModelForCausalLM.from_pretrained(path)",
+        "AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)",
+        "AutoModelForCausalLM.from_pretrained(path, trust_remote_code=manifest['trust'])",
+        "AutoModel.from_config(config)",
+    ],
+)
+def test_the_test_sees_what_it_looks_for(line):
+    assert offences(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "importlib.import_module('json')",
+        "model.eval()",
+        "re.compile(text)",
+        "np.load(path)",
+        "TensorDict.load_memmap(path, allow_pickle=False)",
+        "AutoModel.from_pretrained(path, trust_remote_code=False)",
+        "AutoModel.from_pretrained(path, trust_remote_code=trust_remote_code)",
+        "CharTokenizer.from_config(config)",
+    ],
+)
+def test_and_nothing_else(line):
+    assert offences(line) == []

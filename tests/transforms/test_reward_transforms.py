@@ -1,0 +1,152 @@
+"""Every transform of TorchRL that writes the reward of a step: what it makes of the reward is in the rows."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torchrl.envs.transforms
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.envs.transforms import (
+    BinarizeReward,
+    ClipTransform,
+    Compose,
+    DoubleToFloat,
+    DTypeCastTransform,
+    FrameSkipTransform,
+    LineariseRewards,
+    ModuleTransform,
+    RewardClipping,
+    RewardScaling,
+    RNDTransform,
+    SignTransform,
+    SuccessReward,
+    Transform,
+    TransformedEnv,
+    UnaryTransform,
+    VecNorm,
+    VecNormV2,
+)
+
+from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.transforms import InvalidCommandPenalty, LivingCost, WinReward
+
+WORDS = ["crane", "slate", "purge", "mouse", "flint", "bound"]
+REWARD = {"in_keys": ["reward"], "out_keys": ["reward"]}
+
+
+def curiosity():
+    return RNDTransform(_Float(), _Float(), in_keys=["tokens"], out_keys=["reward"], normalize_obs=False)
+
+
+class _Float(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1, 3)
+
+    def forward(self, tokens):
+        return self.linear(tokens.float().mean(-1, keepdim=True))
+
+
+def module():
+    with torch.no_grad():
+        net = nn.Linear(1, 1).requires_grad_(False)
+    return ModuleTransform(module=TensorDictModule(net, **REWARD))
+
+
+WRITE = {
+    "BinarizeReward": BinarizeReward,
+    "ClipTransform": lambda: ClipTransform(in_keys=["reward"], low=-0.5, high=0.1),
+    "Compose": lambda: Compose(RewardScaling(0.5, 3.0), RewardClipping(-1.0, 0.7)),
+    "DTypeCastTransform": lambda: Compose(
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), RewardScaling(0.1, 7.0)
+    ),
+    "DoubleToFloat": lambda: Compose(
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]),
+        DoubleToFloat(in_keys=["reward"]),
+        RewardScaling(0.1, 7.0),
+    ),
+    "FrameSkipTransform": lambda: FrameSkipTransform(3),
+    "LineariseRewards": lambda: LineariseRewards(in_keys=["reward"], weights=[2.5]),
+    "ModuleTransform": module,
+    "RNDTransform": curiosity,
+    "RewardClipping": lambda: RewardClipping(-0.3, 0.2),
+    "RewardScaling": lambda: RewardScaling(0.0, 10.0),
+    "SignTransform": lambda: Compose(RewardScaling(0.5, 1.0), SignTransform(in_keys=["reward"])),
+    "SuccessReward": lambda: SuccessReward("terminated", scale=4.0),
+    "UnaryTransform": lambda: UnaryTransform(**REWARD, fn=lambda reward: reward.square() + 0.5),
+    "VecNorm": lambda: VecNorm(in_keys=["reward"]),
+    "VecNormV2": lambda: VecNormV2(in_keys=["reward"]),
+}
+# Of those that can change the specs of rewards, these leave the reward of a step of a language environment alone.
+LEAVE = {
+    "ActionChunkTransform": "makes training targets out of actions",
+    "DeviceCastTransform": "moves the reward",
+    "Hash": "writes hashes",
+    "R3MTransform": "reads images",
+    "RayTransform": "another transform in another process",
+    "RewardSum": "sums up beside the reward",
+    "SqueezeTransform": "changes the shape",
+    "Stack": "changes the shape",
+    "UnsqueezeTransform": "changes the shape",
+    "VIPRewardTransform": "reads images",
+    "VIPTransform": "reads images",
+}
+OURS = {
+    "InvalidCommandPenalty": lambda: InvalidCommandPenalty(0.3, key="terminated"),
+    "LivingCost": lambda: LivingCost(0.25),
+    "WinReward": lambda: WinReward(3.0, -2.0, won_key="terminated", lost_key="truncated"),
+}
+
+
+def test_no_transform_of_torchrl_is_left_out():
+    """A new one has to be put in one table or the other."""
+    public = [cls for _, cls in inspect.getmembers(torchrl.envs.transforms, inspect.isclass)]
+    found = {
+        cls.__name__
+        for cls in public
+        if issubclass(cls, Transform) and cls.transform_reward_spec is not Transform.transform_reward_spec
+    }
+    no_spec = {"DTypeCastTransform", "DoubleToFloat", "FrameSkipTransform", "VecNorm"}  # they keep the reward's spec
+    assert found | no_spec == set(WRITE) | set(LEAVE)
+    assert not found & no_spec
+
+
+def play(transform, seed=0):
+    torch.manual_seed(seed)
+    env = TransformedEnv(WordleEnv(WORDS, batch_size=[4], max_tries=3, seed=seed), transform)
+    options = {"frames_per_batch": 28, "total_frames": 56, "auto_register_policy_transforms": False}
+    collector = Collector(env, RandomWordPlayer(WORDS, seed=seed), **options)
+    batches = [steps.clone() for steps in collector]
+    collector.shutdown()
+    return batches
+
+
+@pytest.mark.parametrize("name", [*WRITE, *OURS])
+def test_rows_sum_to_the_reward_of_the_steps(name):
+    batches = play((WRITE | OURS)[name]())
+    rows_of = EpisodeRows()
+    rows = torch.cat([rows_of(steps) for steps in batches])
+    own = EpisodeRows(reward_key=None)
+    unchanged = torch.cat([own(steps) for steps in batches])
+    steps = torch.cat(batches, 1).reshape(-1)
+    trajectory = steps["collector", "traj_ids"]
+    ended = trajectory[steps["next", "done"].squeeze(-1)]
+    expected = torch.stack([steps["next", "reward"][trajectory == number].sum() for number in ended]).float()
+    assert len(rows) == len(ended) > 12
+    totals = rows["token_reward"].sum(-1)
+    torch.testing.assert_close(totals.sort().values, expected.sort().values, rtol=1e-5, atol=1e-4)
+    # Ours write the rows themselves; FrameSkipTransform plays several turns a step, each of which pays its own token.
+    same = name in OURS or name == "FrameSkipTransform"
+    assert torch.equal(rows["token_reward"], unchanged["token_reward"]) is same
+    # The other converter, on what is whole.
+    first = rows_from_rollout(batches[0], unfinished="drop")
+    assert len(first)
+    for row in first:
+        alike = (rows["tokens"] == row["tokens"]).all(-1)
+        assert (rows["token_reward"][alike] - row["token_reward"]).abs().amax(-1).min() < 1e-4

@@ -1,0 +1,128 @@
+"""Check that a data set holds what was written: sizes, checksums, values, and sums."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+
+from torchrl_lang.data.dataset_format import DISK_DTYPES, REMEDY, ROWS, entry_file
+from torchrl_lang.functional import decision_mask
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, check_row
+from torchrl_lang.storage import Fields, FileError, file_digest, file_in
+
+__all__ = ["RowSums", "check_block", "check_digests", "check_values", "dataset_files"]
+
+_BLOCK_TOKENS = 1 << 22
+"""Rows are checked in blocks of about so many tokens: a data set may be larger than memory."""
+
+
+class RowSums:
+    """The figures of a manifest that are sums over its rows."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
+        self._reward = self._magnitude = 0.0
+
+    def add(self, rows: TensorDictBase) -> None:
+        """Count rows ``[M]``."""
+        masks = {
+            "tokens": rows.get(ATTENTION_MASK),
+            "decisions": decision_mask(rows.get(ACTION_MASK)),
+            "terminated": rows.get(TERMINATED),
+            "truncated": rows.get(TRUNCATED),
+        }
+        self.counts["episodes"] += rows.shape[0]
+        for name, mask in masks.items():
+            self.counts[name] += int(mask.sum())
+        reward = rows.get(TOKEN_REWARD)
+        self._reward += float(reward.sum(dtype=torch.float64))
+        self._magnitude += float(reward.abs().sum(dtype=torch.float64))
+
+    @property
+    def mean_return(self) -> float:
+        """Undiscounted, of an episode."""
+        return self._reward / self.counts["episodes"]
+
+    def fits(self, mean_return: float) -> bool:
+        """Whether a mean return is this one, but for the order in which the rewards were added."""
+        scale = self._magnitude / self.counts["episodes"]
+        return math.isclose(self.mean_return, mean_return, rel_tol=1e-9, abs_tol=1e-9 * scale)
+
+
+def check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
+    """Check the values of rows ``[M]`` that begin at row ``first`` of a data set.
+
+    Raises:
+        TypeError, ValueError: see :func:`~torchrl_lang.schema.check_row`; padding must hold token ids, too.
+    """
+    try:
+        check_row(rows, vocab_size=vocab_size)
+        least, most = (int(token) for token in rows.get(TOKENS).aminmax())
+        if least < 0 or most >= vocab_size:
+            raise ValueError(
+                f"Padding holds {least if least < 0 else most}: models look padding up like any token, so it must lie "
+                f"in [0, {vocab_size})."
+            )
+    except ValueError as error:
+        raise ValueError(f"Of the rows from number {first} on: {error}" if first else str(error)) from error
+
+
+def dataset_files(folder: Path, manifest: Fields) -> dict[str, Path]:
+    """The path of every file that a manifest has a checksum of, by name; those of entries have the right size.
+
+    Raises:
+        FileError: a file is missing or of another size, or lies outside of ``folder``.
+    """
+    names = [*map(entry_file, DISK_DTYPES), *manifest.take("files", dict, {})]
+    paths = {name: file_in(folder, name, remedy=REMEDY) for name in names}
+    for path in paths.values():
+        if not path.is_file():
+            raise FileError(path, "is missing", REMEDY)
+    for key, dtype in DISK_DTYPES.items():
+        path = paths[entry_file(key)]
+        shape = manifest.object("entries").object(key).list_of("shape", int)
+        if path.stat().st_size != dtype.itemsize * math.prod(shape):
+            found = f"has {path.stat().st_size} bytes instead of {dtype.itemsize * math.prod(shape)}"
+            raise FileError(path, found, REMEDY)
+    return paths
+
+
+def check_digests(files: dict[str, Path], manifest: Fields) -> None:
+    """Compare all files with the checksums of the manifest.
+
+    Raises:
+        FileError: a file was changed, or is missing.
+    """
+    digests = dict(manifest.take("files", dict, {}))
+    for key in DISK_DTYPES:
+        digests[entry_file(key)] = manifest.object("entries").object(key).take("sha256", str)
+    for name, path in files.items():
+        if file_digest(path) != digests[name]:
+            raise FileError(path, "was changed after it was written: its checksum differs from the manifest's", REMEDY)
+
+
+def check_values(folder: Path, rows: TensorDictBase, manifest: Fields, vocab_size: int) -> None:
+    """Check every row of a data set, and the sums in its manifest.
+
+    Raises:
+        FileError: a mask holds a byte other than 0 and 1, a row is not well-formed, or a sum is another one.
+    """
+    sums = RowSums()
+    for block in rows.split(max(1, _BLOCK_TOKENS // manifest.at_least("row_length", 1))):
+        for key, dtype in DISK_DTYPES.items():
+            if dtype == torch.bool and int(block.get(key).view(torch.uint8).amax()) > 1:
+                raise FileError(folder / entry_file(key), "holds bytes other than 0 and 1", REMEDY)
+        try:
+            check_block(block, vocab_size, sums.counts["episodes"])
+        except ValueError as error:
+            raise FileError(folder / ROWS, f"holds a bad row: {error}", REMEDY) from error
+        sums.add(block)
+    for name, count in sums.counts.items():
+        if manifest.take(name, int) != count:
+            raise manifest.error(f'has {manifest.take(name, int)} as "{name}", the rows have {count}')
+    if not sums.fits(manifest.take("mean_return", float)):
+        found = manifest.take("mean_return", float)
+        raise manifest.error(f'has {found} as "mean_return", the rows have {sums.mean_return}')

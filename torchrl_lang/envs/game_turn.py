@@ -1,0 +1,118 @@
+"""The plain-Python game behind a text environment: what it must return, read and checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torchrl_lang.storage.errors import shorten
+
+__all__ = ["GamePlace", "GameTurn", "TextGame", "read_opening", "read_turn"]
+
+_LARGEST = 3.4028234e38
+"""The largest float32: a reward beyond it would be infinite in a row."""
+
+
+@runtime_checkable
+class TextGame(Protocol):
+    """One player's game. The same seed begins the same game; all chance comes from the seed."""
+
+    def reset(self, seed: int) -> str | tuple[str, Any]:
+        """Begin a game. Returns its opening words, empty where the player speaks first; or these and an info."""
+
+    def step(self, text: str) -> tuple[str, float, bool] | tuple[str, float, bool, bool, Any]:
+        """Play a turn.
+
+        Returns:
+            The answer (may be empty), the reward of this turn, and whether the task has ended; or, as in Gymnasium,
+            the answer, the reward, ``terminated``, ``truncated`` (a limit of the game's own ended it) and an info.
+            Infos are not kept.
+        """
+
+
+class GamePlace(NamedTuple):
+    """Where in a batch something happens, for error messages."""
+
+    row: int
+    seed: int
+    turn: int
+    """Number of the turn, from 1 on; 0 at the opening."""
+
+    def __str__(self) -> str:
+        return f"Game {self.row} of the batch (seed {self.seed}, turn {self.turn})"
+
+
+class GameTurn(NamedTuple):
+    """What a game returned for a turn."""
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool = False
+
+
+def read_opening(returned: Any, place: GamePlace) -> str:
+    """The opening words from what a game's ``reset`` returned.
+
+    Raises:
+        TypeError: it is neither a text nor a text and an info.
+    """
+    text = returned[0] if type(returned) is tuple and len(returned) == 2 else returned
+    if not isinstance(text, str):
+        raise TypeError(
+            f"{place} returned {shorten(returned)} from reset, expected its opening text, or (text, info): let it "
+            f"return a string, empty where the player speaks first."
+        )
+    return text
+
+
+def read_turn(returned: Any, place: GamePlace) -> GameTurn:
+    """The turn from what a game's ``step`` returned: three values, or Gymnasium's five.
+
+    Raises:
+        TypeError: there are other values than these.
+        ValueError: the reward is not a finite number in float32.
+    """
+    if type(returned) is tuple and len(returned) == 3:
+        text, reward, ended = returned
+        if type(text) is str and type(reward) is float and abs(reward) <= _LARGEST and type(ended) is bool:
+            return GameTurn(text, reward, ended)  # the usual case, in half the time
+    if not isinstance(returned, tuple) or len(returned) not in (3, 5):
+        many = f"{len(returned)} values" if isinstance(returned, tuple) else "no tuple"
+        raise TypeError(
+            f"{place} returned {shorten(returned)} from step, {many}, expected (text, reward, terminated) or "
+            f"(text, reward, terminated, truncated, info)."
+        )
+    text = returned[0]
+    if not isinstance(text, str):
+        raise TypeError(f"{place} returned {shorten(text)} as its reply, expected a string, which may be empty.")
+    truncated = _flag(returned[3], "truncated", place) if len(returned) == 5 else False
+    return GameTurn(text, _reward(returned[1], place), _flag(returned[2], "terminated", place), truncated)
+
+
+def _reward(value: Any, place: GamePlace) -> float:
+    try:
+        reward = float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        reward = None
+    if reward is None:
+        raise TypeError(f"{place} returned {shorten(value)} as its reward, expected one number.")
+    if not abs(reward) <= _LARGEST:  # which NaN is not either
+        kind = "not a number" if math.isnan(reward) else "not finite in float32"
+        raise ValueError(
+            f"{place} returned the reward {shorten(value)}, which is {kind}: one such reward spoils every loss. "
+            f"Let the game return a finite number."
+        )
+    return reward
+
+
+def _flag(value: Any, name: str, place: GamePlace) -> bool:
+    if value is True or value is False:
+        return value
+    # bool("False") is True: only what equals 0 or 1 is taken (NumPy's booleans, tensors of one element).
+    try:
+        if not isinstance(value, str | bytes) and value is not None and float(value) in (0.0, 1.0):
+            return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(f"{place} returned {shorten(value)} as '{name}', expected True or False.")

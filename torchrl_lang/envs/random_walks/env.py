@@ -1,0 +1,129 @@
+"""Walks on a directed graph as a language task: each move is a turn of one token. Tensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.data.tokenizers import CharTokenizer
+from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
+from torchrl_lang.envs.rows import Rows, Utterance
+from torchrl_lang.functional import random_index
+
+__all__ = ["RandomWalksEnv", "walk_tokenizer"]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def walk_tokenizer(nodes: int) -> CharTokenizer:
+    """One symbol a node, whose id is the node's number: letters up to 26 nodes, then ``n00``, ``n01``, …
+
+    Examples:
+        >>> from torchrl_lang.envs.random_walks import walk_tokenizer
+        >>> walk_tokenizer(3).encode("cab"), walk_tokenizer(100).decode([7, 42])
+        ([2, 0, 1], 'n07n42')
+    """
+    width = len(str(nodes - 1))
+    symbols = list(_LETTERS[:nodes]) if nodes <= len(_LETTERS) else [f"n{node:0{width}d}" for node in range(nodes)]
+    return CharTokenizer.from_alphabet(symbols)
+
+
+class RandomWalksEnv(LanguageEnv):
+    """Find the shortest path to the goal of a directed graph (arXiv 2106.01345, section 3.1; trlx's ILQL example).
+
+    The environment names the node that the agent stands on; the agent names a node to move to. Where that edge exists
+    the agent moves, else (or where the action is anything but one node) it stays. Every move earns -1. A walk is
+    terminated at the goal and truncated after ``max_turns`` moves, so its return is minus the number of its moves.
+
+    A row reads ``<s>d</s>b</a>b</s>a</a>a</s></eod>``. A reset may name the node to start from, ``start`` int64
+    ``[*B]``, as an entry of the tensordict or by keyword.
+
+    Args:
+        graph: default ``random_graph()``, 21 nodes with edge probability 0.1.
+        max_turns: moves before a walk is truncated.
+        batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
+
+    Raises:
+        ValueError: no node but the goal has a path to the goal within ``max_turns`` moves. Walks start at such nodes.
+
+    Examples:
+        >>> from torchrl_lang.data import rows_from_rollout
+        >>> from torchrl_lang.envs.random_walks import RandomWalksEnv, ShortestPathPlayer, random_graph
+        >>> graph = random_graph(20, out_degree=3, seed=0)
+        >>> env = RandomWalksEnv(graph, batch_size=[4], seed=0)
+        >>> rollout = env.rollout(10, ShortestPathPlayer(graph, env.tokenizer), break_when_any_done=False)
+        >>> walks = rows_from_rollout(rollout, unfinished="drop")
+        >>> bool((walks["token_reward"].sum(-1) == -graph.distance[walks["tokens"][:, 1]]).all())
+        True
+    """
+
+    _reset_entries = ("start",)
+
+    def __init__(
+        self,
+        graph: DirectedGraph | None = None,
+        *,
+        max_turns: int = 10,
+        batch_size: int | Sequence[int] = (1,),
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self.graph = random_graph() if graph is None else graph
+        near = (self.graph.distance > 0) & (self.graph.distance <= max_turns)
+        if not near.any():
+            raise ValueError(
+                f"No node of the graph has a path to the goal within max_turns={max_turns} moves: give a larger "
+                f"max_turns or another graph. The nodes are {self.graph.distance.tolist()} moves away (-1: no path)."
+            )
+        # An opening of 3 tokens; a move of 2 and a reply of 2; the end of the dialogue; one token of a longer action.
+        super().__init__(
+            walk_tokenizer(len(self.graph)),
+            row_length=5 + 5 * max_turns,
+            action_length=2,
+            max_turns=max_turns,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+        self._starts = near.nonzero().flatten().to(self.device)
+        self._edges = self.graph.edges.to(self.device)
+
+    def to(self, device: torch.device | str | int) -> RandomWalksEnv:
+        """Move to a device; see :meth:`LanguageEnv.to`."""
+        super().to(device)
+        self._starts, self._edges = self._starts.to(self.device), self._edges.to(self.device)
+        return self
+
+    def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
+        node = self._starts[random_index(self._key, episode, len(self._starts))]
+        named = self._named(options, "start")
+        if named is not None:
+            node = self._checked_start(named, fresh)
+        return node[:, None], torch.ones_like(node), {"node": node}
+
+    def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
+        node, named = task["node"], utterance.tokens[:, 0]
+        is_node = (utterance.length == 1) & (named < len(self.graph))
+        named = torch.where(is_node, named, node)
+        node = torch.where(self._edges[node, named], named, node)
+        reward = torch.full_like(node, -1.0, dtype=torch.float32)
+        return Reply(node[:, None], torch.ones_like(node), reward, node == self.graph.goal), {"node": node}
+
+    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
+        # The node is the only word of the environment's last reply, one token before that reply's end.
+        node = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
+        return {"node": self._checked_start(node, fresh)}
+
+    def _checked_start(self, node: Tensor, fresh: Tensor) -> Tensor:
+        is_start = (node >= 0) & (node < len(self.graph)) & (node != self.graph.goal)
+        bad = fresh & ~is_start
+        if bad.any():
+            raise ValueError(
+                f"A walk goes on from a node that is not the goal {self.graph.goal}, 0 to {len(self.graph) - 1}, got "
+                f"{node[bad].tolist()}."
+            )
+        return torch.where(fresh, node, self._starts[0])

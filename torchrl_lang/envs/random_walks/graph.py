@@ -1,0 +1,111 @@
+"""Directed graphs with one goal: drawn by a seed, with the exact number of moves from every node to the goal."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["DirectedGraph", "random_graph"]
+
+
+class DirectedGraph:
+    """A directed graph with a goal node.
+
+    Args:
+        edges: bool ``[V, V]``; ``edges[i, j]`` is True where a move from node ``i`` to node ``j`` exists. A node has no
+            edge to itself. Edges out of the goal are never used, because a walk ends there.
+        goal: number of the goal node.
+
+    Raises:
+        ValueError: ``edges`` is not a square bool matrix of at least two nodes, a node has an edge to itself, or
+            ``goal`` is not a node.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.random_walks import DirectedGraph
+        >>> ring = DirectedGraph(torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]]).bool())
+        >>> ring.distance  # moves from nodes 0, 1 and 2 to the goal, node 0
+        tensor([0, 2, 1])
+    """
+
+    def __init__(self, edges: Tensor, goal: int = 0) -> None:
+        if edges.dtype != torch.bool or edges.ndim != 2 or edges.shape[0] != edges.shape[1] or edges.shape[0] < 2:
+            raise ValueError(
+                f"edges must be bool of shape [V, V] with at least 2 nodes, got {edges.dtype} of shape "
+                f"{tuple(edges.shape)}."
+            )
+        if edges.diagonal().any():
+            loops = edges.diagonal().nonzero().flatten().tolist()
+            raise ValueError(f"The nodes {loops} have an edge to themselves: clear the diagonal of edges.")
+        if not 0 <= goal < edges.shape[0]:
+            raise ValueError(f"goal must be a node, 0 to {edges.shape[0] - 1}, got {goal}.")
+        self.edges, self.goal = edges.clone(), goal
+
+    def __len__(self) -> int:
+        return self.edges.shape[0]
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """Fewest moves from each node to the goal, int64 ``[V]``; -1 where no path exists."""
+        distance = torch.full((len(self),), -1)
+        reached = torch.arange(len(self)) == self.goal
+        moves = 0
+        while reached.any():
+            distance[reached] = moves
+            # One step of a breadth-first search, backwards from the goal.
+            reached = (self.edges & reached).any(-1) & (distance < 0)
+            moves += 1
+        return distance
+
+
+def random_graph(
+    nodes: int = 21,
+    *,
+    edge_probability: float = 0.1,
+    out_degree: int | None = None,
+    goal: int = 0,
+    seed: int = 0,
+) -> DirectedGraph:
+    """Draw a directed graph in which every node has an edge out of it and the goal can be reached from every node.
+
+    Graphs without these two properties are drawn again.
+
+    Args:
+        nodes: number of nodes ``V``.
+        edge_probability: probability of each possible edge; not used where ``out_degree`` is given.
+        out_degree: give every node exactly this many edges to other nodes, drawn uniformly.
+        goal: number of the goal node.
+        seed: of the graph.
+
+    Raises:
+        ValueError: an argument is out of range, or no such graph was found in 10,000 draws.
+
+    Examples:
+        >>> from torchrl_lang.envs.random_walks import random_graph
+        >>> graph = random_graph(20, out_degree=3, seed=0)
+        >>> graph.edges.sum(-1).unique().tolist(), int(graph.distance.min())
+        ([3], 0)
+    """
+    if nodes < 2:
+        raise ValueError(f"A graph has at least 2 nodes, got nodes={nodes}.")
+    if out_degree is not None and not 1 <= out_degree < nodes:
+        raise ValueError(f"out_degree must lie between 1 and {nodes - 1}, the other nodes, got {out_degree}.")
+    if not 0 < edge_probability <= 1:
+        raise ValueError(f"edge_probability must lie in (0, 1], got {edge_probability}.")
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(10_000):
+        chance = torch.rand(nodes, nodes, generator=generator).fill_diagonal_(2.0)
+        if out_degree is None:
+            edges = chance < edge_probability
+        else:
+            nearest = chance.argsort(-1)[:, :out_degree]
+            edges = torch.zeros(nodes, nodes, dtype=torch.bool).scatter_(1, nearest, True)
+        graph = DirectedGraph(edges, goal)
+        if edges.any(-1).all() and (graph.distance >= 0).all():
+            return graph
+    raise ValueError(
+        f"None of 10,000 graphs of {nodes} nodes has a path from every node to the goal: raise edge_probability="
+        f"{edge_probability} or give out_degree."
+    )

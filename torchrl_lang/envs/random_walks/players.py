@@ -1,0 +1,85 @@
+"""Players on a directed graph: the uniform random walk that makes the data, and the shortest path."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.random_walks.graph import DirectedGraph
+from torchrl_lang.functional import RandomStream
+from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
+
+__all__ = ["RandomWalkPlayer", "ShortestPathPlayer"]
+
+
+class _GraphPlayer(TensorDictModuleBase):
+    """Reads the node that a row ends in and writes the next one. Abstract: a player fills in :meth:`_next_node`."""
+
+    in_keys = [TOKENS, ATTENTION_MASK]
+    out_keys = [ACTION]
+
+    def __init__(self, graph: DirectedGraph, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.graph, self._end = graph, tokenizer.control.end_of_action
+
+    @abstractmethod
+    def _next_node(self, node: Tensor) -> Tensor:
+        """The node to move to from each ``node``, int64 ``[N]``."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the next move of each row, ``action`` int64 ``[*B, 2]``."""
+        tokens, real = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
+        node = tokens.gather(-1, (real.sum(-1, keepdim=True) - 2).clamp_min(0)).squeeze(-1)
+        # Rows that have ended stop at a control token: any move will do there.
+        node = torch.where(node < len(self.graph), node, self.graph.goal)
+        move = self._next_node(node.reshape(-1)).reshape(node.shape)
+        return tensordict.set(ACTION, torch.stack([move, torch.full_like(move, self._end)], -1))
+
+
+class RandomWalkPlayer(_GraphPlayer):
+    """Moves along a uniformly drawn edge.
+
+    Args:
+        graph: the graph of the environment.
+        tokenizer: the tokenizer of the environment.
+        seed: of its own random stream.
+
+    Examples:
+        >>> from torchrl_lang.envs.random_walks import RandomWalkPlayer, RandomWalksEnv
+        >>> env = RandomWalksEnv(max_turns=8, batch_size=[64], seed=0)
+        >>> walks = env.rollout(8, RandomWalkPlayer(env.graph, env.tokenizer, seed=0), break_when_any_done=False)
+        >>> bool(walks["next", "terminated"].any()), bool(walks["next", "truncated"].any())
+        (True, True)
+    """
+
+    def __init__(self, graph: DirectedGraph, tokenizer: Tokenizer, *, seed: int | None = None) -> None:
+        super().__init__(graph, tokenizer)
+        self.stream = RandomStream(seed)
+
+    def _next_node(self, node: Tensor) -> Tensor:
+        edges = self.graph.edges.to(node.device)[node]
+        choice = self.stream.below(edges.sum(-1))
+        # The choice-th True of each row; a goal without edges gives 0, a move that nobody takes.
+        return (edges.cumsum(-1) == choice[:, None] + 1).long().argmax(-1)
+
+
+class ShortestPathPlayer(_GraphPlayer):
+    """Moves along an edge of a shortest path, the one to the smallest node among equals.
+
+    Args:
+        graph: the graph of the environment.
+        tokenizer: the tokenizer of the environment.
+    """
+
+    def __init__(self, graph: DirectedGraph, tokenizer: Tokenizer) -> None:
+        super().__init__(graph, tokenizer)
+        far = torch.where(graph.distance < 0, len(graph), graph.distance)
+        self.best = torch.where(graph.edges, far, len(graph) + 1).argmin(-1)
+
+    def _next_node(self, node: Tensor) -> Tensor:
+        return self.best.to(node.device)[node]

@@ -1,0 +1,30 @@
+"""Specs of the entries that language environments observe and take."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.data import Binary, Categorical, TensorSpec, Unbounded
+
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS
+
+__all__ = ["flags", "row_specs", "token_ids"]
+
+
+def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:
+    """``n`` flags a row: bool ``[*B, n]``."""
+    return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
+
+
+def token_ids(vocab_size: int, batch: torch.Size, *shape: int, device: torch.device | None) -> Categorical:
+    """Token ids, int64 ``[*B, *shape]``."""
+    return Categorical(vocab_size, shape=(*batch, *shape), dtype=torch.int64, device=device)
+
+
+def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.device | None) -> dict[str, TensorSpec]:
+    """The four entries of a row, ``[*B, T]``."""
+    return {
+        TOKENS: token_ids(vocab_size, batch, width, device=device),
+        ATTENTION_MASK: flags(batch, width, device),
+        ACTION_MASK: flags(batch, width, device),
+        TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
+    }

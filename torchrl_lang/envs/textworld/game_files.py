@@ -1,0 +1,61 @@
+"""Game files, checked before the engine opens them: it hangs or dies of damaged ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torchrl_lang.storage import FileError, read_json
+
+__all__ = ["REMEDY", "check_game_file", "game_files"]
+
+REMEDY = "delete it and build the game again with build_games(specs)"
+_HEADER = 64
+"""Bytes of the header of a Z-machine file (Z-Machine Standard 1.1, section 11)."""
+
+
+def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The absolute paths of some games, each checked.
+
+    Raises:
+        ValueError: it is one path instead of a sequence, or there is none.
+        FileNotFoundError: there is no such file.
+        FileError: a file or the ``.json`` beside it is damaged.
+    """
+    if isinstance(games, str | os.PathLike):
+        raise ValueError(f"games is a sequence of files, got one: give [{os.fspath(games)!r}].")
+    files = tuple(os.path.abspath(path) for path in games)
+    if not files:
+        raise ValueError("A TextWorldEnv plays at least one game: build some with build_games(specs).")
+    for path in dict.fromkeys(files):
+        check_game_file(path)
+    return files
+
+
+def check_game_file(path: str | os.PathLike[str]) -> None:
+    """Raise unless a game is whole: a Z-machine file with the checksum of its header, and its ``.json`` beside it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileError: it is no such file, is cut short or changed, or its ``.json`` is missing or damaged.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is no file: build games with build_games(specs).")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(path, f"cannot be read ({error.strerror})", REMEDY) from error
+    if len(content) < _HEADER or content[0] != 8:
+        raise FileError(path, "is no game of the Z-machine, version 8, which the engine plays", REMEDY)
+    length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
+    if len(content) < length:
+        raise FileError(path, f"has {len(content)} of {length} bytes", REMEDY)
+    body = bytearray(content[_HEADER:length])
+    found = int(torch.frombuffer(body, dtype=torch.uint8).sum()) % 2**16 if body else 0
+    if found != int.from_bytes(content[0x1C:0x1E], "big"):
+        raise FileError(path, "is damaged (its checksum differs)", REMEDY)
+    read_json(path.with_suffix(".json"), remedy=f"delete {path} and build the game again with build_games(specs)")

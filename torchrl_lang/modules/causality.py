@@ -1,0 +1,94 @@
+"""Whether a model is causal, found out by running it: the state of a token must not depend on later tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from torchrl_lang.modules.modes import evaluating
+
+__all__ = ["check_causal"]
+
+_LENGTH = 8
+# Relative difference of states that counts as rounding. Fresh bidirectional models of a few units differ by 2e-3 and
+# more, trained ones by far more; causal ones not at all, but for kernels that depend on the tokens, as with experts.
+_ROUNDING, _HALF_ROUNDING = 1e-4, 1.5e-3
+
+_checked: WeakSet[nn.Module] = WeakSet()
+
+
+def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None = None) -> bool:
+    """Raise unless a token's state is the same whatever comes after it.
+
+    Two short rows that begin alike pass the model once, in evaluation mode and without gradients; a model is run only
+    the first time that it is checked. Nothing is drawn at random. A model that cannot be run where it is (on the meta
+    device, sharded over processes, without the kernels that it needs) is left unchecked.
+
+    Args:
+        lm: with its head or without.
+        states: int64 ``[N, q]`` to ``[N, q, H]``, another way to run the model; then it is run in any case.
+
+    Returns:
+        Whether it was checked.
+
+    Raises:
+        ValueError: the model is not causal.
+
+    Examples:
+        >>> from transformers import AutoConfig, AutoModel
+        >>> from torchrl_lang.modules.causality import check_causal
+        >>> shape = {"vocab_size": 9, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+        >>> check_causal(AutoModel.from_config(AutoConfig.for_model("gpt2", **shape)))
+        True
+        >>> check_causal(AutoModel.from_config(AutoConfig.for_model("bert", **shape, intermediate_size=8)))
+        Traceback (most recent call last):
+            ...
+        ValueError: BertModel is not causal: the state of a token changes with the tokens after it, so it would be ...
+    """
+    model = lm.base_model
+    if model in _checked:
+        return True
+    if states is None:
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            return False  # a pass of a part of a sharded model would make this part its root
+        states = _runner(model)
+    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
+    length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
+    if min(vocabulary, length) < 2:
+        return True
+    try:
+        with torch.no_grad(), evaluating(model), torch.autocast(device.type, enabled=False):
+            difference, limit = _difference(states, length, device)
+    except (RuntimeError, NotImplementedError):
+        return False
+    if difference > limit:
+        raise ValueError(
+            f"{type(model).__name__} is not causal: the state of a token changes with the tokens after it, so it would "
+            "be trained on what it has to predict. Use a decoder such as 'gpt2', 'llama' or 'qwen2'; some kinds become "
+            "one by a setting, as causal_lm('bert', is_decoder=True)."
+        )
+    _checked.add(model)
+    return True
+
+
+def _difference(states: Callable[[Tensor], Tensor], length: int, device: torch.device) -> tuple[float, float]:
+    """The mean difference of the states of a common beginning, relative to their size, and what may be rounding."""
+    alike = length // 2
+    tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
+    tokens[0, alike:], tokens[1, alike:] = 0, 1
+    hidden = states(tokens)[:, :alike]
+    limit = _HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING
+    one, other = hidden.double()
+    return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30)), limit
+
+
+def _runner(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    def run(tokens: Tensor) -> Tensor:
+        return model(inputs_embeds=model.get_input_embeddings()(tokens), use_cache=False).last_hidden_state
+
+    return run

@@ -1,0 +1,104 @@
+"""Checks of what an utterance actor is built from: wrong arguments fail when it is made, not at the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.readers import check_head_reads, check_writes
+from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.stacked_heads import StackedHeads
+from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.schema import ControlTokens
+
+__all__ = ["check_control", "check_count", "check_model"]
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise unless ``value`` is an integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def check_control(control: Any) -> None:
+    """Raise unless ``control`` holds the ids of control tokens."""
+    if not isinstance(control, ControlTokens):
+        raise TypeError(f"control must be ControlTokens, got {type(control).__name__}: pass tokenizer.control.")
+
+
+def check_model(parts: ActorParts, rule: NextTokenRule, control: ControlTokens, value: nn.Module | None) -> None:
+    """Raise unless model, tokens and heads go together.
+
+    Raises:
+        ValueError: an id is beyond the vocabulary, no token is left, or a Q head has another vocabulary or width.
+        KeyError: a trunk does not write what a head reads.
+    """
+    _check_ids(vocabulary_size(parts), rule, control)
+    if value is not None:
+        check_writes("value", value, STATE_VALUE)
+        _check_reads(parts.trunk, value)
+    if rule.guidance is not None:
+        _check_guidance(parts, rule.guidance)
+
+
+def _check_ids(vocabulary: int | None, rule: NextTokenRule, control: ControlTokens) -> None:
+    ids, forbidden = set(control.ids()), set(rule.forbidden.tolist())
+    sayable = vocabulary if rule.vocab_size is None else rule.vocab_size
+    if vocabulary is not None:
+        if sayable is not None and sayable > vocabulary:
+            raise ValueError(
+                f"The tokenizer has {sayable} ids but the model's vocabulary only {vocabulary}: give the model "
+                "embeddings for all of them with fit_vocabulary(lm, tokenizer.vocab_size)."
+            )
+        _check_range("forbidden", forbidden, vocabulary)
+        _check_range("control", ids, vocabulary)
+    if sayable is None:
+        return
+    if control.end_of_action >= sayable:
+        raise ValueError(
+            f"vocab_size={sayable} leaves out the end-of-action token {control.end_of_action}: it must be at least the "
+            "number of the tokenizer's ids."
+        )
+    if len({token for token in forbidden if token < sayable}) == sayable:
+        raise ValueError(f"forbidden holds all {sayable} ids: no token is left to generate.")
+
+
+def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
+    beyond = sorted(token for token in ids if not 0 <= token < vocabulary)
+    if beyond:
+        raise ValueError(
+            f"{name} holds the ids {beyond}, beyond the model's vocabulary of {vocabulary}: ids lie in "
+            f"[0, {vocabulary})."
+        )
+
+
+def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
+    check_head_reads(trunk.out_keys, head)
+    model, own = getattr(trunk, "module", None), getattr(head, "module", head)
+    if isinstance(model, Trunk) and isinstance(own, StackedHeads) and own.width != model.width:
+        raise ValueError(
+            f"{type(own).__name__} reads states of width {own.width}, the trunk's are {model.width} wide: build it "
+            f"with width={model.width}."
+        )
+
+
+def _check_guidance(parts: ActorParts, guidance: ValueGuidance) -> None:
+    trunk = parts.trunk if guidance.value_trunk is None else guidance.value_trunk
+    for head in (guidance.qvalue, guidance.value):
+        if head is not None:
+            _check_reads(trunk, head)
+    head = getattr(guidance.qvalue, "module", guidance.qvalue)
+    vocabulary = vocabulary_size(parts)
+    if isinstance(head, ActionValueHead) and vocabulary is not None and head.vocab_size != vocabulary:
+        raise ValueError(
+            f"The Q head has values for {head.vocab_size} tokens and the model logits for {vocabulary}: build it with "
+            f"vocab_size={vocabulary}."
+        )

@@ -1,0 +1,120 @@
+"""Models whose weights :func:`torch.distributed.fsdp.fully_shard` has spread over processes (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+__all__ = ["gathered", "refuse_sharded", "refuse_untied", "run_through", "whole_weight"]
+
+T = TypeVar("T")
+
+_CALL = "_torchrl_lang_call"
+_gathered: WeakSet[nn.Module] = WeakSet()
+
+_ADVICE = (
+    "Apply fully_shard to the blocks and then to the language model itself, fully_shard(lm), without "
+    "reshard_after_forward=True there, and build the actor from that model: language_actor(lm)."
+)
+
+
+def refuse_untied(headless: Any) -> None:
+    """Raise for a model that was sharded without its head where the two share a weight.
+
+    Raises:
+        RuntimeError: they do.
+    """
+    if headless.config.tie_word_embeddings:
+        raise RuntimeError(
+            f"The language-model head is tied to the embedding of {type(headless).__name__}, which was sharded without "
+            f"it: the two would part. {_ADVICE}"
+        )
+
+
+def run_through(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function that runs parts of a sharded model as if it were the model's own forward.
+
+    The weights that belong to no block are gathered before, and stay so for the heads that read the states afterwards.
+
+    Raises:
+        RuntimeError: the head's weight is sharded again behind the pass.
+    """
+    if root in _gathered:
+        return function(*args, **kwargs)
+    if not hasattr(root, _CALL):
+        setattr(root, _CALL, MethodType(_call, root))
+        register_fsdp_forward_method(root, _CALL)
+    result = getattr(root, _CALL)(function, *args, **kwargs)
+    find_head: Any = getattr(root, "get_output_embeddings", None)
+    head = None if find_head is None else find_head()
+    if head is not None and not isinstance(head, FSDPModule) and isinstance(head.weight, DTensor):
+        raise RuntimeError(f"The language-model head is sharded again before it is read. {_ADVICE}")
+    return result
+
+
+def _call(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    return function(*args, **kwargs)
+
+
+def whole_weight(module: Any) -> Tensor:
+    """The weight of a module; an error where this process holds a part of it only.
+
+    Raises:
+        RuntimeError: the weight is sharded and has not been gathered.
+    """
+    weight: Tensor = module.weight
+    if isinstance(weight, DTensor):
+        raise RuntimeError(f"The weight of {type(module).__name__} is sharded and has not been gathered. {_ADVICE}")
+    return weight
+
+
+def refuse_sharded(module: nn.Module, what: str) -> None:
+    """Raise where weights of ``module`` are sharded.
+
+    Raises:
+        ValueError: they are.
+    """
+    parts = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+    if parts or any(_is_sharded(child) for child in module.modules()):
+        raise ValueError(
+            f"Weights that fully_shard has spread over processes cannot be {what}: do it before fully_shard, or load a "
+            "second model."
+        )
+
+
+@contextmanager
+def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Keep all weights of sharded modules whole for a while, without gradients: no communication inside.
+
+    Every process has to enter it equally often; inside each may run its modules as often as it likes.
+    """
+    parts: Any = [m for m in dict.fromkeys(m for module in modules for m in module.modules()) if _is_sharded(m)]
+    parts = [part for part in parts if part not in _gathered]
+    for part in parts:
+        part.unshard()
+    hooks = [(table, dict(table)) for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
+    try:
+        for table, before in hooks:  # they would shard each block again behind its forward
+            for key, hook in before.items():
+                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                    del table[key]
+        _gathered.update(parts)
+        yield
+    finally:
+        for table, before in hooks:
+            table.clear()
+            table.update(before)
+        for part in parts:
+            _gathered.discard(part)
+            part.reshard()
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)

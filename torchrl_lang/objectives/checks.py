@@ -1,0 +1,130 @@
+"""Checks of what a loss is built from, in its constructor: wrong parts are named before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import NestedKey
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.objectives import ValueEstimators
+
+from torchrl_lang.functional.checks import within
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.trunk import Trunk
+
+__all__ = [
+    "check_actor",
+    "check_estimator",
+    "check_head",
+    "check_token",
+    "check_vocabularies",
+    "token_limit",
+    "vocabulary",
+]
+
+
+def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
+    """Raise unless ``actor`` is a language actor or an utterance actor over one.
+
+    Args:
+        loss: name of the class that is built.
+        actor: its ``actor_network``.
+        guidance: whether an utterance actor may be guided by values.
+
+    Raises:
+        TypeError: it is something else, such as a bare language model.
+        ValueError: it writes no logits, or is guided by values.
+    """
+    if not isinstance(actor, UtteranceActor):
+        try:
+            split_actor(actor)
+        except TypeError:
+            raise TypeError(
+                f"{loss} needs actor_network as a language actor or an UtteranceActor over one, got "
+                f"{type(actor).__name__}: build it with language_actor(lm)."
+            ) from None
+        return
+    if actor.decoder.rule.guidance is not None and not guidance:
+        raise ValueError(f"{loss} trains the language model's own distribution: build the actor without guidance=.")
+
+
+def check_head(loss: str, name: str, network: Any, key: NestedKey | None, builder: str) -> None:
+    """Raise unless a head is a module of tensordicts that writes ``key``.
+
+    Args:
+        loss: name of the class that is built.
+        name: of the argument.
+        network: what came.
+        key: what it must write; None where any one entry will do.
+        builder: the function that wraps a head.
+
+    Raises:
+        TypeError: it is a bare ``nn.Module``.
+        ValueError: it writes something else.
+    """
+    if not isinstance(network, TensorDictModuleBase):
+        raise TypeError(
+            f"{loss} needs {name} as a TensorDictModule with keys, got {type(network).__name__}: wrap it, "
+            f"{builder}(head)."
+        )
+    if key is not None and key not in network.out_keys:
+        raise ValueError(
+            f"{loss} reads {key!r} of its {name}, which writes {list(network.out_keys)}: give it "
+            f"out_keys=[{key!r}], as {builder}(head) does."
+        )
+
+
+def check_vocabularies(actor: Any, qvalue_network: Any) -> None:
+    """Raise ValueError where there are tokens that the policy can write and that Q has no value for."""
+    known, needed = getattr(getattr(qvalue_network, "module", None), "vocab_size", None), vocabulary(actor)
+    if known is not None and needed is not None and known < needed:
+        raise ValueError(
+            f"The Q network has values for {known} tokens and the policy can write {needed}: build the head with "
+            f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the loss "
+            "an UtteranceActor with vocab_size=, the tokenizer's."
+        )
+
+
+def check_estimator(
+    loss: str,
+    value_type: ValueEstimators,
+    known: Sequence[ValueEstimators],
+    hyperparams: Mapping[str, float],
+    names: Sequence[str],
+) -> None:
+    """Raise unless an estimator is one of those known, and its hyperparameters are some of ``names``, in [0, 1]."""
+    if value_type not in known:
+        raise ValueError(f"{loss} knows {[str(one) for one in known]}, got {value_type}.")
+    unknown = sorted(set(hyperparams) - set(names))
+    if unknown:
+        raise TypeError(f"Unknown hyperparameters {unknown}: give some of {list(names)}.")
+    for name, value in hyperparams.items():
+        within(name, value, 0, 1)
+
+
+def check_token(name: str, token: int | None, actor: Any) -> None:
+    """Raise ValueError unless an option is the id of a token of the actor's vocabulary, or None."""
+    limit = vocabulary(actor)
+    if token is not None and not 0 <= token < (float("inf") if limit is None else limit):
+        raise ValueError(f"{name}={token} is no token id: ids lie in [0, {limit}).")
+
+
+def vocabulary(actor: Any) -> int | None:
+    """How many tokens the policy can write; None where nothing tells."""
+    if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
+        return actor.decoder.rule.vocab_size
+    head = split_actor(RowScorer(actor).language_actor).head
+    width = getattr(getattr(head, "module", None), "out_features", None)
+    return width if isinstance(width, int) else token_limit(actor)
+
+
+def token_limit(actor: Any) -> int | None:
+    """How many tokens the model can read; None where nothing tells."""
+    trunk = getattr(split_actor(RowScorer(actor).language_actor).trunk, "module", None)
+    embedding: nn.Module | None = trunk.model.get_input_embeddings() if isinstance(trunk, Trunk) else None
+    number = getattr(embedding, "num_embeddings", None)
+    return number if isinstance(number, int) else None

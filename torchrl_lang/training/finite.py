@@ -1,0 +1,146 @@
+"""Notice losses, gradients and weights that are NaN or infinite, without waiting for a GPU at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchrl_lang.training.scalars import to_scalars
+
+__all__ = ["FiniteCheck", "NonFiniteError", "check_parameters", "nonfinite_parameters"]
+
+GRAD_NORM = "grad_norm"
+
+
+class NonFiniteError(ArithmeticError):
+    """Training has come to a loss, a gradient or a weight that is NaN or infinite.
+
+    Args:
+        terms: which ones, with their values.
+        when: the step, such as ``"at step 137"``.
+    """
+
+    def __init__(self, terms: Mapping[str, float], when: str) -> None:
+        self.terms, self.when = dict(terms), when
+        shown = ", ".join(f"{name} is {value}" for name, value in terms.items())
+        super().__init__(
+            f"{shown} {when}: training was stopped, the checkpoints before it stay. Train in another folder with a "
+            "smaller learning rate or smaller weights of the losses."
+        )
+
+
+class FiniteCheck:
+    """Looks at the figures of training steps and raises at the first step whose loss or gradient is not finite.
+
+    On a CPU each step is looked at when it is added. Elsewhere figures stay on their device and are fetched together,
+    after ``every`` steps or on :meth:`check`: a step waits for nothing.
+
+    Args:
+        every: steps whose figures are fetched at once.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.training import FiniteCheck
+        >>> finite = FiniteCheck()
+        >>> finite.add(1, {"loss_actor": torch.tensor(0.5), "loss": torch.tensor(0.5)})
+        >>> finite.add(2, {"loss_actor": torch.tensor(torch.nan), "loss": torch.tensor(torch.nan)})
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.training.finite.NonFiniteError: loss_actor is nan at step 2: training was stopped, ...
+    """
+
+    def __init__(self, every: int = 32) -> None:
+        self.every = every
+        self._waiting: list[tuple[int, dict[str, Tensor]]] = []
+
+    def add(self, step: int, figures: Mapping[str, Tensor]) -> None:
+        """Look at a step's ``loss_*``, their sum ``loss`` and ``grad_norm``, at once or later.
+
+        Raises:
+            NonFiniteError: one of them is not finite, in this step or in one added before.
+        """
+        self._waiting.append((step, dict(figures)))
+        if len(self._waiting) >= self.every or figures["loss"].device.type == "cpu":
+            self.check()
+
+    def check(self) -> None:
+        """Look at all steps that were added, which waits for their device.
+
+        Raises:
+            NonFiniteError: a step's loss or gradient is not finite.
+        """
+        waiting, self._waiting = self._waiting, []
+        # The sum is finite only where each of its terms is.
+        watched = [figures[name] for _, figures in waiting for name in ("loss", GRAD_NORM) if name in figures]
+        if not watched or bool(torch.stack([value.float() for value in watched]).isfinite().all()):
+            return
+        for step, figures in waiting:
+            _raise_unless_finite(figures, f"at step {step}")
+
+
+def _raise_unless_finite(figures: Mapping[str, Tensor], when: str) -> None:
+    bad = {
+        name: value
+        for name, value in figures.items()
+        if (name.startswith("loss") or name == GRAD_NORM) and not bool(value.isfinite())
+    }
+    terms = {name: value for name, value in bad.items() if name.startswith("loss_")}
+    if bad:
+        raise NonFiniteError(to_scalars(terms or bad), when)
+
+
+def check_parameters(module: nn.Module, when: str) -> None:
+    """Raise where a parameter is not finite; waits for the device once.
+
+    Args:
+        module: whose parameters.
+        when: the step, for the error message.
+
+    Raises:
+        NonFiniteError: with the first of these parameters.
+    """
+    found = nonfinite_parameters({"loss": module})
+    if found:
+        name = found[0].removeprefix("loss/")
+        value = dict(module.named_parameters())[name].detach()
+        raise NonFiniteError(to_scalars({f"the parameter {name}": value[~value.isfinite()][0]}), when)
+
+
+def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
+    """Names of the parameters that hold NaN or infinity, of the modules and the optimisers among ``objects``.
+
+    Looks at values, once a device, so it waits for the device.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.training.finite import nonfinite_parameters
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> _ = torch.nn.init.constant_(layer.bias, float("nan"))
+        >>> nonfinite_parameters({"policy": layer})
+        ['policy/bias']
+    """
+    parameters = {
+        name: value.detach()
+        for key, item in objects.items()
+        for name, value in _parameters(key, item)
+        if value.is_floating_point() and value.numel()
+    }
+    found = []
+    for device in {value.device for value in parameters.values()}:
+        here = {name: value for name, value in parameters.items() if value.device == device}
+        finite = torch.stack([value.isfinite().all() for value in here.values()]).tolist()
+        found += [name for name, good in zip(here, finite, strict=True) if not good]
+    return found
+
+
+def _parameters(key: str, item: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(item, nn.Module):
+        for name, value in item.named_parameters():
+            yield f"{key}/{name}", value
+    elif isinstance(item, Optimizer):
+        for index, value in enumerate(value for group in item.param_groups for value in group["params"]):
+            yield f"{key}/{index}", value
