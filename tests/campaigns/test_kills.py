@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.campaigns.jsonl import MUTATIONS
-from tests.campaigns.test_campaigns import run
+from tests.campaigns.test_mutations import run
 
 
 def test_killed_commands_go_on():

@@ -1,9 +1,14 @@
-"""A campaign that cannot fail would prove nothing: each kind of misbehaviour is given its verdict."""
+"""Damaged files in short, and proof that the campaigns can fail: each kind of misbehaviour is given its verdict.
+
+``python -m tests.campaigns mutations --count N --seed S`` damages any number of files.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,12 +17,25 @@ import torch
 
 from tests.campaigns import mutations
 from tests.campaigns.artifacts import Artifact, Use
-from tests.campaigns.commands import Ended, problem_of_refusal
+from tests.campaigns.commands import Ended, environment, problem_of_refusal
 from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl_reader import Bad, read_line
 from tests.campaigns.mutations import Mutant, attack
 from tests.campaigns.mutators import MUTATORS
 from tests.campaigns.report import Outcome, table
+
+
+def run(name, count, *only):
+    """A program of its own: attacks are forked from it, and the process of the tests may have other threads."""
+    command = [sys.executable, "-m", "tests.campaigns", name, "--count", str(count), "--seed", "0"]
+    command += ["--only", *only] if only else []
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
+
+
+def test_damage_is_refused_or_harmless():
+    """As many damaged copies as there are kinds of damage: each kind occurs once."""
+    ended = run("mutations", len(MUTATORS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 
 
 def crash():
