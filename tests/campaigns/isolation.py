@@ -97,21 +97,20 @@ def _run_batch(tasks: Sequence[Callable[[], Any]], timeout: float) -> Iterator[A
         os.close(read)
         _answer(tasks, write)
     os.close(write)
-    answered = 0
+    lines = _Lines(read)
     try:
-        with os.fdopen(read, "rb", buffering=0) as pipe:
-            while answered < len(tasks):
-                line = _line(pipe, timeout)
-                if line is None:
-                    yield Died("hang", f"no answer within {timeout:g} seconds")
-                    return
-                if not line:
-                    yield Died("crash", f"the process ended with {_ending(process)}")
-                    return
-                kind, content = json.loads(line)
-                yield content if kind == "result" else Died("error in the campaign", content)
-                answered += 1
+        for _ in tasks:
+            line = lines.next(timeout)
+            if line is None:
+                yield Died("hang", f"no answer within {timeout:g} seconds")
+                return
+            if not line:
+                yield Died("crash", f"the process ended with {_ending(process)}")
+                return
+            kind, content = json.loads(line)
+            yield content if kind == "result" else Died("error in the campaign", content)
     finally:
+        os.close(read)
         _end(process)
 
 
@@ -129,17 +128,23 @@ def _answer(tasks: Sequence[Callable[[], Any]], pipe: int) -> None:
         os._exit(0)
 
 
-def _line(pipe: Any, timeout: float) -> bytes | None:
-    """The next line, empty at the end, ``None`` where nothing comes in time."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if not select.select([pipe], [], [], timeout)[0]:
-            return None
-        more = pipe.read(65536)
-        if not more:
-            return b""
-        line += more
-    return line
+class _Lines:
+    """Reads lines from a pipe, each with a limit of time."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe, self.waiting = pipe, b""
+
+    def next(self, timeout: float) -> bytes | None:
+        """The next line, empty at the end, ``None`` where nothing comes in time."""
+        while b"\n" not in self.waiting:
+            if not select.select([self.pipe], [], [], timeout)[0]:
+                return None
+            more = os.read(self.pipe, 65536)
+            if not more:
+                return b""
+            self.waiting += more
+        line, self.waiting = self.waiting.split(b"\n", 1)
+        return line
 
 
 def _ending(process: int) -> str:
