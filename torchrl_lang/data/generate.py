@@ -73,8 +73,8 @@ def generate_dataset(
     row_length = env.observation_spec[TOKENS].shape[-1]
     writer = DatasetWriter(folder, tokenizer, row_length, seed=seed, source=source, overwrite=overwrite)
     writer.notes = dict(notes or {})
-    bar = tqdm(total=episodes, unit="episode", disable=not progress, desc="playing")
-    with writer, bar, torch.random.fork_rng():
+    # The bar comes after the writer: what the writer refuses has a line of its own.
+    with writer, tqdm(total=episodes, unit="episode", disable=not progress) as bar, torch.random.fork_rng():
         torch.manual_seed(seed)
         env.set_seed(seed)
         written, total = 0, 0.0

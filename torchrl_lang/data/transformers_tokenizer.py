@@ -51,7 +51,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
             f"A {type(tokenizer).__name__} has no form in transformers: only CharTokenizer and HFTokenizer."
         )
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
-    names = {field: backend.id_to_token(index) for field, index in vars(tokenizer.control).items()}
+    control = tokenizer.control
+    names = {field: backend.id_to_token(getattr(control, field)) for field in CharTokenizer.DEFAULT_CONTROL}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=names["pad"],

@@ -124,10 +124,13 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; renamed first, so that it is either whole or not there."""
+    """Delete a folder, or a file in its place; renamed first, so that it is either whole or not there."""
     doomed = path.with_name(temporary_prefix(path) + uuid.uuid4().hex)
     os.replace(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    if doomed.is_dir():
+        shutil.rmtree(doomed, ignore_errors=True)
+    else:
+        doomed.unlink()
 
 
 def flush_folder(folder: Path) -> None:

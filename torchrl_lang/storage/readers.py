@@ -145,7 +145,10 @@ def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = Fals
         raise FileError(folder, f"names the file {shorten(name)}, which is no file name", remedy)
     parts = PurePosixPath(name)
     path = folder / parts
-    inside = links or path.resolve().is_relative_to(folder.resolve())
+    try:
+        inside = links or path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise FileError(folder, f"names the file {shorten(name)}, which cannot be found ({error})", remedy) from error
     if parts.is_absolute() or ".." in parts.parts or not inside:
         raise FileError(folder, f"names the file {shorten(name)}, which lies outside of it", remedy)
     return path

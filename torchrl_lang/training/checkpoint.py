@@ -218,7 +218,7 @@ class Checkpointer:
 
     def _folders(self) -> list[tuple[int, int, Path]]:
         """``(step, attempt, folder)`` of every checkpoint, in order."""
-        matches = {path: _NAME.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()}
+        matches = {path: _NAME.fullmatch(path.name) for path in self.folder.glob("step-*")}
         return sorted(
             (int(match["step"]), int(match["attempt"] or 0), path) for path, match in matches.items() if match
         )
