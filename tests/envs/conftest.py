@@ -50,7 +50,7 @@ def wordle_env(**kwargs) -> WordleEnv:
 
 
 def random_walks_env(**kwargs) -> RandomWalksEnv:
-    return RandomWalksEnv(random_graph(7, out_degree=2, seed=0), max_turns=6, **kwargs)
+    return RandomWalksEnv(random_graph(7, out_degree=2, goal=6, seed=0), max_turns=6, **kwargs)
 
 
 def token_env(make, **kwargs) -> TokenEnv:
