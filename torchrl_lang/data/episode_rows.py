@@ -28,7 +28,7 @@ class EpisodeRows:
 
     By default an episode that still runs at the end of a batch waits with what is carried along; its row comes with the
     batch in which it ends. So no episode is cut, and over a run short ones are not preferred. Collectors of one process
-    and of several, synchronous and not, will do: episodes are told apart by the collector's ``traj_ids``. It costs a
+    and of several, synchronous and not, will do: episodes are distinguished by the collector's ``traj_ids``. It costs a
     few tensor operations a batch, whatever the number of episodes.
 
     Args:

@@ -81,11 +81,12 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
 
 
 def _check_places(changed: Tensor, last: Tensor, key: NestedKey) -> None:
-    homeless = int((changed & (last < 0)).sum())
-    if homeless:
+    without_token = int((changed & (last < 0)).sum())
+    if without_token:
         raise ValueError(
-            f"{homeless} steps have another {key!r} than their rows, and the agent had written nothing yet: there is "
-            "no token to put it on. Reward turns of the agent, or keep the environment's own rewards, reward_key=None."
+            f"{without_token} steps have another {key!r} than their rows, and the agent had written nothing yet: there "
+            "is no token to put it on. Reward turns of the agent, or keep the environment's own rewards, "
+            "reward_key=None."
         )
 
 

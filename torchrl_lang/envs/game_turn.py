@@ -18,7 +18,7 @@ class TextGame(Protocol):
     """One player's game. The same seed begins the same game; all chance comes from the seed."""
 
     def reset(self, seed: int) -> str | tuple[str, Any]:
-        """Begin a game. Returns its opening words, empty where the player speaks first; or these and an info."""
+        """Begin a game. Returns its opening words, empty where the player has the first turn; or these and an info."""
 
     def step(self, text: str) -> tuple[str, float, bool] | tuple[str, float, bool, bool, Any]:
         """Play a turn.
@@ -61,7 +61,7 @@ def read_opening(returned: Any, place: GamePlace) -> str:
     if not isinstance(text, str):
         raise TypeError(
             f"{place} returned {shorten(returned)} from reset, expected its opening text, or (text, info): let it "
-            f"return a string, empty where the player speaks first."
+            f"return a string, empty where the player has the first turn."
         )
     return text
 

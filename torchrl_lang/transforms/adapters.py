@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrl_lang.modules.merging import is_adapter
 from torchrl_lang.modules.modes import evaluating
 
 __all__ = ["adapter_layers", "adapter_weights", "refuse_merged", "without_adapters"]
@@ -35,10 +36,8 @@ def without_adapters(actor: nn.Module) -> Iterator[None]:
 
 
 def adapter_layers(actor: nn.Module) -> list[Any]:
-    """PEFT's layers, known by what they have: peft itself is not needed."""
-    # Hugging Face models have the first two.
-    names = ("enable_adapters", "disable_adapters", "adapter_layer_names")
-    return [module for module in actor.modules() if all(hasattr(type(module), name) for name in names)]
+    """PEFT's layers in the actor."""
+    return [module for module in actor.modules() if is_adapter(module)]
 
 
 def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:

@@ -38,6 +38,13 @@ def pick(header: Header, random: Random, *dtypes: str) -> str:
     return random.choice([name for name in names if header[name]["dtype"] in dtypes] or names)
 
 
+def pick_floats(header: Header, random: Random) -> tuple[str, int, int]:
+    """A float32 tensor and where its numbers lie; they end where they start if there is no such tensor."""
+    name = pick(header, random, "F32")
+    start, end = header[name]["data_offsets"]
+    return name, start, end if header[name]["dtype"] == "F32" else start
+
+
 def drop_tensor(header: Header, data: bytearray, random: Random) -> str:
     """Its numbers go, too, so that the file is whole."""
     name = pick(header, random)
@@ -96,9 +103,8 @@ def change_offsets(header: Header, data: bytearray, random: Random) -> str:
 
 
 def nan_weight(header: Header, data: bytearray, random: Random) -> str:
-    name = pick(header, random, "F32")
-    start, end = header[name]["data_offsets"]
-    if header[name]["dtype"] != "F32" or start == end:
+    name, start, end = pick_floats(header, random)
+    if start == end:
         return ""
     value = random.choice([float("nan"), float("inf"), -float("inf")])
     data[start : start + 4] = struct.pack("<f", value)
@@ -106,9 +112,8 @@ def nan_weight(header: Header, data: bytearray, random: Random) -> str:
 
 
 def change_weight(header: Header, data: bytearray, random: Random) -> str:
-    name = pick(header, random, "F32")
-    start, end = header[name]["data_offsets"]
-    if header[name]["dtype"] != "F32" or start == end:
+    name, start, end = pick_floats(header, random)
+    if start == end:
         return ""
     where = start + 4 * random.randrange((end - start) // 4)
     data[where : where + 4] = struct.pack("<f", random.gauss(0, 1))
