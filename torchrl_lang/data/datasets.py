@@ -121,7 +121,10 @@ def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Token
             f"The data set in {folder} was written with a tokenizer of fingerprint {found}, the tokenizer that was "
             f"given has {fingerprint(given)}: its ids mean other text. Use the tokenizer that the data set brings."
         )
-    tokenizer = tokenizer_from_config(config) if given is None else given
+    try:
+        tokenizer = tokenizer_from_config(config) if given is None else given
+    except ValueError as error:
+        raise FileError(folder / TOKENIZER, f"is not a tokenizer that can be built ({error})", REMEDY) from error
     if tokenizer.vocab_size != written_with.take("vocab_size", int):
         raise manifest.error(f"has another vocab_size than {TOKENIZER} beside it, {tokenizer.vocab_size}")
     return tokenizer
