@@ -199,7 +199,9 @@ def test_every_field_of_the_manifest_is_checked(folder, change, found):
 )
 def test_a_tokenizer_that_cannot_be_built_is_an_error(folder, change):
     edit(folder, "tokenizer.json", change)
-    with pytest.raises(FileError, match=r"tokenizer\.json (is not a tokenizer that can be built|was changed)") as caught:
+    with pytest.raises(
+        FileError, match=r"tokenizer\.json (is not a tokenizer that can be built|was changed)"
+    ) as caught:
         load_dataset(folder)
     assert "\n" not in str(caught.value)
 

@@ -4,9 +4,11 @@ import hashlib
 
 import pytest
 import torch
-from torchrl.envs import StepCounter, TransformedEnv
+from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 
 from torchrl_lang.data import from_row, generate_dataset, rows_from_rollout
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.transforms import KLConstrainedTransform, frozen_copy
 
 EPISODES = 50
 
@@ -114,4 +116,26 @@ def test_a_reward_that_is_not_finite_is_refused(talk, tmp_path, value):
 
     with pytest.raises(ValueError, match="not finite"):
         generate_dataset(Broken(batch_size=[4]), act, tmp_path / "x", episodes=20, seed=0, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rewards_are_those_that_transforms_left(talk, tmp_path):
+    def rewards(name, **kwargs):
+        env = TransformedEnv(talk(batch_size=[4], row_length=96, patience=6), RewardScaling(0.0, 10.0))
+        options = {"episodes": 20, "seed": 3, "progress": False, **kwargs}
+        return generate_dataset(env, act, tmp_path / name, **options)[:]["token_reward"]
+
+    own = rewards("own", reward_key=None)
+    assert own.any()
+    torch.testing.assert_close(rewards("scaled"), 10 * own)
+
+
+def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
+    env = talk(batch_size=[4], row_length=96, patience=6)
+    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=1, max_length=96)
+    actor = language_actor(lm)
+    policy = UtteranceActor(actor, env.tokenizer.control, 4, seed=0)
+    env = TransformedEnv(env, KLConstrainedTransform(frozen_copy(policy), 0.1))
+    with pytest.raises(ValueError, match="keeps no record of that"):
+        generate_dataset(env, policy, tmp_path / "x", episodes=8, seed=0, progress=False)
     assert list(tmp_path.iterdir()) == []

@@ -198,6 +198,17 @@ class TestWeightsOfAnotherModel:
             )
             assert f"not finite: {name}" in refused(folder, load_causal_lm)
 
+    @pytest.mark.parametrize("prefix", [True, False])
+    def test_weights_that_are_integers(self, folder, prefix):
+        """Their bits, read as whole numbers, would be cast to floats in silence."""
+        weights = load_file(folder / "model.safetensors")
+        if not prefix:  # as files of the bare trunk
+            weights = {name.partition(".")[2]: value for name, value in weights.items() if "lm_head" not in name}
+        for name in sorted(weights)[::5]:
+            changed = weights | {name: weights[name].view(torch.int32)}
+            save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+            assert f"holds {name} as I32" in refused(folder, load_causal_lm)
+
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize("value", ["nonsense", "int64", "load", 5, ["float32"]])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
@@ -15,12 +15,14 @@ from tqdm import tqdm
 
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.rollouts import episode_numbers, rows_at
+from torchrl_lang.data.episode_rows import EpisodeRows
+from torchrl_lang.data.rollouts import episode_numbers
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.schema import DONE, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 
 __all__ = ["generate_dataset"]
 
+_NUMBER = "episode_number"
 _STEPS_PER_BATCH = 8
 """Steps between two looks at what has finished: few, because all but the first play on in vain at the end."""
 
@@ -37,6 +39,7 @@ def generate_dataset(
     notes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    reward_key: NestedKey | None = REWARD,
 ) -> RowDataset:
     """Let ``policy`` play the first ``episodes`` episodes of ``env`` in a TorchRL collector and write them to disk.
 
@@ -58,12 +61,15 @@ def generate_dataset(
         notes: anything more to keep in the manifest, as JSON.
         overwrite: replace the data set that stands there.
         progress: show a progress bar with the mean return so far.
+        reward_key: the steps' reward that ``token_reward`` adds up to, as in
+            :func:`~torchrl_lang.data.rows_from_rollout`: by default as the transforms of ``env`` left it; None keeps
+            the environment's own token rewards.
 
     Returns:
         The data set, opened.
 
     Raises:
-        ValueError: no episode is asked for.
+        ValueError: no episode is asked for, or a penalty for the divergence from a reference was taken off the rewards.
         FileExistsError: there is something in ``folder`` already.
     """
     if episodes < 1:
@@ -78,7 +84,8 @@ def generate_dataset(
         torch.manual_seed(seed)
         env.set_seed(seed)
         written, total = 0, 0.0
-        for rows in _episodes_in_order(_steps(env, policy), env.batch_size.numel(), episodes):
+        steps, rows_of = _steps(env, policy), EpisodeRows(keep=[_NUMBER], reward_key=reward_key)
+        for rows in _episodes_in_order(steps, env.batch_size.numel(), episodes, rows_of):
             writer.extend(rows)
             written, total = written + rows.shape[0], total + float(rows.get(TOKEN_REWARD).sum())
             bar.set_postfix(mean_return=f"{total / written:.3f}", refresh=False)
@@ -103,24 +110,36 @@ def _steps(env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase] | No
         collector.shutdown(close_env=False)
 
 
-def _episodes_in_order(steps: Iterator[TensorDictBase], n: int, episodes: int) -> Iterator[TensorDict]:
+def _episodes_in_order(
+    steps: Iterator[TensorDictBase], n: int, episodes: int, rows_of: EpisodeRows
+) -> Iterator[TensorDict]:
     """The first ``episodes`` episodes to begin in ``n`` environments, in order, as blocks of rows on the CPU."""
-    waiting: list[tuple[TensorDict, Tensor]] = []  # blocks of rows and their numbers, finished before their turn
+    waiting: list[TensorDict] = []  # rows that finished before their turn
     playing, begun, written = torch.arange(n), torch.tensor(n), 0
     for batch in steps:
         done = batch.get(("next", DONE)).squeeze(-1)  # [N, time]
         number, playing, begun = episode_numbers(done.T.cpu(), playing, begun)
-        number = number.T
-        take = done & (number < episodes).to(done.device)
-        waiting.append((rows_at(batch, take).cpu(), number[take.cpu()]))
-        rows, number = torch.cat([rows for rows, _ in waiting]), torch.cat([number for _, number in waiting])
-        rows, number = rows[number.argsort()], number.sort().values
-        ready = int(_is_next(number, written).sum())
+        batch.set(("next", _NUMBER), number.T.to(done.device))
+        rows: TensorDict = torch.cat([*waiting, rows_of(batch).cpu()])
+        _refuse_penalty(rows)
+        rows = rows[rows.get(_NUMBER) < episodes]
+        rows = rows[rows.get(_NUMBER).argsort()]
+        ready = int(_is_next(rows.get(_NUMBER), written).sum())
         if ready:
-            yield rows[:ready]
-        written, waiting = written + ready, [(rows[ready:], number[ready:])]
+            yield rows[:ready].exclude(_NUMBER)
+        written, waiting = written + ready, [rows[ready:]]
         if written == episodes:
             return
+
+
+def _refuse_penalty(rows: TensorDictBase) -> None:
+    """Refuse rewards less a penalty: that of the same rows could be taken off again once the mark is gone."""
+    raw = [key for key in rows.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
+    if raw:
+        raise ValueError(
+            f"A penalty was taken off the environment's rewards ({raw[0]!r} has them without it), and a data set keeps "
+            "no record of that: leave the transform of the penalty out, and take it off the rows when training."
+        )
 
 
 def _is_next(number: Tensor, written: int) -> Tensor:

@@ -94,7 +94,9 @@ def _scores(
     if score.shape != rows.shape:
         raise ValueError(f"A score of shape {tuple(score.shape)} came for rows of shape {tuple(rows.shape)}.")
     if score.isnan().any():
-        raise ValueError(f"{int(score.isnan().sum())} of {score.shape[0]} scores are not a number: mend the rewards.")
+        raise ValueError(
+            f"{int(score.isnan().sum())} of {score.shape[0]} scores are not a number: correct the rewards."
+        )
     return score
 
 

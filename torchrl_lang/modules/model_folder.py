@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang.storage import Fields, FileError, file_in, read_json, read_tensor_shapes
+from torchrl_lang.storage import Fields, FileError, TensorHeader, file_in, read_json, read_tensor_headers
 from torchrl_lang.storage.errors import one_line, shorten
 
 __all__ = ["REMEDY", "TRUST", "check_model_folder"]
@@ -24,6 +24,9 @@ _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetenso
 _COUNTS = re.compile(r"(layers|n_layer|experts|blocks|labels)$")
 _MANY = 1024
 _LARGE_BUFFERS = 1 << 28
+
+_Files = Mapping[Path, Mapping[str, TensorHeader]]
+"""What the weight files say of their tensors."""
 
 
 def check_model_folder(folder: Path) -> None:
@@ -41,8 +44,11 @@ def check_model_folder(folder: Path) -> None:
     _check_values(config)
     if (folder / "generation_config.json").exists():
         read_json(folder / "generation_config.json", remedy=REMEDY)
-    shapes = [read_tensor_shapes(path, remedy=REMEDY) for path in _weight_files(folder)]
-    _check_sizes(config, shapes)
+    files = {path: read_tensor_headers(path, remedy=REMEDY) for path in _weight_files(folder)}
+    lm = _described(config, sum(len(headers) for headers in files.values()))
+    _check_sizes(config, lm, files)
+    if "quantization_config" not in config.content:  # quantized weights are packed into integers
+        _check_dtypes(lm, files)
 
 
 def _refuse_other_kinds(folder: Path) -> None:
@@ -100,24 +106,37 @@ def _weight_files(folder: Path) -> list[Path]:
     return [file_in(folder, name, remedy=REMEDY, links=True) for name in names]
 
 
-def _check_sizes(config: Fields, shapes: list[dict[str, tuple[int, ...]]]) -> None:
-    """Refuse a configuration of a model that is far larger than the weights: to build it could exhaust the memory."""
-    tensors = sum(len(each) for each in shapes)
-    held = sum(prod(shape) for each in shapes for shape in each.values())
+def _described(config: Fields, tensors: int) -> PreTrainedModel:
+    """The model that a configuration describes, without memory, beside weights of so many tensors."""
     for name, value in _fields(config.content):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
             raise config.error(f'has {shorten(value)} as "{name}", beside weights of {tensors} tensors')
     try:
         described = AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
         with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
     except Exception as error:  # whatever a model's own code makes of values that it did not expect
         raise config.error(f"describes no model ({one_line(error)})") from error
+
+
+def _check_sizes(config: Fields, lm: PreTrainedModel, files: _Files) -> None:
+    """Refuse a configuration of a model that is far larger than the weights: to build it could exhaust the memory."""
+    held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
     needed = sum(parameter.numel() for parameter in lm.parameters())
     buffers = sum(buffer.numel() for buffer in lm.buffers())
     # Quantized weights are packed: sixteen of two bits in an int32.
     if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
         raise config.error(f"describes a model of {needed + buffers} numbers, its weights are {held}")
+
+
+def _check_dtypes(lm: PreTrainedModel, files: _Files) -> None:
+    """Refuse weights that are stored as other than floating-point numbers, which would be cast in silence."""
+    prefix = f"{lm.base_model_prefix}."  # which files of the bare trunk do not have
+    parameters = {name.removeprefix(prefix) for name, _ in lm.named_parameters()}
+    for path, headers in files.items():
+        for name, header in headers.items():
+            if name.removeprefix(prefix) in parameters and not header.dtype.startswith(("F", "BF")):
+                raise FileError(path, f"holds {name} as {header.dtype}, expected floating-point numbers", REMEDY)
 
 
 def _fields(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

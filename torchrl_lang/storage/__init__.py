@@ -15,10 +15,11 @@ from torchrl_lang.storage.folders import (
 from torchrl_lang.storage.locks import folder_lock
 from torchrl_lang.storage.manifests import json_digest, read_manifest, write_json, write_manifest
 from torchrl_lang.storage.readers import (
+    TensorHeader,
     file_digest,
     file_in,
     read_json,
-    read_tensor_shapes,
+    read_tensor_headers,
     read_tensors,
     read_text,
     regular_file,
@@ -37,7 +38,8 @@ __all__ = [
     "read_json",
     "read_manifest",
     "read_rows",
-    "read_tensor_shapes",
+    "TensorHeader",
+    "read_tensor_headers",
     "read_tensors",
     "read_text",
     "regular_file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -14,10 +14,11 @@ from torch import Tensor
 from torchrl_lang.storage.errors import FileError, shorten
 
 __all__ = [
+    "TensorHeader",
     "file_digest",
     "file_in",
     "read_json",
-    "read_tensor_shapes",
+    "read_tensor_headers",
     "read_tensors",
     "read_text",
     "regular_file",
@@ -101,8 +102,15 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
         raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
 
 
-def read_tensor_shapes(path: str | Path, *, remedy: str) -> dict[str, tuple[int, ...]]:
-    """Read the names and shapes of the tensors in a safetensors file, without reading the tensors.
+class TensorHeader(NamedTuple):
+    """What a safetensors file says of one of its tensors: its dtype (``"F32"``, ``"BF16"``, ``"I64"``), its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_tensor_headers(path: str | Path, *, remedy: str) -> dict[str, TensorHeader]:
+    """Read the names, dtypes and shapes of the tensors in a safetensors file, without reading the tensors.
 
     Raises:
         FileError: the file is missing or damaged.
@@ -110,7 +118,8 @@ def read_tensor_shapes(path: str | Path, *, remedy: str) -> dict[str, tuple[int,
     path = regular_file(path, remedy)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            return {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except _DAMAGED_TENSORS as error:
         raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
 

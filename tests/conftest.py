@@ -1,0 +1,9 @@
+"""What all tests need of the process that they run in."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell that starts a job in the background makes it ignore Ctrl-C, and the commands that tests start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
