@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
-from torchrl_lang.envs.textworld.engine import Failed
+from torchrl_lang.envs.textworld.engine import EngineError, Failed
 from torchrl_lang.storage import FileError
 
 from .conftest import COIN, alive, engines, gone
@@ -214,6 +214,18 @@ def test_a_json_that_is_no_game_is_an_error_of_one_line(games, tokenizer, tmp_pa
         env.reset()
     assert "\n" not in str(caught.value)
     assert env.pool.pids == []
+
+
+def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, games, monkeypatch):
+    env = make_env()
+    env.reset()
+
+    def fail(commands):
+        raise EngineError(str(games["coin"]), "Traceback:\n  many lines\nKeyError: 'P'")
+
+    monkeypatch.setattr(env.pool, "tell", fail)
+    with pytest.raises(FileError, match=r"\.z8 cannot be played on by the engine \(KeyError: 'P'\): delete it"):
+        say(env, "go south")
 
 
 def test_what_the_engine_raises_is_raised_with_the_name_of_the_game(pool, games, tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Literal
 
@@ -87,8 +88,7 @@ class TextWorldEnv(TextGameEnv):
         ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
             fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
         FileNotFoundError: a game's file is not there.
-        FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine cannot begin the game.
-        EngineError: the engine fails in the midst of a game.
+        FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine fails in the game.
     """
 
     def __init__(
@@ -153,17 +153,17 @@ class TextWorldEnv(TextGameEnv):
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        try:
-            answers = self.pool.begin({row: self._seats[row].choose(place.seed) for row, place in places.items()})
-        except EngineError as error:
-            raise FileError(error.game, f"cannot be begun by the engine ({error.reason})", REMEDY) from error
+        games = {row: self._seats[row].choose(place.seed) for row, place in places.items()}
+        with _naming_the_game("begun"):
+            answers = self.pool.begin(games)
         return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         commands = {row: self._seats[row].command(self._decode(ids)) for row, ids in utterances.items()}
-        answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
+        with _naming_the_game("played on"):
+            answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
         return ((row, self._seats[row].replied(command, answers.get(row))) for row, command in commands.items())
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
@@ -269,3 +269,12 @@ def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
     for name in names:
         one_of("offers", name, _OFFERS)
     return names
+
+
+@contextmanager
+def _naming_the_game(doing: str) -> Iterator[None]:
+    """Turn an error of the engine into one about the game's file, which is what the user can do something about."""
+    try:
+        yield
+    except EngineError as error:
+        raise FileError(error.game, f"cannot be {doing} by the engine ({error.reason})", REMEDY) from error
