@@ -94,7 +94,7 @@ def test_lists_within_blocks_are_no_blocks():
 
 
 def test_errors_say_what_is_wrong():
-    with pytest.raises(ValueError, match="4 layers were to train of a model of 3: give a number from 0 to 3"):
+    with pytest.raises(ValueError, match="Cannot train 4 of the model's 3 layers"):
         train_top_layers(lm_of("gpt2"), 4)
     with pytest.raises(ValueError, match="neither a Trunk nor"):
         train_top_layers(nn.Linear(2, 2), 1)

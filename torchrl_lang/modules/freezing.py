@@ -44,7 +44,7 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
     model = _headless(actor)
     blocks = transformer_blocks(model)
     if not 0 <= layers <= len(blocks):
-        raise ValueError(f"{layers} layers were to train of a model of {len(blocks)}: give a number from 0 to {len(blocks)}.")
+        raise ValueError(f"Cannot train {layers} of the model's {len(blocks)} layers: give a number up to that.")
     frozen = [parameter for block in blocks[: len(blocks) - layers] for parameter in block.parameters()]
     frozen += [parameter for _, parameter in outside_parameters(model, norm=layers == 0)]
     ids = {id(parameter) for parameter in frozen}
