@@ -10,6 +10,9 @@ from torchrl_lang.modules import UtteranceActor, ValueGuidance, language_actor
 N, T, K, TURNS = 5, 30, 5, 4
 
 
+pytestmark = pytest.mark.slow
+
+
 def actor_of(lm, **options):
     trunk_options = {} if "backend" not in options else {"backend": options.pop("backend")}
     language = language_actor(lm)

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_two_processes_that_share_a_model(tmp_path):
     root = Path(__file__).parents[2]

@@ -79,6 +79,7 @@ def test_bf16_autocast_stays_close():
     assert (rough.float() - exact).abs().mean() < 0.05 * exact.abs().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expose_pre_norm", [False, True])
 def test_compiles_in_one_graph(expose_pre_norm):
     trunk, tokens = Trunk(tiny_lm(), expose_pre_norm=expose_pre_norm), rows()["tokens"]
@@ -157,6 +158,7 @@ def test_a_wrong_number_of_groups_is_refused(groups):
         Trunk(tiny_lm(), length_groups=groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expose_pre_norm"), [("gpt2", False), ("gpt2", True), ("llama", False)])
 def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_norm):
     lm, batch, found = tiny_lm(kind), rows(), []
@@ -174,6 +176,7 @@ def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_n
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiling_adds_no_parameters_and_serves_every_shape():
     graphs = []
 
@@ -193,6 +196,7 @@ def test_compiling_adds_no_parameters_and_serves_every_shape():
     assert list(trunk.state_dict()) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda trunk: pickle.loads(pickle.dumps(trunk))])  # noqa: S301
 def test_copies_of_a_compiled_trunk_compile_anew(copied):
     trunk, batch = Trunk(tiny_lm()).compile(backend="eager"), rows()
@@ -208,6 +212,7 @@ def test_copies_of_a_compiled_trunk_compile_anew(copied):
     assert not other(batch["tokens"]).isnan().any()
 
 
+@pytest.mark.slow
 def test_many_modes_do_not_crowd_each_other_out():
     """Dynamo compiles a function a few times only, then never again."""
     frames = []

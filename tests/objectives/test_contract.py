@@ -213,6 +213,7 @@ def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
         torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_compile_gives_the_same_losses(make_loss, rows):
     loss = make_loss()
     expected = loss(rows)

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.objectives.conftest import make_ilql, make_rows, total
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_average_their_gradients(tmp_path):
