@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 METHOD = "forkserver"
 IMPORTED = [
-    "torchrl_lang.recipes.online",
+    "torchrl_lang.recipes.ppo",
     "torchrl_lang.recipes.ilql",
     "torchrl_lang.envs.games",
     "torchrl_lang.transforms",
@@ -61,6 +62,18 @@ class Program:
             raise subprocess.TimeoutExpired(self.process.name, timeout)
         return self.process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program alone, not to what it started."""
+        os.kill(self.pid, number)
+
+    def wait_for(self, line: str, times: int = 1, timeout: float = 120.0) -> None:
+        """Wait until the program has printed a line this often."""
+        until = time.monotonic() + timeout
+        while self.stdout.splitlines().count(line) < times:
+            assert self.returncode is None, self.stderr
+            assert time.monotonic() < until, f"the program has not printed {line!r} {times} times"
+            time.sleep(0.01)
+
     @property
     def stdout(self) -> str:
         """What the program has printed so far."""
@@ -97,7 +110,10 @@ def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[
     os.chdir(cwd)
     multiprocessing.set_start_method("spawn", force=True)  # whatever the program starts, it starts as it would
     try:
-        if arguments[0] == "-m":
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif arguments[0] == "-m":
             sys.argv = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import Program, run
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
@@ -81,16 +79,16 @@ def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
     options = ["--steps", "60", "--eval-every", "10"]
     assert train("wordle_ilql", data, tmp_path / "whole", *options) == 0
-    command = [sys.executable, "-m", "torchrl_lang", "train", "wordle_ilql", "--data", str(data), "--out"]
+    command = ["-m", "torchrl_lang", "train", "wordle_ilql", "--data", str(data), "--out"]
     command += [str(tmp_path / "killed"), *SMALL, *options]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    process = Program(*command)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "model").exists()
-    assert subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120).returncode == 0
+    assert run(*command).returncode == 0
     whole, killed = (tmp_path / name / "model" for name in ("whole", "killed"))
     for file in ("model.safetensors", "heads.safetensors"):
         left, right = load_file(whole / file), load_file(killed / file)

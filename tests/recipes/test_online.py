@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
+from tests.processes import Program, run
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import row_log_prob
@@ -97,10 +97,7 @@ def test_a_killed_run_ends_with_the_same_numbers(start, tmp_path):
     more = ["--iterations", "12"]
     assert main(arguments("wordle_ppo", start, whole, *more)) == 0
     call = arguments("wordle_ppo", start, killed, *more)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *call], env=environment, stderr=subprocess.DEVNULL
-    )
+    process = Program("-m", "torchrl_lang", *call)
     wait_for_a_checkpoint(killed)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -342,20 +339,14 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     run = tmp_path / "run"
     moving = ["--lr", "0.01", "--value-warmup", "0", "--eval-every", "5"]
     long = arguments("wordle_ppo", start, run, "--collector", kind, "--iterations", "4000", *moving)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *long],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Program("-m", "torchrl_lang", *long)
     wait_for_a_checkpoint(run)
     workers = [pid for pid in children(process.pid) if "spawn_main" in command_line(pid)]
     assert len(workers) == 2
     names = shared_names([process.pid, *workers])
     os.kill(workers[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "torchrl_lang: A worker that played games has died" in errors
+    assert process.wait() == 2
+    assert "torchrl_lang: A worker that played games has died" in process.stderr
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     assert not listed(names)
     assert_learned_of(log_of(run))
@@ -391,9 +382,7 @@ if __name__ == "__main__":
 def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
     """Before the first batch: nothing that was meant for the workers keeps the interpreter."""
     (tmp_path / "failing.py").write_text(FAILING)
-    call = [sys.executable, str(tmp_path / "failing.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=180)
+    ended = run(tmp_path / "failing.py", timeout=180)
     assert ended.returncode == 1
     assert "no such game" in ended.stderr
 

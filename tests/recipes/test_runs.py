@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.processes import Program
 from torchrl_lang.__main__ import main
 from torchrl_lang.objectives import BCLoss
 
@@ -63,29 +63,23 @@ def refused(capsys, arguments):
 def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
     """With another seed the second would end with a model that the first had trained."""
     call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
-    first = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *call],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    first = Program("-m", "torchrl_lang", *call)
     try:
         deadline = time.monotonic() + 200
         while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
-            assert first.poll() is None
+            assert first.returncode is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         error = refused(capsys, [*call, "--seed", "1"])
         assert f"Another process trains in {tmp_path / 'run'}" in error
         first.send_signal(signal.SIGTERM)
-        out, errors = first.communicate(timeout=60)
+        first.wait(60)
     finally:
         first.kill()
     assert first.returncode == 143
-    assert out == ""
-    assert errors.splitlines()[-1] == "torchrl_lang: stopped; the same command continues from the last checkpoint"
-    assert "Traceback" not in errors
+    assert first.stdout == ""
+    assert first.stderr.splitlines()[-1] == "torchrl_lang: stopped; the same command continues from the last checkpoint"
+    assert "Traceback" not in first.stderr
     assert not list(tmp_path.rglob("*.writing*"))
 
 

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import io
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,7 @@ from torchrl.data import ListStorage, ReplayBuffer
 from torchrl.modules import ProbabilisticActor
 
 from tests.modules.toys import CONTROL, rows, tiny_lm
+from tests.processes import run
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
@@ -124,9 +124,7 @@ print(bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex())
 
 
 def test_equal_weights_have_equal_fingerprints_in_another_process():
-    out = subprocess.run(
-        [sys.executable, "-c", _IN_ANOTHER_PROCESS], check=True, timeout=120, capture_output=True, text=True
-    )
+    out = run("-c", _IN_ANOTHER_PROCESS)
     assert out.stdout.split()[-1] == bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex()
 
 

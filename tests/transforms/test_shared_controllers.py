@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
-import os
-import subprocess
-import sys
 import time
 import warnings
 from multiprocessing.reduction import ForkingPickler
@@ -18,14 +15,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.processes import METHOD, run
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
     LagrangeKLController,
     ScheduledKLController,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def make_controllers():
@@ -41,8 +37,8 @@ def state_of(controller):
 
 
 def serve(connection, controllers, pickled):
-    """A worker: holds the controllers that came by spawn and those in the bytes, and does what it is told."""
-    held = {"spawn": controllers, "cloudpickle": cloudpickle.loads(pickled)}
+    """A worker: holds the controllers that came by pickle and those in the bytes, and does what it is told."""
+    held = {"pickle": controllers, "cloudpickle": cloudpickle.loads(pickled)}
     connection.send("ready")
     while (message := connection.recv()) is not None:
         way, name, kl = message
@@ -60,7 +56,7 @@ def work_in_a_fork(controller, connection):
 def worker():
     """Shared controllers, and how to ask a spawned process about its own."""
     controllers = {name: controller.share_memory() for name, controller in make_controllers().items()}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, controllers, cloudpickle.dumps(controllers)), daemon=True)
     process.start()
@@ -82,7 +78,7 @@ def worker():
 
 
 @pytest.mark.parametrize("name", make_controllers())
-@pytest.mark.parametrize("way", ["spawn", "cloudpickle"])
+@pytest.mark.parametrize("way", ["pickle", "cloudpickle"])
 def test_updates_cross_between_processes_both_ways(worker, way, name):
     controllers, ask = worker
     mine = controllers[name]
@@ -102,9 +98,9 @@ def test_a_checkpoint_loaded_here_is_seen_there(worker):
     other = LagrangeKLController(0.75, target=2.0)
     for assign in (False, True):
         controllers["lagrange"].update(9.0)
-        assert ask("spawn", "lagrange", None) != state_of(other)
+        assert ask("pickle", "lagrange", None) != state_of(other)
         controllers["lagrange"].load_state_dict(other.state_dict(), strict=True, assign=assign)
-        assert ask("spawn", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
+        assert ask("pickle", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
@@ -183,10 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a folder of shared memory")
 def test_a_killed_process_leaves_nothing_behind():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run("-c", _KILLED)
     file = Path("/dev/shm", done.stdout.strip())
     assert file.name.startswith("torch_")
     until = time.monotonic() + 30
@@ -293,8 +286,8 @@ def assert_said_once(said):
         assert "share_memory()" in messages[0][1]
 
 
-def test_a_copy_left_behind_by_spawn_says_so_once():
-    assert_said_once(elsewhere(make_controllers()["lagrange"], "spawn"))
+def test_a_copy_left_behind_by_pickling_says_so_once():
+    assert_said_once(elsewhere(make_controllers()["lagrange"], METHOD))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
