@@ -12,6 +12,7 @@ from torchrl.envs import Compose, TransformedEnv
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+from tests.engines import reused
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import (
@@ -34,8 +35,8 @@ from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, Wi
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(pytestconfig):
-    """Games are built once and kept in pytest's cache."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Games are built once and kept in pytest's cache; the engine's processes serve one test after another."""
+    with pytest.MonkeyPatch.context() as patch, reused():
         patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("recipes")))
         yield
 

@@ -24,6 +24,8 @@ EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", 
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
+
 
 def test_the_rules_of_language_environments(make_env):
     make = partial(make_env, "coin", "simple", offers=("expert", "admissible"), max_turns=5)
