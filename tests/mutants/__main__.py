@@ -57,14 +57,20 @@ def _sources(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*.py")) if file.name != "__init__.py"]
 
 
-def survives(mutant: Mutant, text: str, tree: Path, limit: float) -> bool:
-    """Whether all guarding tests pass with the mutant in its place; one that does not end in time is noticed."""
+def verdict(mutant: Mutant, text: str, tree: Path, limit: float) -> str:
+    """``dies`` where a guarding test fails with the mutant in its place, ``SURVIVES`` where none does.
+
+    ``hangs`` where the tests do not end in time: which is noticed, unless the machine is merely slow.
+    """
     target = tree / mutant.path
     original = target.read_text()
     target.write_text(text)
     try:
-        passed = (0, 5)  # 5: a file without an example, and no test that names it
-        return all(_in_fork(partial(_pytest, stage, tree), limit) in passed for stage in guards(mutant.path))
+        for stage in guards(mutant.path):
+            code = _in_fork(partial(_pytest, stage, tree), limit)
+            if code not in (0, 5):  # 5: a file without an example, and no test that names it
+                return "hangs" if code == -1 else "dies"
+        return "SURVIVES"
     finally:
         target.write_text(original)
 
@@ -129,9 +135,8 @@ def main() -> None:
         alive = []
         for number, (mutant, text) in enumerate(sample, 1):
             began = time.monotonic()
-            lives = survives(mutant, text, tree, options.limit)
-            alive += [mutant] if lives else []
-            word = "SURVIVES" if lives else "dies"
+            word = verdict(mutant, text, tree, options.limit)
+            alive += [mutant] if word == "SURVIVES" else []
             print(f"[{number}/{len(sample)}] {word} after {time.monotonic() - began:.0f} s: {mutant}", flush=True)
     print(f"\n{len(alive)} of {len(sample)} mutants survive:", *alive, sep="\n")
 

@@ -140,4 +140,8 @@ def test_a_reference_and_its_weight_come_together():
     with pytest.raises(ValueError, match="give both or none"):
         BCLoss(make_actor(), reference=frozen_copy(make_actor()))
     assert make_bc().out_keys == ["loss_actor"]
-    assert BCLoss(make_actor(), kl_weight=0.1, reference=frozen_copy(make_actor())).out_keys == ["loss_actor", "loss_kl", "kl"]
+    assert BCLoss(make_actor(), kl_weight=0.1, reference=frozen_copy(make_actor())).out_keys == [
+        "loss_actor",
+        "loss_kl",
+        "kl",
+    ]
