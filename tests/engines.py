@@ -24,7 +24,7 @@ def reused() -> Iterator[None]:
     play, failed = EnginePool._play, set()
 
     def start(infos: Any = (), *, expert: bool = False) -> EngineProcess:
-        waiting = idle[tuple(infos), expert]
+        waiting = idle[os.getpid(), tuple(infos), expert]  # a fork has none
         while waiting:
             if (process := waiting.pop()).process.poll() is None:
                 return process
@@ -42,7 +42,7 @@ def reused() -> Iterator[None]:
                 process.end()
             elif pool._owner == os.getpid():
                 process.held.clear()
-                idle[pool.infos, pool.expert].append(process)
+                idle[pool._owner, pool.infos, pool.expert].append(process)
         pool._processes = [None] * pool.workers
 
     with pytest.MonkeyPatch.context() as patch:

@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,14 @@ def use_a_server() -> None:
     if METHOD in multiprocessing.get_all_start_methods():
         multiprocessing.get_context(METHOD).set_forkserver_preload(IMPORTED)
         multiprocessing.set_start_method(METHOD, force=True)
+
+
+@contextmanager
+def spawned() -> Iterator[None]:
+    """Within, this process starts its workers by ``spawn``, so that it is their parent: the server's are not its own."""
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    use_a_server()
 
 
 class Program:

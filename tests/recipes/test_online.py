@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
-from tests.processes import Program, run
+from tests.processes import Program, run, spawned
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import row_log_prob
@@ -45,6 +45,13 @@ def start(tmp_path_factory):
     bc = ["--data", str(folder / "data"), "--out", str(folder / "bc"), "--steps", "4", "--eval-every", "4"]
     assert main(["train", "wordle_bc", *bc, *model]) == 0
     return folder / "bc"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spawn():
+    """Workers of the recipes end with the process that is their parent."""
+    with spawned():
+        yield
 
 
 def arguments(recipe, start, out, *more):
