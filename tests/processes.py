@@ -41,7 +41,7 @@ def use_a_server() -> None:
 
 @contextmanager
 def spawned() -> Iterator[None]:
-    """Within, this process starts its workers by ``spawn``, so that it is their parent: the server's are not its own."""
+    """Within, this process starts its workers by ``spawn``: it is their parent, as it is not of the server's."""
     multiprocessing.set_start_method("spawn", force=True)
     yield
     use_a_server()
