@@ -99,8 +99,8 @@ class PPOLoss(AdvantageRowLoss):
         turn_gamma, turn_lmbda: across turns.
         bootstrap: the value that a turn contributes to the turn before it: ``"first"``, the value of its first
             decision, or ``"mean"``, the mean over its decisions.
-        end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``: it separates turns where
-            the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
+        end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``. It separates
+            turns where the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
         normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
             deviation (:func:`~torchrl_lang.functional.standardized`).
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.

@@ -61,8 +61,9 @@ def corrected_kl(log_ratio: Tensor, log_prob: Tensor, ref_log_prob: Tensor, esti
 
     The importance weight ``rho = pi / b`` makes the mean over samples of ``b`` that over ``pi``, and its gradient joins
     that of the estimate: ``E_b[rho k] = sum_a pi(a) k(a)``, differentiated through every ``pi``. With k1 and k3 that is
-    the divergence of one decision and its exact gradient (k3 varies less near the reference; it needs a policy that gives
-    probability to all tokens that the reference can sample), with k2 ``E_pi[log(pi / ref)**2] / 2``. The weight is not clipped.
+    the divergence of one decision and its exact gradient, with k2 ``E_pi[log(pi / ref)**2] / 2``. k3 varies less near
+    the reference, and needs a policy that gives probability to all tokens that the reference can sample. The weight is
+    not clipped.
 
     Args:
         log_ratio: ``log rho``, float ``[N]``.
