@@ -36,6 +36,7 @@ class DataOptions(Options):
     preset: ClassVar[str] = "generate"
 
     out: Path = required("folder of the dataset")
+    games: int = option(10_000, "number of games", at_least=1)
     batch: int = option(1024, "games played in parallel", at_least=1)
     seed: int = option(0, "seed of games and players", at_least=0)
     overwrite: bool = option(False, "replace an existing dataset")
@@ -46,15 +47,15 @@ class DataOptions(Options):
 
     def behavior_policy(self, task: Task) -> Player:
         """Who plays the games."""
-        raise NotImplementedError
+        return task.player("random", self.seed)
 
     def number_of_episodes(self) -> int:
         """Number of episodes to generate."""
-        raise NotImplementedError
+        return self.games
 
     def notes(self) -> dict[str, Any]:
         """What the manifest records beside the task, as JSON."""
-        raise NotImplementedError
+        return {"batch": self.batch, "seed": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)

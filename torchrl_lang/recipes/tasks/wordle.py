@@ -50,25 +50,20 @@ class WordleGames(Options):
         return WordleTask.of(self.words, self.rules)
 
 
-@with_defaults(batch=2048)
+@with_defaults(games=60_000, batch=2048)
 class WordleData(WordleGames, DataOptions):
     """Generate a dataset of Wordle games by scripted players."""
 
-    games: int = option(60_000, "number of games", at_least=1)
     player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
 
     def behavior_policy(self, task: Task) -> Player:
         """The scripted player."""
         return task.player(self.player, self.seed)
 
-    def number_of_episodes(self) -> int:
-        """Number of games."""
-        return self.games
-
     def notes(self) -> dict[str, Any]:
         """What the games depend on beside the task."""
         mixture = list(MEDIOCRE) if self.player == "mediocre" else None
-        return {"player": self.player, "mixture": mixture, "batch": self.batch, "seed": self.seed}
+        return {"player": self.player, "mixture": mixture, **super().notes()}
 
 
 @with_defaults(words="all")
