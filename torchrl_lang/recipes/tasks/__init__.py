@@ -14,6 +14,7 @@ __all__ = ["TASKS", "register", "task_class", "task_from_notes"]
 TASKS: dict[str, str | type[Task]] = {
     "wordle": "WordleTask",
     "textworld": "TextWorldTask",
+    "random_walks": "RandomWalksTask",
 }
 """Name of each task -> its class; of this package's tasks the class in the module of that name."""
 
