@@ -24,7 +24,7 @@ from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
-from torchrl_lang.schema import ACTION_MASK, LEARNED, TOKEN_LOG_PROB
+from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
 __all__ = ["AutocastPolicy", "CollectedGames", "CollectorKind", "Games"]
 
@@ -60,8 +60,8 @@ class Games:
 
     Args:
         task: makes the environments.
-        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``learned`` if some tokens are not to be
-            learned from. In a single process it is the very policy that is trained.
+        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``train_mask`` if some tokens are not
+            to be learned from. In a single process it is the very policy that is trained.
         kind: of the collector.
         workers: number of processes for ``"sync"`` and ``"async"``.
         games: played in parallel, in all processes together.
@@ -89,7 +89,7 @@ class Games:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
         self._policy = policy
         self._updates = 0
-        written = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, LEARNED) if key in policy.out_keys]
+        written = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
         self._rows = EpisodeRows({key: key for key in written} | {VERSION: ("next", VERSION)})
         common: dict[str, Any] = {
             "total_frames": -1,

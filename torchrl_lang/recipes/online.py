@@ -16,13 +16,13 @@ from torchrl.objectives import LossModule
 
 from torchrl_lang.data import row_buffer
 from torchrl_lang.functional import generators
-from torchrl_lang.modules import ExampleTurns
+from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.run_common import finish, is_due, make_optimizer, record_run, resume, run_folder
 from torchrl_lang.recipes.trainable_state import TrainableState
-from torchrl_lang.schema import LEARNED
+from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.training import (
     Checkpointer,
     NonFiniteError,
@@ -66,7 +66,7 @@ def kl_transform(options: OnlineOptions, start: InitialPolicy) -> KLConstrainedT
     controller: Any = ConstantKLController(options.kl_coef)
     if options.kl_target is not None:
         controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
-    mask = LEARNED if options.examples else None  # no penalty on turns of the random player
+    mask = TRAIN_MASK if options.examples else None  # no penalty on turns of the random player
     return KLConstrainedTransform(start.reference, controller, estimator="k1", mask_key=mask)
 
 
@@ -79,7 +79,7 @@ def _player(
     # In several processes each copy draws its own seed, as the policy does.
     seeds = (options.seed + 1, options.seed + 2) if options.collector == "single" else (None, None)
     player = start.task.player("random", seeds[0])
-    return ExampleTurns(policy, player.policy, options.examples, seed=seeds[1]), player.env_options
+    return MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options
 
 
 class OnlineRun:
