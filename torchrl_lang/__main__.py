@@ -73,7 +73,7 @@ RESUMABLE = ("train", "demo", "textworld")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come; whoever cleans up after Ctrl-C does so here as well."""
+    """Raised on SIGTERM, so that code that cleans up after Ctrl-C does so here as well."""
 
 
 class UsageError(ValueError):
@@ -83,8 +83,8 @@ class UsageError(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
-    0: done. 2: something that the user can correct, described in one line on standard error. 130 and 143: stopped by
-    SIGINT (Ctrl-C) or SIGTERM. 141: nobody reads standard output any more. Our own bugs raise.
+    0: success. 2: an error that the user can correct, described in one line on standard error. 130 and 143: stopped by
+    SIGINT (Ctrl-C) or SIGTERM. 141: the reader of standard output has gone. Bugs raise.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     options = None
@@ -119,7 +119,7 @@ def _report(message: str) -> None:
 
 
 def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that its reader has closed; if so, what is still to be written is dropped."""
+    """Whether standard output is a pipe that its reader has closed; if so, further output is discarded."""
     if not hasattr(select, "poll"):  # on Windows
         return False
     pipe = select.poll()
@@ -131,7 +131,7 @@ def _nobody_reads() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are one line, as all others are."""
+    """Raises errors, so that they are printed as one line like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see `{self.prog} --help`.")
@@ -198,7 +198,7 @@ def _format_warning(
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
-    """What is printed for characters that standard output cannot encode."""
+    """A replacement for characters that standard output cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end]
     return text.replace("±", "+-").encode("ascii", "replace").decode("ascii"), error.end

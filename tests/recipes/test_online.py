@@ -299,10 +299,10 @@ def test_examples_are_played_and_not_learned(start):
         rows = run.learner.choose(kl(run.games.play(to_end=True).rows))
     finally:
         run.games.close()
-    said, learned = rows["action_mask"], rows["train_mask"]
-    shown = said & ~learned
-    assert not (learned & ~said).any()
-    assert 0.3 < shown.sum() / said.sum() < 0.5
+    written, learned = rows["action_mask"], rows["train_mask"]
+    shown = written & ~learned
+    assert not (learned & ~written).any()
+    assert 0.3 < shown.sum() / written.sum() < 0.5
     assert (rows["token_log_prob"][learned] != 0).double().mean() > 0.8  # the sixth token is always the end
     assert (rows["token_log_prob"][shown] == 0).all()
     assert (rows["kl"][learned] != 0).any()
@@ -321,7 +321,7 @@ def test_runs_with_examples_learn_and_are_judged_without(recipe, start, tmp_path
 
 
 def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
-    """Each row says how old the weights were that played it."""
+    """Each row has the age of the weights that played it."""
     run = tmp_path / "run"
     more = ["--collector", "async", "--max-staleness", "3", "--value-warmup", "0", "--lr", "0.01", "--iterations", "6"]
     assert main(arguments("ppo", start, run, *more)) == 0
@@ -419,7 +419,7 @@ def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
 
 
 def test_workers_do_not_see_weights_that_nobody_sent(start):
-    """A step of the optimiser that is half done must not speak."""
+    """Half of an optimizer step must not be visible in the workers."""
     begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="sync"))
     options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
     games = Games(begun.task, begun.policy, **options)
@@ -427,7 +427,7 @@ def test_workers_do_not_see_weights_that_nobody_sent(start):
         multiply(begun, 0.9)  # as a checkpoint does that is restored before anybody plays
         assert error(begun, games.play().rows) < 1e-3
         multiply(begun, 1.5)
-        assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # said by the weights before
+        assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # sampled with the earlier weights
         games.weights_changed()
         assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
     finally:

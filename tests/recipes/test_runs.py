@@ -176,7 +176,7 @@ def without(name):
         (without("words"), 'has no field "notes.words"'),
         (without("rules"), 'has no field "notes.rules"'),
         (notes(task=["wordle"]), "has ['wordle'] as \"notes.task\", expected str"),
-        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld"),
+        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
         (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
         (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
         (notes(words=[]), "holds no task (The word list is empty"),

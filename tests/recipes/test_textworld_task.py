@@ -199,8 +199,8 @@ SHORT = {"steps": 4, "eval_every": 4}
 
 
 def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
-    told = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
-    data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **told))
+    options = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
+    data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **options))
     dataset = load_dataset(data)
     task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
     assert len(dataset) == 24
@@ -227,9 +227,9 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
 
 def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
     """Data, imitation, PPO and a table; the second call finds everything there."""
-    told = {"games": 8, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
+    small = {"games": 8, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
     often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": told})
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": small})
     monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})
     practice = {"iterations": 2, "games": 4, "turns": 4, "value_warmup": 1, **often}
     monkeypatch.setattr(textworld_demo, "_PPO", {"coin_collector": practice})
@@ -239,6 +239,6 @@ def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
     assert all(name in out for name in ("random", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]"))
     assert main(call) == 0
     assert "using the dataset in" in capsys.readouterr().out
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**told, "test": 1}})
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**small, "test": 1}})
     assert main(call) == 2
     assert "holds a dataset of other options" in capsys.readouterr().err

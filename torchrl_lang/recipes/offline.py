@@ -88,7 +88,7 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
 
 
 def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTensorDictSequential:
-    """The language model as an actor, compiled and frozen as the options say."""
+    """The language model as an actor, compiled and frozen according to the options."""
     groups: Any = "auto" if options.length_groups is None else options.length_groups
     actor = language_actor(lm, length_groups=groups, compile=options.compile)
     if options.checkpointing:

@@ -70,7 +70,7 @@ class Options:
         check_ranges(self)
 
     @classmethod
-    def for_task(cls, task: Task | type[Task], **given: Any) -> Self:
+    def for_task(cls, task: Task | type[Task], /, **given: Any) -> Self:
         """Options for a task: ``given`` values first, then the task's preset, then the defaults."""
         return cls(**{**task.presets.get(cls.preset, {}), **given})
 
