@@ -168,7 +168,8 @@ def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
     """The options of a recipe, with the presets of all tasks in their help."""
     options, _ = load()
     parser.description = options.__doc__
-    add_options(parser, options, {task: task_class(task).presets.get(options.preset, {}) for task in TASKS})
+    tasks = TASKS if options.preset else ()
+    add_options(parser, options, {task: task_class(task).presets.get(options.preset, {}) for task in tasks})
 
 
 def _listing() -> str:

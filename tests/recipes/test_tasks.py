@@ -109,7 +109,7 @@ def test_damaged_notes_of_random_walks(change, message):
 
 # -- random walks ---------------------------------------------------------------------------------------------------
 
-SMALL = ["--nodes", "12", "--max-turns", "8", "--games", "1000"]
+SMALL = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +120,16 @@ def walks(tmp_path_factory):
 
 
 def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys):
-    common = ["--data", str(walks / "data"), "--eval-games", "32", "--batch-size", "32"]
-    assert main(["train", "bc", *common, "--steps", "40", "--out", str(walks / "bc")]) == 0
-    assert main(["train", "ilql", *common, "--steps", "120", "--out", str(walks / "ilql")]) == 0
-    also = ["--also", str(walks / "bc"), "--beta", "4", "--games", "128"]
+    common = ["--data", str(walks / "data"), "--eval-games", "32", "--batch-size", "48"]
+    assert main(["train", "bc", *common, "--steps", "60", "--out", str(walks / "bc")]) == 0
+    assert main(["train", "ilql", *common, "--steps", "200", "--eval-every", "200", "--out", str(walks / "ilql")]) == 0
+    also = ["--also", str(walks / "bc"), "--beta", "2", "--games", "128"]
     assert main(["evaluate", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
     figures = json.loads((walks / "ilql" / "evaluation.json").read_text())
     optimality = {player["name"]: player["metrics"]["optimality"] for player in figures["players"]}
     assert optimality["shortest"] == 1
-    assert optimality["ilql beta 4 greedy"] > 0.95
-    assert max(optimality[name] for name in ("random", "bc sample", "bc greedy")) < 0.85
+    assert optimality["ilql beta 2 greedy"] > 0.95
+    assert max(optimality[name] for name in ("random", "bc sample", "bc greedy")) < 0.5
     assert "optimality" in capsys.readouterr().out
     assert main(["play", "random_walks", "--watch", str(walks / "ilql"), "--games", "2", "--seed", "0"]) == 0
     assert len(capsys.readouterr().out.split("\n\n")) == 3  # two games and the end
@@ -142,8 +142,8 @@ def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys
 def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
     options = BC.for_task(RandomWalksTask, data=walks / "data", out=tmp_path / "bc", steps=1, eval_games=4)
     assert (options.layers, options.width) == (2, 32)
-    assert bc.main(options) >= -8
-    assert load_run(tmp_path / "bc").task == RandomWalksTask(12, max_turns=8)
+    assert bc.main(options) >= -7
+    assert load_run(tmp_path / "bc").task == RandomWalksTask(10, max_turns=7)
 
 
 def test_walking_oneself(monkeypatch, capsys):
@@ -160,10 +160,10 @@ def test_walking_oneself(monkeypatch, capsys):
 
 
 def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks, capsys):
-    options = RandomWalksData(out=walks / "data", nodes=12, max_turns=8, games=1000)
+    options = RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=1000)
     before = (walks / "data" / "manifest.json").read_bytes()
     assert datasets.generate_once(options) == walks / "data"
     assert "using the dataset in" in capsys.readouterr().out
     assert (walks / "data" / "manifest.json").read_bytes() == before
     with pytest.raises(ValueError, match="holds a dataset of other options"):
-        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=12, max_turns=8, games=999))
+        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=999))

@@ -33,8 +33,6 @@ class Player(NamedTuple):
 class DataOptions(Options):
     """Base of the options of ``generate TASK``."""
 
-    preset: ClassVar[str] = "generate"
-
     out: Path = required("folder of the dataset")
     games: int = option(10_000, "number of games", at_least=1)
     batch: int = option(1024, "games played in parallel", at_least=1)
@@ -61,8 +59,6 @@ class DataOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions(Options):
     """Base of the options of ``play TASK``."""
-
-    preset: ClassVar[str] = "play"
 
     watch: str | None = option(None, "watch instead of playing: the folder of a finished run, or a scripted player")
     beta: float = option(4.0, "weight of the learned values in a watched run", at_least=0)
