@@ -71,6 +71,7 @@ def test_optional_packages_are_imported_in_one_file_each():
     assert users == found
 
 
+@pytest.mark.slow
 def test_importing_everything_leaves_the_random_stream_and_needs_no_extras():
     code = (
         "import sys, torch; sys.modules['matplotlib'] = None; before = torch.get_rng_state();"

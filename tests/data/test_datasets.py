@@ -108,6 +108,7 @@ def test_a_failed_writer_leaves_nothing(tmp_path, rows):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_unfinished_data_set_says_so(tmp_path, rows):
     ended = run("-c", KILLED, tmp_path / "data")
     assert ended.returncode == -signal.SIGKILL

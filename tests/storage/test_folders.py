@@ -19,6 +19,7 @@ from torchrl_lang.storage import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_folder(tmp_path, replaces):
     target = tmp_path / "model"
@@ -105,6 +106,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert [item.name for item in path.parent.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_the_lock_falls_with_its_process(tmp_path):
     code = (
         "import sys, time; from torchrl_lang.storage import folder_lock\n"
