@@ -77,9 +77,9 @@ SECTIONS = {
     ),
     "decoding": (
         "Acting",
-        "Each turn reads only its new tokens. A turn in Wordle (five letters and an end) is one call that reads what is "
-        "new and four calls of one token, which read the keys and values of the whole rows again. That memory traffic "
-        "is why small batches stay below a plain forward pass and why later turns cost more.",
+        "Each turn reads only its new tokens. A turn in Wordle (five letters and an end) is one call that reads the "
+        "new tokens and four calls of one token, which read the keys and values of the whole rows again. This traffic "
+        "of memory is why small batches stay below a plain forward pass and why later turns cost more.",
     ),
     "online": ("Online steps", "The share of an iteration that is neither the model nor the games."),
     "textworld_env": ("TextWorld", "Its engine runs in processes of its own."),
@@ -99,7 +99,7 @@ INTRO = """# Performance
 
 This page is made from the records of `make bench` (`benchmarks/results/*.json`) by `docs/performance_page.py`.
 
-Values are medians, in brackets the quartiles. A ratio compares neighbouring runs in one process: it varies less than the
+Values are medians, in brackets the quartiles. A ratio compares neighbouring runs in one process: it varies less than
 speeds, which change by a quarter from hour to hour on a shared machine. Unless a section says otherwise, one core was
 used. "Target" is what the benchmark demands; a value that misses it is marked.
 
