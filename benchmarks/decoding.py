@@ -17,7 +17,7 @@ from benchmarks.common import device, interleaved, median, one_core, ratio, row,
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
-from torchrl_lang.modules.decoding import CachedReader
+from torchrl_lang.modules.decoding import CachedRunner
 
 ON_CUDA = True
 CONTROL = wordle_tokenizer().control
@@ -120,17 +120,17 @@ def _acting(lm: PreTrainedModel, guided: ValueGuidance, n: int, repeats: int) ->
 def _profile(game: Game) -> str:
     """Where the time of a game goes, in words."""
     calls: list[tuple[int, int, float]] = []  # rows, tokens of each, seconds
-    read = CachedReader._extend
+    read = CachedRunner._extend
 
-    def timed(reader: CachedReader, tokens: Tensor, *arguments: Any) -> Any:
+    def timed(runner: CachedRunner, tokens: Tensor, *arguments: Any) -> Any:
         synchronized()
         began = time.perf_counter()
-        states = read(reader, tokens, *arguments)
+        states = read(runner, tokens, *arguments)
         synchronized()
         calls.append((*tokens.shape, time.perf_counter() - began))
         return states
 
-    with patch.object(CachedReader, "_extend", timed):
+    with patch.object(CachedRunner, "_extend", timed):
         began = time.perf_counter()
         game.play()
         whole = time.perf_counter() - began

@@ -18,7 +18,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
 from benchmarks.plain import plain_step
 from torchrl_lang.modules import (
-    NextTokenRule,
+    NextTokenDistribution,
     QValueHead,
     TiedQValueHead,
     ValueGuidance,
@@ -142,7 +142,7 @@ def _guided(label: str, model: Model, repeats: int) -> dict[str, Any]:
     states = {name: value.to(device()) for name, value in states.items()}
 
     def job(qvalue: nn.Module) -> Callable[[], None]:
-        rule = NextTokenRule(top_k=50, guidance=ValueGuidance(qvalue, beta=1.0)).to(device())
+        rule = NextTokenDistribution(top_k=50, guidance=ValueGuidance(qvalue, beta=1.0)).to(device())
         return torch.no_grad()(lambda: rule(states))
 
     times = interleaved({"all": job(table), "kept": job(model.qvalue)}, max(3, repeats))

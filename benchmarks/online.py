@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-import torchrl_lang.modules.decoding.model as decoding
+import torchrl_lang.modules.decoding.language_model_runner as decoding
 from benchmarks.common import median, one_core, row, synchronized
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.textworld.engine import require_textworld
 from torchrl_lang.modules import ValueHead, causal_lm, save_language_model
-from torchrl_lang.modules.decoding.readers import CachedReader
+from torchrl_lang.modules.decoding.model_runner import CachedRunner
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import PPOLoss
@@ -31,7 +31,7 @@ MODEL = {"layers": 3, "width": 64, "heads": 4}
 
 # The model: acting, the reference, the loss with its gradients and the optimiser's step.
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "acting": [(CachedReader, "resume"), (CachedReader, "advance"), (decoding, "_complete"), (ValueHead, "forward")],
+    "acting": [(CachedRunner, "resume"), (CachedRunner, "advance"), (decoding, "_complete"), (ValueHead, "forward")],
     "reference": [(RowScorer, "states"), (RowScorer, "log_prob")],
     "learning": [(PPOLoss, "forward"), (torch.Tensor, "backward"), (torch.optim.AdamW, "step")],
     "games": [(LanguageEnv, "_step"), (LanguageEnv, "_reset")],

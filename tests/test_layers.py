@@ -18,11 +18,11 @@ LAYERS = {
     "envs": 2,
     "modules": 2,
     "transforms": 3,
-    "objectives": 4,
-    "evaluation": 5,
-    "training": 6,
-    "recipes": 7,
-    "__main__": 8,
+    "objectives": 3,
+    "evaluation": 4,
+    "training": 5,
+    "recipes": 6,
+    "__main__": 7,
 }
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

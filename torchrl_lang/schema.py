@@ -34,7 +34,7 @@ __all__ = [
     "BEHAVIOR_LOG_PROB",
     "DONE",
     "IS_EXAMPLE",
-    "LEARNED",
+    "TRAIN_MASK",
     "RAW_REWARD",
     "REWARD",
     "ROW_KEYS",
@@ -61,7 +61,7 @@ BEHAVIOR_LOG_PROB = "behavior_log_prob"
 """float ``[*B, K]``: log-probability of each token of an action under the model that made the data."""
 TOKEN_ENTROPY = "token_entropy"
 """float ``[*B, K]``: entropy of the distribution that each token of an action was drawn from."""
-LEARNED = "learned"
+TRAIN_MASK = "train_mask"
 """bool ``[*B, K]`` beside an action, ``[*B, T]`` in a row: False on tokens of the agent that are not to be learned."""
 IS_EXAMPLE = "is_example"
 """bool ``[*B, 1]``: the turn was played by somebody else than the policy."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang.envs import WordleEnv
-from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, read_utterance, where_rows
-from torchrl_lang.envs.turns import Reply, planned_turn
+from torchrl_lang.envs.row_state import GrowingRows, Rows, Utterance, read_utterance, where_rows
+from torchrl_lang.envs.turn_format import Reply, planned_turn
 from torchrl_lang.schema import ControlTokens
 
 CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)

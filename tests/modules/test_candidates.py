@@ -12,7 +12,7 @@ from torch import nn
 from tests.modules.toys import WIDTH, tiny_lm
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.modules import (
-    NextTokenRule,
+    NextTokenDistribution,
     QValueHead,
     TiedQValueHead,
     ValueGuidance,
@@ -72,7 +72,9 @@ def assert_same(rule, states):
 @pytest.mark.parametrize("kind", ["mlp", "residual"])
 @pytest.mark.parametrize(("options", "filters"), itertools.product(GUIDED, FILTERS), ids=str)
 def test_same_numbers_as_the_whole_table(options, filters, kind):
-    rule = NextTokenRule([3, 11], vocab_size=V - 40, **filters, guidance=ValueGuidance(*make_heads(kind), **options))
+    rule = NextTokenDistribution(
+        [3, 11], vocab_size=V - 40, **filters, guidance=ValueGuidance(*make_heads(kind), **options)
+    )
     states = make_states()
     states["logits"][0, [3, 11, V - 1]] = 50.0  # forbidden ones would be first
     assert_same(rule, states)
@@ -85,10 +87,10 @@ def test_the_table_is_not_built_and_without_top_k_it_is(wrapped):
     q.register_forward_hook(lambda *args: calls.append(1))
     guidance = ValueGuidance(qvalue_module(q) if wrapped else q, v, beta=1.0, clip=0.0)
     states = make_states()
-    NextTokenRule(top_k=5, top_p=0.9, guidance=guidance)(states)
+    NextTokenDistribution(top_k=5, top_p=0.9, guidance=guidance)(states)
     assert not calls
     for filters in ({"top_p": 0.9}, {}, {"top_k": 50}):  # the last: too many beside the vocabulary
-        rule = NextTokenRule(**filters, guidance=guidance)
+        rule = NextTokenDistribution(**filters, guidance=guidance)
         before = len(calls)
         rule(states)
         assert len(calls) == before + 1
@@ -101,7 +103,7 @@ def test_tied_values_and_a_trunk_of_their_own():
     with torch.no_grad():
         head.out_weight.mul_(60)
     guidance = ValueGuidance(head, make_heads()[1], beta=2.0, clip=0.2, value_trunk=trunk)
-    assert_same(NextTokenRule(top_k=5, guidance=guidance), make_states(VALUE_PREFIX))
+    assert_same(NextTokenDistribution(top_k=5, guidance=guidance), make_states(VALUE_PREFIX))
 
 
 def test_foreign_networks_give_their_whole_table():
@@ -114,7 +116,7 @@ def test_foreign_networks_give_their_whole_table():
             return self.head(hidden) + 0.1
 
     for network in (Foreign(), TensorDictModule(Foreign(), in_keys=["hidden"], out_keys=["action_value"])):
-        assert_same(NextTokenRule(top_k=5, guidance=ValueGuidance(network, beta=2.0)), make_states())
+        assert_same(NextTokenDistribution(top_k=5, guidance=ValueGuidance(network, beta=2.0)), make_states())
 
 
 @pytest.mark.parametrize("tied", [3, 30])  # a few beside the k-th fit among the candidates, many do not
@@ -122,13 +124,13 @@ def test_all_that_tie_with_the_last_one_are_kept(tied):
     states = make_states()
     states["logits"][1] = -5.0
     states["logits"][1, 100 : 100 + 4 + tied] = torch.tensor([9.0] * 4 + [7.0] * tied)
-    rule = NextTokenRule(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
+    rule = NextTokenDistribution(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
     assert_same(rule, states)
     assert rule(states)[1].isfinite().sum() == 4 + tied
 
 
 def test_fewer_tokens_than_candidates_are_allowed():
-    rule = NextTokenRule(range(3, V), top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
+    rule = NextTokenDistribution(range(3, V), top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0))
     assert_same(rule, make_states())
     assert (rule(make_states()).isfinite().sum(-1) == 3).all()
 
@@ -136,16 +138,16 @@ def test_fewer_tokens_than_candidates_are_allowed():
 def test_half_precision_logits_tie_often():
     states = make_states()
     states["logits"] = states["logits"].bfloat16()
-    assert_same(NextTokenRule(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0)), states)
+    assert_same(NextTokenDistribution(top_k=5, guidance=ValueGuidance(make_heads()[0], beta=2.0)), states)
 
 
 def test_without_values():
-    assert_same(NextTokenRule([2], top_k=5, top_p=0.7), make_states())
+    assert_same(NextTokenDistribution([2], top_k=5, top_p=0.7), make_states())
 
 
 def test_gradients_flow_as_through_the_whole_table():
     q, _ = make_heads()
-    rule, states = NextTokenRule(top_k=5, guidance=ValueGuidance(q, beta=2.0)), make_states()
+    rule, states = NextTokenDistribution(top_k=5, guidance=ValueGuidance(q, beta=2.0)), make_states()
     states = {name: value.requires_grad_() for name, value in states.items()}
     leaves = [states["logits"], states["hidden"], *q.parameters()]
     ours, expected = (

@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, WIDTH, heads, rows, sliding_lm, tiny_lm
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import Trunk, UtteranceActor, ValueGuidance, causal_lm, language_actor, qvalue_module
-from torchrl_lang.modules.decoding.readers import _warn_once
+from torchrl_lang.modules.decoding.model_runner import _warn_once
 
 METHODS = ("sample", "greedy", "beam", "best_of")
 K = 5

@@ -7,8 +7,8 @@ import torch
 
 from tests.modules.toys import GOLDEN_CONTROL, Golden
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import NextTokenRule, ValueGuidance, language_actor, split_actor
-from torchrl_lang.modules.decoding import ModelReader, Prompt, beam_search
+from torchrl_lang.modules import NextTokenDistribution, ValueGuidance, language_actor, split_actor
+from torchrl_lang.modules.decoding import LanguageModelRunner, Prompt, beam_search
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 ROWS = [0, 5]  # the rows whose logits, Q values and scores are kept
@@ -74,10 +74,10 @@ def test_guided_scores(golden, hidden, name, guide, filters):
 def test_beams(golden, row, width):
     # Six free tokens there, of which only padding is forbidden; here the seventh slot holds the certain end.
     length = golden["in_attn_mask"][row].long().sum()
-    reader = ModelReader(split_actor(language_actor(golden.lm)), None, size=80)
-    rule = NextTokenRule([GOLDEN_CONTROL.pad], guidance=ValueGuidance(golden.target_qvalue, beta=2.0))
+    runner = LanguageModelRunner(split_actor(language_actor(golden.lm)), None, size=80)
+    rule = NextTokenDistribution([GOLDEN_CONTROL.pad], guidance=ValueGuidance(golden.target_qvalue, beta=2.0))
     prompt = Prompt(golden["in_tokens"][row, None, :length], length[None])
-    found, score = beam_search(reader, rule, prompt, GOLDEN_CONTROL, 7, beams=width, diagnostics=True)
+    found, score = beam_search(runner, rule, prompt, GOLDEN_CONTROL, 7, beams=width, diagnostics=True)
     symbols = [*"abcdefghijklmnopqrstuvwxyz", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"]
     texts = ["".join(symbols[token] for token in action).split("</a>")[0] for action in found.action.tolist()]
     assert texts == golden.arrays[f"beam/row{row}_width{width}_text"].tolist()

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.modules.toys import WIDTH, heads
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import NextTokenRule, ValueGuidance
+from torchrl_lang.modules import NextTokenDistribution, ValueGuidance
 from torchrl_lang.modules.decoding import pick
 
 
@@ -60,7 +60,7 @@ def test_exp_without_clip_is_a_tilt_by_q_and_deaf_to_v():
     q, v = heads()
     hidden, logits = torch.randn(9, WIDTH), torch.randn(9, 12)
     states = {"hidden": hidden, "logits": logits}
-    log_prob = NextTokenRule(temperature=0.7, top_k=7, guidance=ValueGuidance(q, v, beta=3.0))(states)
+    log_prob = NextTokenDistribution(temperature=0.7, top_k=7, guidance=ValueGuidance(q, v, beta=3.0))(states)
     filtered = filter_logits(logits, temperature=0.7, top_k=7)
     torch.testing.assert_close(log_prob, (filtered + 3.0 * q(hidden).amin(1)).log_softmax(-1))
     with_v = (filtered + 3.0 * (q(hidden).amin(1) - v(hidden))).log_softmax(-1)
@@ -69,13 +69,15 @@ def test_exp_without_clip_is_a_tilt_by_q_and_deaf_to_v():
 
 def test_filters_do_not_touch_the_values_and_their_verdict_stays():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    rule = NextTokenRule(temperature=10.0, top_k=2, guidance=ValueGuidance(Fixed([[[0.0, 5.0, 99.0]]]), beta=1.0))
+    rule = NextTokenDistribution(
+        temperature=10.0, top_k=2, guidance=ValueGuidance(Fixed([[[0.0, 5.0, 99.0]]]), beta=1.0)
+    )
     probability = rule({"logits": logits, "hidden": HIDDEN}).exp()
     torch.testing.assert_close(probability, torch.tensor([[0.2, 0.1 + 5.0, -math.inf]]).softmax(-1))
 
 
 def test_values_alone():
-    rule = NextTokenRule([0], guidance=ValueGuidance(Q, beta=1.0, include_logits=False))
+    rule = NextTokenDistribution([0], guidance=ValueGuidance(Q, beta=1.0, include_logits=False))
     log_prob = rule({"logits": torch.tensor([[9.0, 0.0, 5.0]]), "hidden": HIDDEN})
     torch.testing.assert_close(log_prob, torch.tensor([[-math.inf, 1.0, -2.0]]).log_softmax(-1))
 
@@ -83,12 +85,12 @@ def test_values_alone():
 def test_where_no_token_has_an_advantage_the_language_model_decides():
     guidance = ValueGuidance(Q, Fixed([[50.0]]), beta=1.0, weighting="sign")
     logits = torch.tensor([[1.0, 2.0, 3.0]])
-    log_prob = NextTokenRule([2], guidance=guidance)({"logits": logits, "hidden": HIDDEN})
+    log_prob = NextTokenDistribution([2], guidance=guidance)({"logits": logits, "hidden": HIDDEN})
     torch.testing.assert_close(log_prob, torch.tensor([[1.0, 2.0, -math.inf]]).log_softmax(-1))
 
 
 def test_forbidden_tokens_take_no_place_in_top_k():
-    rule = NextTokenRule([0], top_k=1, vocab_size=3)
+    rule = NextTokenDistribution([0], top_k=1, vocab_size=3)
     log_prob = rule({"logits": torch.tensor([[9.0, 1.0, 2.0, 8.0]])})
     assert log_prob.exp().tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
@@ -96,7 +98,7 @@ def test_forbidden_tokens_take_no_place_in_top_k():
 def test_logits_are_left_as_they_were():
     logits = torch.randn(3, 5)
     before = logits.clone()
-    NextTokenRule([0], vocab_size=4, temperature=0.5, top_p=0.5)({"logits": logits})
+    NextTokenDistribution([0], vocab_size=4, temperature=0.5, top_p=0.5)({"logits": logits})
     assert torch.equal(logits, before)
 
 
@@ -129,7 +131,7 @@ def test_settings_that_make_no_sense_are_refused():
 
 
 def test_float64_stays_and_half_precision_is_raised():
-    rule = NextTokenRule([0])
+    rule = NextTokenDistribution([0])
     for given, expected in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
         logits = torch.tensor([[9.0, 1.0, 1.0]], dtype=given)
         assert rule({"logits": logits}).dtype == rule.behavior({"logits": logits}).dtype == expected

@@ -16,9 +16,9 @@ from tests.modules.test_utterance_actor import wordle_policy
 from tests.modules.toys import CONTROL, KINDS, SLIDING, TOKENIZER, rows, sliding_lm, tiny_lm
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import Trunk, UtteranceActor, causal_lm, language_actor
-from torchrl_lang.modules.decoding.memory import departure
-from torchrl_lang.modules.decoding.pieces import pieces
-from torchrl_lang.modules.decoding.watch import ModelWatch
+from torchrl_lang.modules.decoding.prefill_chunk import prefill_chunks
+from torchrl_lang.modules.decoding.prefix_cache import compaction
+from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
 
 N, WIDTH = 7, 60
 EXACT = {"atol": 1e-6, "rtol": 1e-6}  # models compute in double precision; log-probabilities are kept in single
@@ -240,7 +240,7 @@ def test_changed_weights_start_anew(change):
     lm, batch = lm_of(), rows(N, WIDTH, longest=9)
     actors = pair(lm)
     trunk = Trunk(lm)
-    watch = ModelWatch([trunk])
+    watch = WeightSnapshot([trunk])
     for _ in range(2):
         batch = grown(batch, agree(actors, batch)["action"])
     assert watch.unchanged([trunk])
@@ -296,7 +296,7 @@ def test_autocast_starts_anew():
 def test_small_changes_show_in_any_precision(dtype):
     trunk = Trunk(tiny_lm().to(dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        watch = ModelWatch([trunk])
+        watch = WeightSnapshot([trunk])
         assert watch.unchanged([trunk])
         weight = trunk.model.h[1].attn.c_attn.weight.data
         weight[3, 5] += weight[3, 5].abs() * (2**-7 if dtype == torch.bfloat16 else 1e-5)
@@ -316,7 +316,7 @@ def test_what_does_not_change_the_model_goes_unnoticed(kind):
     lm, batch = lora(lm_of()).double() if kind == "lora" else lm_of(kind), rows(N, WIDTH, longest=9)
     trunk = Trunk(lm, expose_pre_norm=True)
     actor = UtteranceActor(language_actor(lm), CONTROL, K)
-    watch = ModelWatch([trunk])
+    watch = WeightSnapshot([trunk])
     trunk.train()
     trunk(batch["tokens"])[0].sum().backward()
     trunk.eval()
@@ -398,7 +398,7 @@ def test_trunks_that_cannot_be_read_piece_by_piece_remember_nothing():
 def test_a_batch_closes_ranks_with_the_fewest_moves():
     for seed in range(20):
         staying = torch.rand(9, generator=torch.Generator().manual_seed(seed)) < 0.6
-        order, holes, movers = departure(staying)
+        order, holes, movers = compaction(staying)
         assert sorted(order.tolist()) == staying.nonzero().squeeze(-1).tolist()
         assert len(holes) == len(movers) == int((~staying[: len(order)]).sum())
         unmoved = order == torch.arange(len(order))
@@ -407,15 +407,15 @@ def test_a_batch_closes_ranks_with_the_fewest_moves():
 
 def test_a_few_long_rows_are_read_apart():
     length, known = torch.full((100,), 30), torch.full((100,), 22)
-    assert pieces(length, known) == [(None, 8, 30)]
+    assert prefill_chunks(length, known) == [(None, 8, 30)]
     known[7] = 0
-    short, long = pieces(length, known)
+    short, long = prefill_chunks(length, known)
     assert (long.rows.tolist(), long.width, long.longest) == ([7], 30, 30)
     assert short.rows.tolist() == [i for i in range(100) if i != 7]
     assert (short.width, short.longest) == (8, 30)
     known[:50] = 0  # then one call for each half
-    assert [piece.width for piece in pieces(length, known)] == [8, 30]
-    assert pieces(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
+    assert [piece.width for piece in prefill_chunks(length, known)] == [8, 30]
+    assert prefill_chunks(length[:3], known[48:51]) == [(None, 30, 30)]  # too little to be worth a call
 
 
 def test_a_collector_whose_weights_are_updated_in_place():

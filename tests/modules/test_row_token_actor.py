@@ -136,11 +136,11 @@ def test_padding_and_order_change_nothing(actor):
 
 def test_tokens_that_are_not_learned_are_left_out(actor):
     rows = make_rows()
-    rows["learned"] = rows["action_mask"] & (torch.arange(T) > 4)
-    loss = GRPOLoss(RowTokenActor(actor, mask_key="learned"), entropy_bonus=False)
+    rows["train_mask"] = rows["action_mask"] & (torch.arange(T) > 4)
+    loss = GRPOLoss(RowTokenActor(actor, mask_key="train_mask"), entropy_bonus=False)
     loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
     found = loss(rows).loss_objective
-    rows["token_log_prob"] = torch.where(rows["learned"], rows["token_log_prob"], -9.0)
+    rows["token_log_prob"] = torch.where(rows["train_mask"], rows["token_log_prob"], -9.0)
     torch.testing.assert_close(loss(rows).loss_objective, found)
     assert not torch.isclose(found, loss_of(actor)(make_rows()).loss_objective)
 
@@ -164,8 +164,8 @@ def test_errors():
     with pytest.raises(TypeError, match="language actor or an UtteranceActor"):
         RowTokenActor(torch.nn.Linear(1, 1))
     rows = make_rows()
-    with pytest.raises(KeyError, match="'learned'"):
-        RowTokenActor(actors()["plain"], mask_key="learned").get_dist(rows)
+    with pytest.raises(KeyError, match="'train_mask'"):
+        RowTokenActor(actors()["plain"], mask_key="train_mask").get_dist(rows)
     with pytest.raises(ValueError, match=r"shape \(6, 12\) expected"):
         RowTokenActor(actors()["plain"]).get_dist(rows).log_prob(rows["tokens"][:, :4])
 

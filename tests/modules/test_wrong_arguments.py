@@ -10,8 +10,8 @@ from torch import nn
 from tests.modules.test_decoding import K, policy
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from torchrl_lang.modules import (
-    ExampleTurns,
-    NextTokenRule,
+    MixedPolicy,
+    NextTokenDistribution,
     QValueHead,
     RowTokenActor,
     TiedQValueHead,
@@ -89,7 +89,7 @@ WRONG = {
     "no beam": (lambda: policy(beams=0), ValueError, "beams must be at least 1"),
     "half a candidate": (lambda: policy(candidates=0.5), TypeError, "candidates must be an integer"),
     "no temperature": (lambda: policy(temperature=float("nan")), ValueError, "temperature must be positive, got nan"),
-    "a rule without ids": (lambda: NextTokenRule(vocab_size=0), ValueError, "vocab_size must be at least 1"),
+    "a rule without ids": (lambda: NextTokenDistribution(vocab_size=0), ValueError, "vocab_size must be at least 1"),
     "no rows' actor": (lambda: RowTokenActor(tiny_lm()), TypeError, "language actor or an UtteranceActor, got GPT2"),
     "a head without width": (lambda: ValueHead(0), ValueError, "ValueHead: width must be .* at least 1, got 0"),
     "a head without heads": (lambda: QValueHead(8, 5, n_heads=0), ValueError, "number of heads must be"),
@@ -106,12 +106,12 @@ WRONG = {
     "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A Hugging Face model is needed, got Linear"),
     "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(name\)"),
     "an example that does not act": (
-        lambda: ExampleTurns(policy(), TensorDictModule(nn.Identity(), ["tokens"], ["words"]), 0.5),
+        lambda: MixedPolicy(policy(), TensorDictModule(nn.Identity(), ["tokens"], ["words"]), 0.5),
         ValueError,
         r"example must be .* writes 'action', this TensorDictModule writes \['words'\]",
     ),
     "a policy that is a function": (
-        lambda: ExampleTurns(lambda td: td, policy(), 0.5),
+        lambda: MixedPolicy(lambda td: td, policy(), 0.5),
         ValueError,
         "policy must be a module of tensordicts that writes 'action'",
     ),

@@ -148,7 +148,7 @@ def test_only_the_first_call_waits_for_values(make, rows):
 DTYPES = [
     ("tokens", torch.float32, "tokens must be int64 or int32, got torch.float32"),
     ("attention_mask", torch.float32, "attention_mask must be bool, got torch.float32"),
-    ("learned", torch.int64, "learned must be bool, got torch.int64"),
+    ("train_mask", torch.int64, "train_mask must be bool, got torch.int64"),
 ]
 
 
@@ -156,7 +156,7 @@ DTYPES = [
 def test_dtypes_are_checked_in_every_call(make, rows, name, dtype, message):
     loss = make()
     loss(rows)
-    entry = rows["action_mask"] if name == "learned" else rows[name]
+    entry = rows["action_mask"] if name == "train_mask" else rows[name]
     with pytest.raises(TypeError, match=message):
         loss(rows.clone().set(name, entry.to(dtype)))
     with pytest.raises(TypeError, match=r"mask \('collector', 'mask'\) must be bool"):
@@ -264,14 +264,14 @@ def test_tokens_of_another_name_reach_the_actor(make, rows):
 def test_the_train_mask_is_an_optional_input(make, rows):
     loss = make()
     learned = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.5
-    assert "learned" in loss.optional_in_keys
+    assert "train_mask" in loss.optional_in_keys
     assert ("collector", "mask") in loss.optional_in_keys
-    assert "learned" not in loss.in_keys
-    expected = loss(rows.clone().set("learned", learned))
-    kept = rows.clone().set("learned", learned).set("other", learned)
+    assert "train_mask" not in loss.in_keys
+    expected = loss(rows.clone().set("train_mask", learned))
+    kept = rows.clone().set("train_mask", learned).set("other", learned)
     kept = kept.select(*loss.in_keys, *loss.optional_in_keys, strict=False)
-    assert "learned" in kept.keys()
-    found = loss(*(rows[key] for key in loss.in_keys), learned=learned)
+    assert "train_mask" in kept.keys()
+    found = loss(*(rows[key] for key in loss.in_keys), train_mask=learned)
     found = found if isinstance(found, tuple) else (found,)
     assert not torch.equal(found[-1 if make is make_bc else 0], loss(rows)[loss.out_keys[0]])
     for key, value in zip(loss.out_keys, found, strict=True):

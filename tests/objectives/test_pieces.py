@@ -11,7 +11,7 @@ from torchrl.objectives import SoftUpdate
 from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_heads, make_ilql, total
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.objectives.rows import in_pieces
+from torchrl_lang.objectives.base import in_pieces
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 

@@ -299,7 +299,7 @@ def test_examples_are_played_and_not_learned(start):
         rows = run.learner.choose(near(run.games.play(to_end=True).rows))
     finally:
         run.games.close()
-    said, learned = rows["action_mask"], rows["learned"]
+    said, learned = rows["action_mask"], rows["train_mask"]
     shown = said & ~learned
     assert not (learned & ~said).any()
     assert 0.3 < shown.sum() / said.sum() < 0.5

@@ -201,13 +201,13 @@ def test_estimates_converge_to_the_exact_divergence(kind):
     data[(*group, "observation")] = torch.tensor([0.5, -1.0, 0.25]).expand(*wide, 3).clone()
     with torch.no_grad():
         data = exact(reference(actor(data)))
-    layout = reference.reference.layout
+    action_keys = reference.reference.action_keys
     for estimator, direction in (("k1", "reverse"), ("k3", "reverse"), ("k3", "forward")):
         estimate = KLDivergenceTransform(
             estimator,
             direction=direction,
-            log_prob_key=list(layout.log_prob),
-            ref_log_prob_key=layout.ref_log_prob,
+            log_prob_key=list(action_keys.log_prob),
+            ref_log_prob_key=action_keys.ref_log_prob,
             out_key="estimate",
         )(data)["estimate"]
         if direction == "forward":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrl_lang.transforms.controllers import (
+from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
     KLController,

@@ -24,9 +24,9 @@ from torchrl.modules import ProbabilisticActor
 from tests.modules.toys import CONTROL, rows, tiny_lm
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
-from torchrl_lang.transforms import KLConstrainedTransform, LiveActor
-from torchrl_lang.transforms.fingerprint import defining_weights, fingerprint
-from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
+from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
+from torchrl_lang.transforms import CurrentPolicy, KLConstrainedTransform
 
 
 def small_actor(*, dropout=0.0, seed=0):
@@ -47,12 +47,12 @@ def observed(n=5, seed=1):
 
 
 def logits_of(frozen, batch):
-    with frozen.evaluating():
+    with frozen.eval_mode():
         return frozen.actor.get_dist(batch.clone()).logits
 
 
 def loc_of(frozen, batch):
-    with frozen.evaluating():
+    with frozen.eval_mode():
         return frozen.actor.get_dist(batch.clone()).loc
 
 
@@ -118,7 +118,7 @@ def test_pieces_add_up(monkeypatch):
 
 _IN_ANOTHER_PROCESS = """
 from tests.transforms.test_frozen import small_actor
-from torchrl_lang.transforms.frozen import frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
 print(bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex())
 """
 
@@ -223,7 +223,7 @@ def test_gradients_flow_through_a_differentiable_one():
     actor[0].module[0].requires_grad_(False)
     reference = frozen_copy(actor, differentiable=True)
     batch["observation"].requires_grad_()
-    with reference.evaluating():
+    with reference.eval_mode():
         reference.actor.get_dist(batch).loc.sum().backward()
     assert batch["observation"].grad.abs().sum() > 0
     net = reference.actor[0].module
@@ -252,7 +252,7 @@ def test_pre_norm_states_come_from_the_copy():
     before = actor[0](batch.clone())["hidden_pre_norm"].detach()
     with torch.no_grad():
         actor[0].module.model.wte.weight.mul_(2)
-    with reference.evaluating():
+    with reference.eval_mode():
         found = reference.actor[0](batch.clone())["hidden_pre_norm"]
     assert torch.equal(found, before)
     assert actor[0].module._pre_norm is None
@@ -269,7 +269,7 @@ def test_an_utterance_actor_keeps_its_random_stream():
     assert torch.equal(said(copied=True), said(copied=False))
     policy, batch = UtteranceActor(language_actor(tiny_lm()), CONTROL, 6, seed=3), rows()
     reference, action = frozen_copy(policy), policy(batch.clone())
-    with reference.evaluating():
+    with reference.eval_mode():
         log_prob = reference.actor.get_dist(batch).log_prob(action["action"])
     torch.testing.assert_close(log_prob, action["action_log_prob"])
 
@@ -449,7 +449,7 @@ def test_it_compiles_in_one_graph(share):
 
     def step(observation):
         reference.check_unchanged()
-        with reference.evaluating():
+        with reference.eval_mode():
             dist = reference.actor.get_dist(TensorDict(observation=observation, batch_size=[5]))
         return dist.log_prob(torch.zeros(5, 1)) + observation.sum()
 
@@ -503,12 +503,12 @@ def test_the_adapters_are_found_as_they_were_left(failing, enabled):
     if not enabled:
         model.base_model.model.model.layers[0].self_attn.q_proj.enable_adapters(False)
     reference, before = adapters_off(actor), adapter_state(model)
-    with reference.evaluating():
+    with reference.eval_mode():
         expected = actor.get_dist(batch.clone()).logits
     assert adapter_state(model) == before
 
     def use():
-        with reference.evaluating(), reference.evaluating():
+        with reference.eval_mode(), reference.eval_mode():
             assert not any(m.training for m in actor.modules())
             assert torch.equal(actor.get_dist(batch.clone()).logits, expected)
             if failing:
@@ -528,8 +528,8 @@ def test_nested_use_leaves_the_outer_context_without_adapters():
     actor, batch = language_actor(model), rows()
     reference = adapters_off(actor)
     base = logits_of(reference, batch)
-    with reference.evaluating():
-        with reference.evaluating():
+    with reference.eval_mode():
+        with reference.eval_mode():
             pass
         assert torch.equal(actor.get_dist(batch.clone()).logits, base)
         assert not torch.is_grad_enabled()
@@ -568,10 +568,10 @@ def test_what_cannot_be_switched_off_is_refused():
         frozen_copy(actor)
     merged, batch = frozen_copy(actor, share=False), rows()
     torch.testing.assert_close(logits_of(merged, batch), actor.get_dist(batch.clone()).logits)
-    with pytest.raises(ValueError, match="unmerge_adapter"), reference.evaluating():
+    with pytest.raises(ValueError, match="unmerge_adapter"), reference.eval_mode():
         pass
     model.unmerge_adapter()
-    with reference.evaluating():
+    with reference.eval_mode():
         pass
 
 
@@ -659,7 +659,7 @@ def test_methods_of_registered_models_are_copied(make_call):
     before = actor(TensorDict(x=x, batch_size=[3]))["y"]
     with torch.no_grad():
         actor.module.net.weight.add_(1.0)
-    with frozen.evaluating():
+    with frozen.eval_mode():
         assert torch.equal(frozen.actor(TensorDict(x=x, batch_size=[3]))["y"], before)
 
 
@@ -674,7 +674,7 @@ def test_compiled_modules_are_copied(inplace):
     frozen = frozen_copy(actor)
     with torch.no_grad():
         net.weight.add_(1.0)
-    with frozen.evaluating():
+    with frozen.eval_mode():
         assert torch.equal(frozen.actor(x.copy())["y"], before)
 
 
@@ -688,11 +688,11 @@ def in_a_thread(function):
 
 
 def switched(reference):
-    with reference.evaluating():
+    with reference.eval_mode():
         return [m.training for m in reference.actor.modules()]
 
 
-@pytest.mark.parametrize("make", [adapters_off, LiveActor])
+@pytest.mark.parametrize("make", [adapters_off, CurrentPolicy])
 def test_another_thread_may_not_switch_the_policy(make):
     """A prefetching replay buffer would do it while the policy runs in the training loop."""
     model, _ = lora("llama")
@@ -723,7 +723,7 @@ def test_a_prefetching_replay_buffer_is_told():
 
 
 def test_a_live_policy_in_evaluation_mode_runs_in_any_thread():
-    reference = LiveActor(small_actor().eval())
+    reference = CurrentPolicy(small_actor().eval())
     assert not any(in_a_thread(lambda: switched(reference)))
     reference.actor[0].module[1].train()
     with pytest.raises(RuntimeError, match="training to evaluation mode"):

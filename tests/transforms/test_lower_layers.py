@@ -10,8 +10,8 @@ from torch import nn
 from tests.modules.toys import KINDS, rows
 from torchrl_lang.modules import causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
-from torchrl_lang.transforms.frozen import adapters_off, frozen_copy
-from torchrl_lang.transforms.lower_layers import SharedLowerLayers, shared_depth
+from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers, shared_depth
 
 LAYERS = 4
 
@@ -31,7 +31,7 @@ def trunk_of(actor):
 
 def both_of(actor):
     frozen = frozen_copy(actor)
-    return SharedLowerLayers(trunk_of(actor), trunk_of(frozen.actor), evaluating=frozen.evaluating)
+    return SharedLowerLayers(trunk_of(actor), trunk_of(frozen.actor), eval_mode=frozen.eval_mode)
 
 
 def nudge(actor):
@@ -132,7 +132,7 @@ def test_no_gradient_passes_from_the_reference_to_the_policy():
         embedded.append(output.requires_grad_())
 
     trunk.model.embed_tokens.register_forward_hook(wants_gradient)
-    mine, its = SharedLowerLayers(trunk, trunk_of(frozen.actor), evaluating=frozen.evaluating).states(rows()["tokens"])
+    mine, its = SharedLowerLayers(trunk, trunk_of(frozen.actor), eval_mode=frozen.eval_mode).states(rows()["tokens"])
     its.square().sum().backward()
     assert embedded[0].grad is None
     mine.square().sum().backward()
@@ -187,10 +187,10 @@ def test_adapters_on_the_top_leave_the_rest_in_common():
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[3], init_lora_weights=False)
     actor, batch = actor_of("llama", lm=peft.get_peft_model(lm, config)), rows()
     frozen, trunk = adapters_off(actor), trunk_of(actor)
-    both = SharedLowerLayers(trunk, trunk, evaluating=frozen.evaluating)
+    both = SharedLowerLayers(trunk, trunk, eval_mode=frozen.eval_mode)
     assert both.depth == 3
     wanted = trunk(batch["tokens"]).detach()
-    with frozen.evaluating():
+    with frozen.eval_mode():
         base = trunk(batch["tokens"])
     runs = count_runs(both)
     mine, its = both.states(batch["tokens"])

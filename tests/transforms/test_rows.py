@@ -15,9 +15,9 @@ from torchrl_lang.modules import UtteranceActor, ValueGuidance, language_actor, 
 from torchrl_lang.modules.freezing import train_top_layers
 from torchrl_lang.transforms import (
     ActorReference,
+    CurrentPolicy,
     KLConstrainedTransform,
     KLDivergenceTransform,
-    LiveActor,
     ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
     RowReference,
@@ -224,7 +224,7 @@ def test_the_exact_divergence_of_actors_with_options(options):
     drift(policy, 0.01 if "top_k" in options else 0.1)
     rows = rows_from_rollout(play(policy, env), unfinished="drop")
     transform = KLDivergenceTransform(
-        "exact", policy=RowReference(LiveActor(policy)), reference=RowReference(reference)
+        "exact", policy=RowReference(CurrentPolicy(policy)), reference=RowReference(reference)
     )
     found = transform(rows.copy())["kl"]
     tokens, mask = rows["tokens"], rows["action_mask"]
@@ -276,7 +276,7 @@ def test_the_summed_exact_divergence_has_the_estimator_s_mean_and_less_noise():
     k1, k3 = (
         KLConstrainedTransform(reference, estimator=estimator)(rows.copy())["kl"].sum(-1) for estimator in ("k1", "k3")
     )
-    live = RowReference(LiveActor(policy))
+    live = RowReference(CurrentPolicy(policy))
     exact = KLConstrainedTransform(reference, estimator="exact", policy=live)(rows.copy())["kl"].sum(-1)
     for estimate in (k1, k3):
         error = (estimate - exact).std() / len(rows) ** 0.5

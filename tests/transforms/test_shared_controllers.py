@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrl_lang.transforms.controllers import (
+from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
     LagrangeKLController,
@@ -174,7 +174,7 @@ def test_the_memory_goes_with_its_last_user():
 
 _KILLED = """
 import os, signal
-from torchrl_lang.transforms.controllers import ConstantKLController
+from torchrl_lang.modules.controllers import ConstantKLController
 controller = ConstantKLController(0.5).share_memory()
 print(controller._handles["coef"][1].decode().strip("/"), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.transforms import (
+    CurrentPolicy,
     KLConstrainedTransform,
-    LiveActor,
     ReferenceModelLogProbTransform,
     RowReference,
     WrapperReference,
@@ -167,14 +167,14 @@ class TestFrozen:
         lora = get_peft_model(lm, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
         tuned, base = wrapper(lora), WrapperReference(adapters_off(wrapper(lora)), rows=True)
         torch.testing.assert_close(base.log_prob(rows, rows), plain)
-        live = WrapperReference(LiveActor(tuned), rows=True).log_prob(rows, rows)
+        live = WrapperReference(CurrentPolicy(tuned), rows=True).log_prob(rows, rows)
         assert (live - plain).abs().max() > 0.01
 
     def test_leaves_the_users_wrapper_and_data_as_they_were(self):
         theirs, data = wrapper(), conversations(whole_rows(), left=True)
         before, keys = data.clone(), set(data.keys(True))
         theirs.train()
-        live = WrapperReference(LiveActor(theirs))
+        live = WrapperReference(CurrentPolicy(theirs))
         live.log_prob(data, data)
         assert theirs.training
         assert not theirs.model._forward_pre_hooks

@@ -8,8 +8,8 @@ from typing import Literal
 
 from tensordict import TensorDict, TensorDictBase
 
+from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.data.layout import TokenReward, cut_layout, fits, lay_out, stack_layouts
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row
 
@@ -55,18 +55,18 @@ def to_rows(
         raise ValueError(f"row_length must be at least 1 token, got {row_length}.")
     if on_overflow not in ("error", "truncate"):
         raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
-    layouts = [lay_out(episode, tokenizer, token_reward) for episode in episodes]
-    over = [index for index, layout in enumerate(layouts) if not fits(layout, row_length)]
+    encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
+    over = [index for index, layout in enumerate(encoded) if not fits(layout, row_length)]
     if over:
-        longest = max(len(layouts[index].tokens) for index in over)
+        longest = max(len(encoded[index].tokens) for index in over)
         what = (
-            f"{len(over)} of {len(layouts)} episodes (the first is {over[0]}) are longer than row_length={row_length} "
+            f"{len(over)} of {len(encoded)} episodes (the first is {over[0]}) are longer than row_length={row_length} "
         )
         what += f"tokens, the longest has {longest}"
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
         warnings.warn(f"{what}: they were truncated to their heads.", stacklevel=2)
-    rows = stack_layouts([cut_layout(layout, row_length) for layout in layouts], tokenizer.control.pad, row_length)
+    rows = stack_episodes([cut_episode(layout, row_length) for layout in encoded], tokenizer.control.pad, row_length)
     check_row(rows, vocab_size=tokenizer.vocab_size)
     return rows
 

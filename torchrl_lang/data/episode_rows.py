@@ -9,9 +9,9 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.carried import carried
 from torchrl_lang.data.rollouts import rows_at
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
+from torchrl_lang.data.step_to_token import carried
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, check_row
 

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.dialogues import parse_dialogue
+from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode
-from torchrl_lang.data.layout import Layout, cut_layout, fits, lay_out, stack_layouts
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.storage import FileError, regular_file
 
@@ -98,19 +98,19 @@ def dataset_from_jsonl(
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)
     with writer:
         for number, found in _lines(path, ignore):
-            layout = _encode(found, tokenizer, row_length, on_overflow)
-            if not bad.keeps(number, layout) or not isinstance(layout, Layout):
+            encoded = _encode(found, tokenizer, row_length, on_overflow)
+            if not bad.keeps(number, encoded) or not isinstance(encoded, EncodedEpisode):
                 continue
-            if not fits(layout, row_length):
+            if not fits(encoded, row_length):
                 truncated.append(number)
-            block.append(cut_layout(layout, row_length))
+            block.append(cut_episode(encoded, row_length))
             if len(block) == _BLOCK:
-                writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
+                writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
                 block.clear()
         bad.report()
         if not writer.rows and not block:
             raise _no_dialogue(path)
-        writer.extend(stack_layouts(block, tokenizer.control.pad, row_length))
+        writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
         writer.notes = {"skipped": [line._asdict() for line in bad.lines], "truncated_lines": truncated}
     if truncated:
         warnings.warn(
@@ -129,7 +129,7 @@ class _BadLines:
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
         self.path, self.on_error, self.lines = path, on_error, list[BadLine]()
 
-    def keeps(self, number: int, found: Episode | Layout | str) -> bool:
+    def keeps(self, number: int, found: Episode | EncodedEpisode | str) -> bool:
         """Whether the line is good; a string is the reason why it is not."""
         if not isinstance(found, str):
             return True
@@ -181,13 +181,13 @@ def _parse(raw: bytes, ignore: Sequence[str]) -> Episode | str:
         return str(error)
 
 
-def _encode(found: Episode | str, tokenizer: Tokenizer, row_length: int, on_overflow: str) -> Layout | str:
+def _encode(found: Episode | str, tokenizer: Tokenizer, row_length: int, on_overflow: str) -> EncodedEpisode | str:
     if isinstance(found, str):
         return found
     try:
-        layout = lay_out(found, tokenizer)
+        encoded = encode_episode(found, tokenizer)
     except ValueError as error:
         return str(error)
-    if on_overflow == "error" and not fits(layout, row_length):
-        return f"the dialogue has {len(layout.tokens)} tokens, row_length is {row_length}"
-    return layout
+    if on_overflow == "error" and not fits(encoded, row_length):
+        return f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}"
+    return encoded

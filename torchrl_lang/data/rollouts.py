@@ -9,8 +9,8 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.carried import carried
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
+from torchrl_lang.data.step_to_token import carried
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import (
     ACTION_MASK,

@@ -6,7 +6,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.carried import row_of_step
+from torchrl_lang.data.step_to_token import row_of_step
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, RAW_REWARD, TOKEN_REWARD
 

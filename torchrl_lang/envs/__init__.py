@@ -1,7 +1,7 @@
 """Language tasks as TorchRL environments."""
 
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
-from torchrl_lang.envs.compiled import CompiledRollout
+from torchrl_lang.envs.compiled_rollout import CompiledRollout
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.token_env import TokenEnv

@@ -13,11 +13,11 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs import entries
-from torchrl_lang.envs.continuation import count_turns, rows_to_continue
-from torchrl_lang.envs.rows import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
+from torchrl_lang.envs import observation_entries
+from torchrl_lang.envs.row_state import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
+from torchrl_lang.envs.set_state import count_turns, rows_to_continue
 from torchrl_lang.envs.specs import flags, row_specs, token_ids
-from torchrl_lang.envs.turns import Reply, opened_rows, planned_turn
+from torchrl_lang.envs.turn_format import Reply, initial_rows, planned_turn
 from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
@@ -174,7 +174,7 @@ class LanguageEnv(EnvBase):
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(entries.checked_seed(seed))
+            self.generator.manual_seed(observation_entries.checked_seed(seed))
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -200,8 +200,8 @@ class LanguageEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        tensordict, named = entries.merge_rows(self, tensordict, kwargs, set_state=set_state)
-        options = entries.reset_options(self, tensordict, named, self._reset_entries)
+        tensordict, named = observation_entries.merge_rows(self, tensordict, kwargs, set_state=set_state)
+        options = observation_entries.reset_options(self, tensordict, named, self._reset_entries)
         fresh = self._fresh(options)
         given = None
         if set_state:
@@ -238,7 +238,7 @@ class LanguageEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        live = entries.stepped(~(self._terminated | self._truncated), tensordict)
+        live = observation_entries.active_rows(~(self._terminated | self._truncated), tensordict)
         reward = self._play_turn(self._action(tensordict), live)
         out = self._observe()
         return out.set(REWARD, reward.reshape(*self.batch_size, 1))
@@ -252,7 +252,7 @@ class LanguageEnv(EnvBase):
         opening, opening_length, task = self._open(number, fresh, options)
         if given is None:
             control, width = self.tokenizer.control, self.row_length
-            rows = opened_rows(opening, opening_length, control, row_length=width, action_length=self.action_length)
+            rows = initial_rows(opening, opening_length, control, row_length=width, action_length=self.action_length)
             turns = torch.zeros_like(number)
         else:
             rows, task = given, self._restore(given, task, fresh, options)
@@ -304,14 +304,14 @@ class LanguageEnv(EnvBase):
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
         """The rows that a reset begins anew, bool ``[N]``."""
-        return entries.fresh_rows(self, options, first=self._rows is None)
+        return observation_entries.fresh_rows(self, options, first=self._rows is None)
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
         """What ``reset`` was given under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
-        return entries.named_entry(self, options, key)
+        return observation_entries.named_entry(self, options, key)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = entries.given_action(self, tensordict)
+        action = observation_entries.given_action(self, tensordict)
         expected = (*self.batch_size, self.action_length)
         if tuple(action.shape) != expected or action.dtype != torch.int64:
             raise ValueError(
@@ -319,7 +319,7 @@ class LanguageEnv(EnvBase):
                 f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
             )
         action = action.reshape(self._n, self.action_length)
-        return entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
+        return observation_entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
         """The observation, in fresh tensors: what a caller does to it never reaches the environment.

@@ -7,7 +7,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["TokenKind", "check_order", "token_kinds"]

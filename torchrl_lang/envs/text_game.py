@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.rows import Rows, Utterance
+from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage.errors import shorten

@@ -11,9 +11,9 @@ from torchrl.data import Categorical
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.entries import given_action, in_vocabulary, merge_rows, reset_mask, stepped
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.envs.rows import Rows, where_rows
+from torchrl_lang.envs.observation_entries import active_rows, given_action, in_vocabulary, merge_rows, reset_mask
+from torchrl_lang.envs.row_state import Rows, where_rows
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS, check_row
 
 __all__ = ["TokenEnv"]
@@ -126,7 +126,7 @@ class TokenEnv(EnvBase):
         control = self.tokenizer.control
         token = self._action(tensordict)
         token = torch.where(token == control.pad, control.end_of_action, token)
-        live = stepped(~self._done, tensordict)
+        live = active_rows(~self._done, tensordict)
         place = torch.arange(self.env.action_length, device=token.device) == self._written[:, None]
         pending = torch.where(place & live[:, None], token[:, None], self._pending)
         written = self._written + live

@@ -14,7 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.functional import generators
-from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.schema import (
     ACTION_MASK,
     BEHAVIOR_LOG_PROB,
@@ -93,7 +93,7 @@ def play_games(
         raise ValueError(f"games must be at least 1, got {games}.")
     waves: list[TensorDict] = []
     played = 0
-    mode = evaluating(policy) if isinstance(policy, nn.Module) else nullcontext()
+    mode = eval_mode(policy) if isinstance(policy, nn.Module) else nullcontext()
     with _own_streams(policy, seed), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:

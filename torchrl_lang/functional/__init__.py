@@ -22,12 +22,12 @@ from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.entropy import categorical_entropy
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
-from torchrl_lang.functional.learned import learned_mask
+from torchrl_lang.functional.learned import trained_states
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
-from torchrl_lang.functional.values import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
     "Advantages",
@@ -50,7 +50,7 @@ __all__ = [
     "group_advantages",
     "kl_estimate",
     "lambda_returns",
-    "learned_mask",
+    "trained_states",
     "linear_cross_entropy",
     "linear_margin",
     "margin_term",

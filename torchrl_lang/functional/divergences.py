@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang.functional.precision import widened
+from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["categorical_kl", "projected_kl"]
 
@@ -44,9 +44,9 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
         raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)} must have one shape.")
     _check_chunk_size(chunk_size)
     if logits.shape[-1] <= chunk_size:
-        return _kl_at_once(widened(logits), widened(ref_logits))
+        return _kl_at_once(upcast_half(logits), upcast_half(ref_logits))
     pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
-    return _kl_of_slices(((widened(a), widened(b)) for a, b in pairs), _no_sums(logits, ref_logits))
+    return _kl_of_slices(((upcast_half(a), upcast_half(b)) for a, b in pairs), _no_sums(logits, ref_logits))
 
 
 def projected_kl(
@@ -111,7 +111,7 @@ def projected_kl(
 
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, barred: Tensor | None) -> Tensor:
     """Logits of one slice of the vocabulary, ``[*N, chunk]``."""
-    logits = widened(F.linear(hidden, weight, bias))
+    logits = upcast_half(F.linear(hidden, weight, bias))
     if temperature != 1.0:
         logits = logits / temperature
     return logits if barred is None else logits.masked_fill(barred, -torch.inf)

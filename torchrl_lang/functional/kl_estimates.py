@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.precision import widened
+from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["KLDirection", "KLEstimator", "kl_estimate"]
 
@@ -84,7 +84,7 @@ def kl_estimate(
             f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: give "
             "both the log-probabilities of the same actions."
         )
-    log_prob, ref_log_prob = widened(log_prob), widened(ref_log_prob)
+    log_prob, ref_log_prob = upcast_half(log_prob), upcast_half(ref_log_prob)
     if (estimator, direction) == ("k1", "reverse"):
         return _log_ratio(log_prob, ref_log_prob)
     x = _log_ratio(ref_log_prob, log_prob)

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from torchrl_lang.functional.decisions import decision_mask, shift_left
 
-__all__ = ["learned_mask"]
+__all__ = ["trained_states"]
 
 
-def learned_mask(learned: Tensor, action_mask: Tensor) -> Tensor:
+def trained_states(learned: Tensor, action_mask: Tensor) -> Tensor:
     """True where a loss counts, ``bool [*B, T]``: at every state but those whose next token is not to be learned.
 
     A loss's ``loss_mask_key`` takes a decision by the position of its state, one before its token. The environment's
@@ -21,10 +21,10 @@ def learned_mask(learned: Tensor, action_mask: Tensor) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import learned_mask
+        >>> from torchrl_lang.functional import trained_states
         >>> agent = torch.tensor([False, True, True, False, True])
         >>> learned = torch.tensor([False, False, False, False, True])
-        >>> learned_mask(learned, agent)
+        >>> trained_states(learned, agent)
         tensor([False, False,  True,  True,  True])
     """
     return shift_left(learned) | ~decision_mask(action_mask)

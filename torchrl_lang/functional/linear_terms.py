@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.precision import widened
-from torchrl_lang.functional.vocabulary_pieces import PieceTerm, Plan, VocabularyTerm, hinge_piece, softmax_piece
+from torchrl_lang.functional.chunked_linear import PieceTerm, Plan, VocabularyTerm, hinge_piece, softmax_piece
+from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
 
@@ -140,7 +140,7 @@ def _term(
     if not stacked:
         features, weight, bias = features[None], weight[None], None if bias is None else bias[None]
     if position_weight is None:
-        position_weight = widened(features).new_ones(target.shape)
+        position_weight = upcast_half(features).new_ones(target.shape)
     if isinstance(temperature, Tensor):
         temperature = temperature.detach()
     device = features.device.type

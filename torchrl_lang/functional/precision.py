@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["widened"]
+__all__ = ["upcast_half"]
 
 
-def widened(values: Tensor) -> Tensor:
+def upcast_half(values: Tensor) -> Tensor:
     """At least float32; wider values stay as they are.
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional.precision import widened
-        >>> widened(torch.zeros(1, dtype=torch.bfloat16)).dtype, widened(torch.zeros(1, dtype=torch.float64)).dtype
-        (torch.float32, torch.float64)
+        >>> from torchrl_lang.functional.precision import upcast_half
+        >>> [upcast_half(torch.zeros(1, dtype=dtype)).dtype for dtype in (torch.bfloat16, torch.float64)]
+        [torch.float32, torch.float64]
     """
     return values.float() if values.dtype.itemsize < 4 else values

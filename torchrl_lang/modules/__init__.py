@@ -12,10 +12,16 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
-from torchrl_lang.modules.decoding import NextTokenRule, RowCache, UtteranceActor, UtteranceDistribution, ValueGuidance
-from torchrl_lang.modules.example_turns import ExampleTurns
+from torchrl_lang.modules.decoding import (
+    NextTokenDistribution,
+    RowCache,
+    UtteranceActor,
+    UtteranceDistribution,
+    ValueGuidance,
+)
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.row_token_actor import RowTokenActor, RowTokenDistribution
@@ -23,21 +29,21 @@ from torchrl_lang.modules.saving import SavedModel, language_model_of, load_lang
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.schema import IS_EXAMPLE, LEARNED
+from torchrl_lang.schema import IS_EXAMPLE, TRAIN_MASK
 
 __all__ = [
     "ACTION_VALUE",
     "HIDDEN",
     "HIDDEN_PRE_NORM",
     "IS_EXAMPLE",
-    "LEARNED",
+    "TRAIN_MASK",
     "LOGITS",
     "NEXT_TOKEN",
     "STATE_VALUE",
     "ActionValueHead",
     "ActorParts",
-    "ExampleTurns",
-    "NextTokenRule",
+    "MixedPolicy",
+    "NextTokenDistribution",
     "QValueHead",
     "RowCache",
     "RowTokenActor",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.modules.eval_mode import eval_mode
 
 __all__ = ["check_causal"]
 
@@ -62,7 +62,7 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     if min(vocabulary, length) < 2:
         return True
     try:
-        with torch.no_grad(), evaluating(model), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
             difference, limit = _difference(states, length, device)
     except (RuntimeError, NotImplementedError):
         return False

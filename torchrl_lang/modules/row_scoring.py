@@ -11,10 +11,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, T
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left, shift_right
-from torchrl_lang.functional.precision import widened
+from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
-from torchrl_lang.modules.decoding.readers import States, apply_head, read_rows
+from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
@@ -172,7 +172,7 @@ class RowScorer:
         chosen = self._with_logits(chosen)
         if isinstance(self.actor, UtteranceActor):
             return self.actor.decoder.rule(chosen)
-        return widened(chosen[LOGITS]).log_softmax(-1)
+        return upcast_half(chosen[LOGITS]).log_softmax(-1)
 
     def parts(self, batch: RowBatch, states: States) -> Iterator[slice]:
         """The decisions in pieces whose logits fit into a few dozen megabytes."""

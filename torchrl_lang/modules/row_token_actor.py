@@ -82,8 +82,8 @@ class RowTokenActor(TensorDictModuleBase):
     Args:
         actor: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that said its tokens at temperature
             1 over the whole vocabulary.
-        mask_key: bool ``[*B, T]``, the tokens that count in the loss, e.g. ``"learned"`` of
-            :class:`~torchrl_lang.modules.ExampleTurns`.
+        mask_key: bool ``[*B, T]``, the tokens that count in the loss, e.g. ``"train_mask"`` of
+            :class:`~torchrl_lang.modules.MixedPolicy`.
 
     Examples:
         >>> import torch

@@ -11,15 +11,15 @@ from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.checks import finite
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.rows import LogitsChunk, RowLoss, kl_controller
-from torchrl_lang.objectives.said import checked_reference, read_reference, row_batch, score_decisions
-from torchrl_lang.transforms.controllers import KLController
-from torchrl_lang.transforms.frozen import FrozenActor
+from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.token_scores import checked_reference, read_reference, row_batch, score_decisions
 
 __all__ = ["BCLoss"]
 

@@ -24,11 +24,11 @@ from torchrl_lang.functional import (
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.actor import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk
 from torchrl_lang.objectives.checks import check_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk
-from torchrl_lang.objectives.values import ValueRowLoss, Values
+from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.value_base import ValueRowLoss, Values
 
 __all__ = ["ILQLLoss"]
 

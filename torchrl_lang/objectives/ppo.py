@@ -14,8 +14,11 @@ from torch import Tensor
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
 from torchrl_lang.functional.checks import finite, one_of, positive
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.advantages import AdvantageRowLoss
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
+from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk, kl_controller
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
@@ -24,11 +27,14 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.rows import DecisionBatch, LogitsChunk, kl_controller
-from torchrl_lang.objectives.said import Said, checked_reference, read_reference, row_batch, score_decisions
+from torchrl_lang.objectives.token_scores import (
+    TokenScores,
+    checked_reference,
+    read_reference,
+    row_batch,
+    score_decisions,
+)
 from torchrl_lang.schema import TOKEN_LOG_PROB
-from torchrl_lang.transforms.controllers import KLController
-from torchrl_lang.transforms.frozen import FrozenActor
 
 __all__ = ["PPOLoss"]
 
@@ -268,7 +274,7 @@ class PPOLoss(AdvantageRowLoss):
         entry = tensordict.get(getattr(self.tensor_keys, name))
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
-    def _said(self, batch: DecisionBatch, states: TensorDictBase) -> Said:
+    def _said(self, batch: DecisionBatch, states: TensorDictBase) -> TokenScores:
         scorer, rows = self.scorer, row_batch(batch, batch.rows.get(self.tensor_keys.tokens))
         return score_decisions(
             scorer,
@@ -279,7 +285,7 @@ class PPOLoss(AdvantageRowLoss):
             logits_chunk=self.logits_chunk,
         )
 
-    def _kl(self, said: Said, log_ratio: Tensor, given: dict[str, Tensor]) -> Tensor:
+    def _kl(self, said: TokenScores, log_ratio: Tensor, given: dict[str, Tensor]) -> Tensor:
         """Divergence from the reference at each decision, ``[N]``."""
         if self.kl_estimator == "exact":
             assert said.kl is not None
@@ -287,7 +293,7 @@ class PPOLoss(AdvantageRowLoss):
         return corrected_kl(log_ratio, said.log_prob, given["ref_log_prob"], self.kl_estimator)
 
     @torch.no_grad()
-    def _metrics(self, said: Said, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, said: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
         """What says how far the policy has moved, over the decisions that count."""
         low, high = self.clip_epsilon
         ratio = log_ratio.exp()

@@ -24,7 +24,7 @@ from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.recipes.tasks import Task
 from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
-from torchrl_lang.schema import ACTION_MASK, LEARNED, TOKEN_LOG_PROB
+from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
 __all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
 
@@ -62,8 +62,8 @@ class Games:
 
     Args:
         task: what is played.
-        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``learned`` where not all of its tokens
-            are to be learned; in one process it is the one that is trained.
+        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``train_mask`` where not all of its
+            tokens are to be learned; in one process it is the one that is trained.
         kind: of the collector.
         workers: processes of the other two kinds.
         games: played side by side, in all processes together.
@@ -91,7 +91,7 @@ class Games:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
         self._policy = policy
         self._updates = 0
-        said = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, LEARNED) if key in policy.out_keys]
+        said = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
         self._rows = EpisodeRows({key: key for key in said} | {VERSION: ("next", VERSION)})
         common: dict[str, Any] = {
             "total_frames": -1,

@@ -16,14 +16,14 @@ from torchrl.objectives import LossModule
 
 from torchrl_lang.data import row_buffer
 from torchrl_lang.functional import generators
-from torchrl_lang.modules import ExampleTurns
+from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.collection import Games, InPrecision, Played
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.options import check_record, write_options
 from torchrl_lang.recipes.runs import finish, is_due, make_optimizer, resume, run_folder
 from torchrl_lang.recipes.start import Start, load_start
 from torchrl_lang.recipes.unfrozen import Unfrozen
-from torchrl_lang.schema import LEARNED
+from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.training import (
     Checkpointer,
     NonFiniteError,
@@ -79,7 +79,7 @@ def keep_near(options: OnlineOptions, start: Start) -> KLConstrainedTransform:
     controller: Any = ConstantKLController(options.kl_coef)
     if options.kl_target is not None:
         controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
-    paid = LEARNED if options.examples else None  # nothing is paid for what another said
+    paid = TRAIN_MASK if options.examples else None  # nothing is paid for what another said
     return KLConstrainedTransform(start.reference, controller, estimator="k1", mask_key=paid)
 
 
@@ -92,7 +92,7 @@ def _player(
     # As with the policy's words: copies in several processes are not to draw the same.
     seeds = (options.seed + 1, options.seed + 2) if options.collector == "single" else (None, None)
     example, offered = start.task.example(seeds[0])
-    return ExampleTurns(policy, example, options.examples, seed=seeds[1]), offered
+    return MixedPolicy(policy, example, options.examples, seed=seeds[1]), offered
 
 
 class OnlineRun:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchrl_lang.transforms.fingerprint import fingerprint
+from torchrl_lang.modules.frozen.fingerprint import fingerprint
 
 __all__ = ["Unfrozen"]
 

@@ -1,6 +1,6 @@
 """Transforms: rewards kept near a reference by their divergence, for any actor, in any place; rewards of turns."""
 
-from torchrl_lang.transforms.controllers import (
+from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
     KLController,
@@ -8,15 +8,15 @@ from torchrl_lang.transforms.controllers import (
     ScheduledKLController,
     as_controller,
 )
-from torchrl_lang.transforms.fingerprint import fingerprint
-from torchrl_lang.transforms.frozen import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.current_policy import CurrentPolicy
+from torchrl_lang.modules.frozen.fingerprint import fingerprint
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers, shared_depth
+from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform
 from torchrl_lang.transforms.kl_divergence import KLDivergenceTransform
 from torchrl_lang.transforms.kl_limit import KLLimitTransform
 from torchrl_lang.transforms.kl_reward import KLRewardTransform
-from torchrl_lang.transforms.layout import Layout
-from torchrl_lang.transforms.live import LiveActor
-from torchrl_lang.transforms.lower_layers import SharedLowerLayers, shared_depth
 from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
 from torchrl_lang.transforms.references import (
     ActorReference,
@@ -53,8 +53,8 @@ __all__ = [
     "KLLimitTransform",
     "KLRewardTransform",
     "LagrangeKLController",
-    "Layout",
-    "LiveActor",
+    "ActionKeys",
+    "CurrentPolicy",
     "LivingCost",
     "Reference",
     "ReferenceModelLogProbTransform",

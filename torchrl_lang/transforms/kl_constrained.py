@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_lang.functional import KLDirection
+from torchrl_lang.modules.controllers import KLController
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.schema import RAW_REWARD
-from torchrl_lang.transforms.controllers import KLController
-from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
+from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.kl_divergence import Estimator, KLDivergenceTransform, MissingLogProb
 from torchrl_lang.transforms.kl_limit import KLLimitTransform
-from torchrl_lang.transforms.layout import Layout, key_list
 from torchrl_lang.transforms.reference_log_prob import ReferenceModelLogProbTransform
 from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
 from torchrl_lang.transforms.reward_adjustment import RewardAdjustmentTransform
@@ -114,22 +114,22 @@ class KLConstrainedTransform(Compose):
         name: str | None = None,
     ) -> None:
         reference = _reference(actor, requires_grad, action_key)
-        layout = reference.layout if name is None else reference.layout.named(name)
-        mask_key = layout.mask if mask_key is None else mask_key
+        action_keys = reference.action_keys if name is None else reference.action_keys.named(name)
+        mask_key = action_keys.mask if mask_key is None else mask_key
         if placement == "last" and mask_key is None:
             raise ValueError(
                 "placement='last' is for whole rows of tokens; the reward of an action or of a turn takes the whole "
                 "divergence anyway."
             )
-        rows = reference.layout == Layout.row()
+        rows = reference.action_keys == ActionKeys.row()
         policy = None if policy is None else as_policy(policy, rows=rows)
-        log_prob_keys = list(layout.log_prob) if log_prob_key is None else key_list(log_prob_key)
+        log_prob_keys = list(action_keys.log_prob) if log_prob_key is None else key_list(log_prob_key)
         chain: list[Transform] = []
         if estimator != "exact":
             both = policy if isinstance(reference, RowReference) and log_prob_key is None else None
             chain.append(
                 ReferenceModelLogProbTransform(
-                    reference, out_key=layout.ref_log_prob, embed_weights=embed_weights, policy=both
+                    reference, out_key=action_keys.ref_log_prob, embed_weights=embed_weights, policy=both
                 )
             )
         divergence = KLDivergenceTransform(
@@ -137,9 +137,9 @@ class KLConstrainedTransform(Compose):
             direction=direction,
             per=per,
             log_prob_key=log_prob_keys,
-            ref_log_prob_key=layout.ref_log_prob,
+            ref_log_prob_key=action_keys.ref_log_prob,
             mask_key=mask_key,
-            out_key=layout.kl,
+            out_key=action_keys.kl,
             policy=policy,
             reference=reference if estimator == "exact" else None,
             missing=missing,
@@ -148,8 +148,8 @@ class KLConstrainedTransform(Compose):
         )
         reward = RewardAdjustmentTransform(
             coef,
-            reward_key=layout.reward if in_keys is None else in_keys,
-            kl_key=layout.kl,
+            reward_key=action_keys.reward if in_keys is None else in_keys,
+            kl_key=action_keys.kl,
             out_key=out_keys,
             raw_name=RAW_REWARD if name is None else f"{name}_{RAW_REWARD}",
             placement=placement,
@@ -159,7 +159,7 @@ class KLConstrainedTransform(Compose):
         )
         chain += [divergence, reward]
         if limit is not None:
-            chain.append(KLLimitTransform(limit, kl_key=layout.kl))
+            chain.append(KLLimitTransform(limit, kl_key=action_keys.kl))
         super().__init__(*chain)
 
     @property

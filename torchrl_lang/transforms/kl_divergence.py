@@ -15,13 +15,13 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.functional import KLDirection, kl_estimate
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.transforms.chain import environment_of
-from torchrl_lang.transforms.exact import distribution_kl, row_kl
-from torchrl_lang.transforms.holding import ReferenceTransform
-from torchrl_lang.transforms.layout import KL, REF_LOG_PROB, Layout, key_list
-from torchrl_lang.transforms.placement import required
+from torchrl_lang.transforms.base import required
+from torchrl_lang.transforms.compose_utils import environment_of
+from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl
+from torchrl_lang.transforms.keys import KL, REF_LOG_PROB, ActionKeys, key_list
+from torchrl_lang.transforms.reference_transform import ReferenceTransform
 from torchrl_lang.transforms.references import Reference, RowReference, as_policy, as_reference
-from torchrl_lang.transforms.references.actor import sum_heads
+from torchrl_lang.transforms.references.from_actor import sum_heads
 
 __all__ = ["Estimator", "KLDivergenceTransform", "MissingLogProb"]
 
@@ -130,11 +130,11 @@ class KLDivergenceTransform(ReferenceTransform):
         self.differentiable = differentiable
         self.missing: MissingLogProb = missing
         self.acting: Reference | None = None  # scores an environment's actions that came without a log-probability
-        rows = held is not None and held.layout == Layout.row()
+        rows = held is not None and held.action_keys == ActionKeys.row()
         self.policy = None if policy is None else as_policy(policy, rows=rows)
 
     def _acted_keys(self) -> list[NestedKey]:
-        own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.layout.action]
+        own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.action_keys.action]
         return [*super()._acted_keys(), *own]
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:

@@ -8,10 +8,10 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
+from torchrl_lang.modules.controllers.numbers import above_zero
 from torchrl_lang.schema import DONE, TRUNCATED
-from torchrl_lang.transforms.controllers.numbers import above_zero
-from torchrl_lang.transforms.layout import KL, key_list, sibling
-from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
+from torchrl_lang.transforms.base import ActionTransform, required, set_spec
+from torchrl_lang.transforms.keys import KL, key_list, sibling
 from torchrl_lang.transforms.reward_adjustment import fit
 
 __all__ = ["KLLimitTransform"]

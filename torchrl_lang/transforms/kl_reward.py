@@ -9,7 +9,7 @@ from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.transforms.controllers import KLController
+from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform
 from torchrl_lang.transforms.references import as_policy
 

@@ -8,9 +8,9 @@ from typing import Any
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import Composite, TensorSpec
 
-from torchrl_lang.transforms.exact import row_log_probs
-from torchrl_lang.transforms.holding import ReferenceTransform
-from torchrl_lang.transforms.layout import key_list
+from torchrl_lang.transforms.exact_kl import row_log_probs
+from torchrl_lang.transforms.keys import key_list
+from torchrl_lang.transforms.reference_transform import ReferenceTransform
 from torchrl_lang.transforms.references import RowReference, as_policy, as_reference
 
 __all__ = ["ReferenceModelLogProbTransform"]
@@ -76,7 +76,7 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         policy: Any = None,
     ) -> None:
         reference = as_reference(reference, in_keys=in_keys, action_key=action_key)
-        out_key = reference.layout.ref_log_prob if out_key is None else key_list(out_key)[0]
+        out_key = reference.action_keys.ref_log_prob if out_key is None else key_list(out_key)[0]
         super().__init__([out_key], reference, embed_weights=embed_weights)
         self.out_key = out_key
         self.policy = None if policy is None else as_policy(policy, rows=True)
@@ -88,7 +88,7 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         self.check_reference()
-        key = self.held.layout.log_prob[0]
+        key = self.held.action_keys.log_prob[0]
         if (
             isinstance(self.policy, RowReference)
             and isinstance(self.held, RowReference)

@@ -10,10 +10,10 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
+from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.schema import RAW_REWARD, REWARD
-from torchrl_lang.transforms.controllers import KLController, as_controller
-from torchrl_lang.transforms.layout import KL, key_list, last_name, sibling
-from torchrl_lang.transforms.placement import ActionTransform, required, set_spec
+from torchrl_lang.transforms.base import ActionTransform, required, set_spec
+from torchrl_lang.transforms.keys import KL, key_list, last_name, sibling
 
 __all__ = ["RewardAdjustmentTransform"]
 

@@ -13,7 +13,7 @@ from torchrl.envs import Transform
 
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD
-from torchrl_lang.transforms.placement import required
+from torchrl_lang.transforms.base import required
 
 __all__ = ["AdmissibleBonus", "InvalidCommandPenalty", "LivingCost", "ScoreReward", "TurnRewardTransform", "WinReward"]
 

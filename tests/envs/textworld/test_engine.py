@@ -136,10 +136,10 @@ def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
 def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
     env = make_env(batch_size=[2], workers=1, time_limit=0.5)
     env.reset()
-    env._seats[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
+    env._sessions[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
     with pytest.warns(UserWarning, match="was silent"):
         td = say(env, "look", "go south")
-    del env._seats[0].command
+    del env._sessions[0].command
     assert td["engine_failed"].flatten().tolist() == [True, False]
     assert td["truncated"].flatten().tolist() == [True, False]
     assert not td["terminated"].any()
@@ -156,13 +156,13 @@ def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
     broken = tmp_path / "broken.z8"
     broken.write_bytes(b"no game")
     env = make_env(batch_size=[2], workers=2)
-    env.games = env._seats[0].games = (str(broken),)
+    env.games = env._sessions[0].games = (str(broken),)
     with (
         pytest.warns(UserWarning, match="has died"),
         pytest.raises(FileError, match=r"broken\.z8 cannot be begun by the engine \(its process has died\): delete it"),
     ):
         env.reset()
-    env._seats[0].games = (str(games["coin"]),)
+    env._sessions[0].games = (str(games["coin"]),)
     assert not env.reset()["done"].any()
 
 

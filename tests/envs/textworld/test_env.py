@@ -13,7 +13,7 @@ from torchrl.envs import ParallelEnv, RewardSum, SerialEnv, TransformedEnv
 
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.textworld import EnginePool, RandomAdmissiblePlayer, Template, TextWorldEnv
-from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 from .conftest import COIN, SIMPLE, engines
@@ -71,7 +71,7 @@ def test_what_is_said_is_clean(make_env):
 def seat(games):
     """The string side of a game: the tokenizer of these tests has no control characters, others have."""
     pool = EnginePool(1)
-    yield Seat(0, pool, [str(games["coin"])], Template())
+    yield GameSession(0, pool, [str(games["coin"])], Template())
     pool.close()
 
 

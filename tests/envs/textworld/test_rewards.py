@@ -12,7 +12,7 @@ from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import Failed
-from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.envs.textworld.text import Template
 from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
 
@@ -105,7 +105,7 @@ def test_what_is_said_of_the_last_turn(make_env):
 
 def test_a_game_that_fails_is_nobody_s_fault():
     state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
-    seat = Seat(0, None, ["a game"], Template())
+    seat = GameSession(0, None, ["a game"], Template())
     seat.opened({**state, "admissible_commands": ["look"]})
     seat.replied("look", Failed("silence"))
     assert not seat.invalid

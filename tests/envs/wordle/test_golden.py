@@ -115,7 +115,7 @@ def test_choices_of_the_expert():
         tokens = torch.tensor([_encode(observation)])
         agent = torch.ones_like(tokens, dtype=torch.bool) & (tokens < 26)
         turns = read_turns(tokens, torch.ones_like(agent), agent)
-        possible = player.sets.members(turns.narrow(player.sets))[0]
+        possible = player.sets.members(turns.filter(player.sets))[0]
         assert [word for word, is_possible in zip(words, possible, strict=True) if is_possible] == candidates.split(",")
         table = player.table[possible][:, possible]
         assert information_gain(table).tolist() == pytest.approx([float(gain) for gain in gains.split(",")], abs=1e-8)

@@ -39,7 +39,7 @@ def agrees(player, turns: Turns, guess) -> torch.Tensor:
     """True where a guess on the player's list agrees with all colours of the row."""
     word = player.index.find(guess)
     assert (word >= 0).all()
-    return player.sets.members(turns.narrow(player.sets)).gather(-1, word[:, None])[:, 0]
+    return player.sets.members(turns.filter(player.sets)).gather(-1, word[:, None])[:, 0]
 
 
 def test_random_player_plays_every_word_alike():
@@ -54,7 +54,7 @@ def test_random_player_plays_every_word_alike():
 def test_smart_guesses_agree_with_the_colours_and_wrong_ones_do_not(rules):
     smart, wrong = RandomWordPlayer(WORDS, prob_smart=1.0, rules=rules, seed=0), WrongPlayer(WORDS, rules=rules, seed=0)
     for before, guess in zip(*games(smart, rules=rules), strict=True):
-        possible = smart.sets.size(before.narrow(smart.sets)) > 0
+        possible = smart.sets.size(before.filter(smart.sets)) > 0
         assert agrees(smart, before, guess)[possible].all()
         assert (smart.index.find(guess) >= 0).all()
     for turn, (before, guess) in enumerate(zip(*games(wrong, rules=rules), strict=True)):
@@ -67,7 +67,7 @@ def test_half_smart_player_is_smart_half_of_the_time():
     td = env.step(RandomWordPlayer(WORDS, seed=1)(env.reset()))["next"]
     turns = read_turns(td[TOKENS], td[ATTENTION_MASK], td[ACTION_MASK])
     share = agrees(player, turns, player(td)["action"][:, :5]).double().mean()
-    chance = (player.sets.size(turns.narrow(player.sets)) / len(WORDS)).mean()
+    chance = (player.sets.size(turns.filter(player.sets)) / len(WORDS)).mean()
     assert abs(share - (0.5 + 0.5 * chance)) < 5 * 0.5 / 2000**0.5
 
 

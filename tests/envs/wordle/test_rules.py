@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
-from torchrl_lang.envs.wordle import WordIndex, WordSets, feedback, feedback_code, feedback_table, guess_words
+from torchrl_lang.envs.wordle import CandidateSets, WordIndex, feedback, feedback_code, feedback_table, guess_words
 from torchrl_lang.envs.wordle.rules import answer, colours_of_codes
 
 BOTH = pytest.mark.parametrize("rules", ["official", "ilql"])
@@ -91,8 +91,8 @@ def test_narrowing_keeps_exactly_the_words_with_those_colours(rules, data):
         )
         for guess in guesses
     ]
-    sets = WordSets(WordIndex(words).letters, rules)
-    narrowed = sets.narrow(sets.all(len(guesses)), letters(*guesses), torch.tensor(answers))
+    sets = CandidateSets(WordIndex(words).letters, rules)
+    narrowed = sets.filter(sets.all(len(guesses)), letters(*guesses), torch.tensor(answers))
     expected = [[plain_feedback(g, word, rules) == a for word in words] for g, a in zip(guesses, answers, strict=True)]
     assert sets.members(narrowed).tolist() == expected
     assert sets.size(narrowed).tolist() == [sum(row) for row in expected]
@@ -105,7 +105,7 @@ def test_narrowing_keeps_exactly_the_words_with_those_colours(rules, data):
 @pytest.mark.parametrize("shape", [(), (0,), (20,), (3, 200)])
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65])
 def test_sets_of_any_size(n, shape):
-    sets = WordSets(WordIndex(guess_words()[:n]).letters)
+    sets = CandidateSets(WordIndex(guess_words()[:n]).letters)
     members = torch.rand(*shape, n, generator=torch.Generator().manual_seed(n)) < 0.4
     packed = sets.pack(members)
     assert torch.equal(sets.members(packed), members)
@@ -115,11 +115,11 @@ def test_sets_of_any_size(n, shape):
 
 def test_sets_of_which_nothing_was_heard_stay():
     index = WordIndex(guess_words()[:50])
-    sets = WordSets(index.letters)
+    sets = CandidateSets(index.letters)
     guess, heard = index.letters[:4], torch.tensor([True, False, False, True])
     colours = feedback(guess, index.letters[7])
-    narrowed = sets.narrow(sets.all(4), guess, colours)
-    some = sets.narrow(sets.all(4), torch.where(heard[:, None], guess, 34), colours, heard=heard)
+    narrowed = sets.filter(sets.all(4), guess, colours)
+    some = sets.filter(sets.all(4), torch.where(heard[:, None], guess, 34), colours, heard=heard)
     assert torch.equal(some[heard], narrowed[heard])
     assert sets.members(some[~heard]).all()
     assert not sets.members(narrowed).all()

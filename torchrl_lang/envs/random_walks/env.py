@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.data.tokenizers import CharTokenizer
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.random_walks.graph import DirectedGraph, random_graph
-from torchrl_lang.envs.rows import Rows, Utterance
+from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.functional import random_index
 
 __all__ = ["RandomWalksEnv", "walk_tokenizer"]

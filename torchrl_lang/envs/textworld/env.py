@@ -16,12 +16,12 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.rows import Rows
+from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.envs.specs import flags, token_ids
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EngineError, EnginePool, require_textworld
 from torchrl_lang.envs.textworld.game_files import REMEDY, game_files
-from torchrl_lang.envs.textworld.seat import Seat
+from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import FileError
@@ -127,7 +127,7 @@ class TextWorldEnv(TextGameEnv):
         self._ids: dict[str, list[int]] = {}
         number = count()
         super().__init__(
-            lambda: Seat(next(number), self.pool, self.games, self.template),
+            lambda: GameSession(next(number), self.pool, self.games, self.template),
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -146,25 +146,25 @@ class TextWorldEnv(TextGameEnv):
     # -- the games, all at once ----------------------------------------------------------------------------------------
 
     @property
-    def _seats(self) -> list[Seat]:
+    def _sessions(self) -> list[GameSession]:
         return self._games  # type: ignore[return-value]
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        games = {row: self._seats[row].choose(place.seed) for row, place in places.items()}
+        games = {row: self._sessions[row].choose(place.seed) for row, place in places.items()}
         with _naming_the_game("begun"):
             answers = self.pool.begin(games)
-        return ((row, self._seats[row].opened(answer)) for row, answer in answers.items())
+        return ((row, self._sessions[row].opened(answer)) for row, answer in answers.items())
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
-        commands = {row: self._seats[row].command(self._decode(ids)) for row, ids in utterances.items()}
+        commands = {row: self._sessions[row].command(self._decode(ids)) for row, ids in utterances.items()}
         with _naming_the_game("played on"):
             answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
-        return ((row, self._seats[row].replied(command, answers.get(row))) for row, command in commands.items())
+        return ((row, self._sessions[row].replied(command, answers.get(row))) for row, command in commands.items())
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         task = super()._restore(rows, task, fresh, options)
@@ -204,20 +204,20 @@ class TextWorldEnv(TextGameEnv):
         return [key for key in _OF_THE_TURN if key in self.offers]
 
     def _standing(self) -> TaskState:
-        states = [seat.state for seat in self._seats]
+        states = [seat.state for seat in self._sessions]
 
         def column(values: list[Any], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
 
         out = {
-            "game": column([seat.game for seat in self._seats], torch.int64),
+            "game": column([seat.game for seat in self._sessions], torch.int64),
             "score": column([state.get("score", 0) for state in states], torch.float32),
             "won": column([state.get("won", False) for state in states], torch.bool),
             "lost": column([state.get("lost", False) for state in states], torch.bool),
-            "points": column([seat.points for seat in self._seats], torch.float32),
-            "engine_failed": column([seat.failed for seat in self._seats], torch.bool),
+            "points": column([seat.points for seat in self._sessions], torch.float32),
+            "engine_failed": column([seat.failed for seat in self._sessions], torch.bool),
         }
-        out |= {key: column([getattr(seat, key) for seat in self._seats], torch.bool) for key in self._of_the_turn}
+        out |= {key: column([getattr(seat, key) for seat in self._sessions], torch.bool) for key in self._of_the_turn}
         if "expert" in self.offers:
             plans = [self._expert(state.get("expert", "")) for state in states]
             out["expert_action"] = torch.tensor(plans, dtype=torch.int64, device=self.device)

@@ -1,5 +1,6 @@
 """Wordle: the game, its words, and players."""
 
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets, unpack_words
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
 from torchrl_lang.envs.wordle.player import OPENERS, Player, WordPlayer
@@ -9,7 +10,6 @@ from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
 from torchrl_lang.envs.wordle.words import WordIndex, common_words, demo_words, guess_words, load_words
-from torchrl_lang.envs.wordle.wordsets import WordSets, unpack_words
 
 __all__ = [
     "OPENERS",
@@ -22,7 +22,7 @@ __all__ = [
     "Turns",
     "WordIndex",
     "WordPlayer",
-    "WordSets",
+    "CandidateSets",
     "WordleEnv",
     "WrongPlayer",
     "common_words",

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.rows import Rows, Utterance
+from torchrl_lang.envs.row_state import Rows, Utterance
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, check_rules, colours_of_codes
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
@@ -24,7 +25,6 @@ from torchrl_lang.envs.wordle.words import (
     is_letter,
     load_words,
 )
-from torchrl_lang.envs.wordle.wordsets import WordSets
 from torchrl_lang.functional import random_index
 
 __all__ = ["WordleEnv"]
@@ -128,7 +128,7 @@ class WordleEnv(LanguageEnv):
         self.max_tries = max_tries
         self._index = WordIndex(word_list, self.device)
         self._valid = _valid_guesses(word_list, guesses, self.device)
-        self._sets = WordSets(self._index.letters, rules)
+        self._sets = CandidateSets(self._index.letters, rules)
         self._colours: Tensor
         self._answers: Tensor
         colours = colours_of_codes(self.device)
@@ -172,7 +172,7 @@ class WordleEnv(LanguageEnv):
         task = {**task, "tries": tries}
         if self.observes_consistent:
             colours = self._colours.index_select(0, code)
-            task["possible"] = self._sets.narrow(task["possible"], guess, colours, heard=valid & live)
+            task["possible"] = self._sets.filter(task["possible"], guess, colours, heard=valid & live)
         reply = Reply(
             tokens=self._answers.index_select(0, code),
             length=torch.where(valid, WORD_LENGTH, 0),
@@ -187,7 +187,7 @@ class WordleEnv(LanguageEnv):
         row, guess = unanswered_guesses(*entries)
         mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)
         _forbid(fresh & mute, "cannot have been played: behind a valid guess there are no five colours")
-        possible = turns.narrow(self._sets)
+        possible = turns.filter(self._sets)
         size = self._sets.size(possible)
         _forbid(fresh & (size == 0), "agree with no word of the list: give rows played with these words and rules")
         solved = (turns.colours == GREEN).all(-1).any(-1)

@@ -101,7 +101,7 @@ class OptimalPlayer(WordPlayer):
 
     def best_words(self, turns: Turns) -> list[Sequence[int]]:
         """For each game the indices of all words of largest gain; of all words where none is possible."""
-        possible = turns.narrow(self.sets)
+        possible = turns.filter(self.sets)
         sizes = self.sets.size(possible).tolist()
         members = self.sets.members(possible).nonzero()[:, 1].split(sizes)
         return [self._best_of(words) for words in members]

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
@@ -21,7 +22,6 @@ from torchrl_lang.envs.wordle.words import (
     common_words,
     load_words,
 )
-from torchrl_lang.envs.wordle.wordsets import WordSets
 from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
@@ -104,7 +104,7 @@ class WordPlayer(Player):
     ) -> None:
         super().__init__(action_length=action_length, seed=seed)
         self.index = WordIndex(common_words() if words is None else load_words(words))
-        self.sets = WordSets(self.index.letters, rules)
+        self.sets = CandidateSets(self.index.letters, rules)
         self.openers = None if openers is None else WordIndex(load_words(openers))
 
     @abstractmethod

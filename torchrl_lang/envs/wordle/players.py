@@ -43,7 +43,7 @@ class RandomWordPlayer(WordPlayer):
         word = self.any_word(turns)
         if self.prob_smart > 0:
             smart = self.uniform(turns.tries) < self.prob_smart
-            word[smart] = self.any_of(turns.rows(smart).narrow(self.sets), fallback=word[smart])
+            word[smart] = self.any_of(turns.rows(smart).filter(self.sets), fallback=word[smart])
         return self.index.letters[word]
 
 
@@ -59,7 +59,7 @@ class WrongPlayer(WordPlayer):
     """
 
     def _choose_word(self, turns: Turns) -> Tensor:
-        impossible = self.sets.all(turns.tries.shape[0]) & ~turns.narrow(self.sets)
+        impossible = self.sets.all(turns.tries.shape[0]) & ~turns.filter(self.sets)
         return self.index.letters[self.any_of(impossible, fallback=self.any_word(turns))]
 
 

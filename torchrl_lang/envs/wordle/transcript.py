@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter
-from torchrl_lang.envs.wordle.wordsets import WordSets
 
 __all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "unanswered_guesses"]
 
@@ -35,14 +35,14 @@ class Turns(NamedTuple):
         """The rows of an index or mask."""
         return Turns(*(entry[index] for entry in self))
 
-    def narrow(self, sets: WordSets) -> Tensor:
+    def filter(self, sets: CandidateSets) -> Tensor:
         """The words that agree with all colours, as sets uint8 ``[N, C]``."""
         possible = sets.all(self.tries.shape[0])
         for turn in range(self.guess.shape[1]):
             heard = turn < self.answered
             if not heard.any():
                 break
-            possible = sets.narrow(possible, self.guess[:, turn], self.colours[:, turn], heard)
+            possible = sets.filter(possible, self.guess[:, turn], self.colours[:, turn], heard)
         return possible
 
 

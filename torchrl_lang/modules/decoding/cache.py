@@ -133,7 +133,7 @@ class RowCache(Cache):
         for layer in self.layers:
             layer.keys, layer.values = (kept.index_select(0, rows) for kept in (layer.keys, layer.values))
 
-    def taken(self, rows: Tensor, size: int | None = None) -> RowCache:
+    def reordered(self, rows: Tensor, size: int | None = None) -> RowCache:
         """A copy of the given rows, int64 ``[M]``, with their first ``size`` slots; this cache stays as it is."""
         size = self.size if size is None else min(size, self.size)
         copy = RowCache(size)

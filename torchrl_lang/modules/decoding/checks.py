@@ -11,8 +11,8 @@ from torch import nn
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.readers import check_head_reads, check_writes
-from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.decoding.model_runner import check_head_reads, check_writes
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ControlTokens
@@ -34,7 +34,9 @@ def check_control(control: Any) -> None:
         raise TypeError(f"control must be ControlTokens, got {type(control).__name__}: pass tokenizer.control.")
 
 
-def check_model(parts: ActorParts, rule: NextTokenRule, control: ControlTokens, value: nn.Module | None) -> None:
+def check_model(
+    parts: ActorParts, rule: NextTokenDistribution, control: ControlTokens, value: nn.Module | None
+) -> None:
     """Raise unless model, tokens and heads go together.
 
     Raises:
@@ -49,7 +51,7 @@ def check_model(parts: ActorParts, rule: NextTokenRule, control: ControlTokens, 
         _check_guidance(parts, rule.guidance)
 
 
-def _check_ids(vocabulary: int | None, rule: NextTokenRule, control: ControlTokens) -> None:
+def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     ids, forbidden = set(control.ids()), set(rule.forbidden.tolist())
     sayable = vocabulary if rule.vocab_size is None else rule.vocab_size
     if vocabulary is not None:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
 from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
-from torchrl_lang.modules.decoding.memory import PrefixMemory, Transcripts
-from torchrl_lang.modules.decoding.model import ModelReader, cacheable_trunks, states_at
-from torchrl_lang.modules.decoding.readers import warn_uncached
-from torchrl_lang.modules.decoding.rule import NextTokenRule
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
+from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks, states_at
+from torchrl_lang.modules.decoding.model_runner import warn_uncached
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
 from torchrl_lang.modules.decoding.search import beam_search, best_of
-from torchrl_lang.modules.modes import evaluating
+from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import Trunk
 from torchrl_lang.schema import ControlTokens
@@ -37,7 +37,7 @@ class Decoder(nn.Module):
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
-        rule: NextTokenRule,
+        rule: NextTokenDistribution,
         control: ControlTokens,
         action_length: int,
         *,
@@ -80,7 +80,7 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
-        memory: PrefixMemory | None = None,
+        memory: PrefixCache | None = None,
     ) -> Utterances:
         """Continue rows, int64 ``[*B, T]`` flattened to ``N``, by ``N * candidates`` utterances.
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         if count == 0:
             with gathered(self._sharded):  # together with processes that have rows
                 return silent
-        with torch.no_grad(), evaluating(self):
+        with torch.no_grad(), eval_mode(self):
             transcripts = None if memory is None else self._remembered(memory, tokens, length)
             speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
             prompt = self._prompt(tokens[speaking], length[speaking])
@@ -141,10 +141,10 @@ class Decoder(nn.Module):
             row,
             place[row, chosen] - 1,
         )
-        log_prob = taken(self.rule(states), action[row, chosen])
+        log_prob = gather_token(self.rule(states), action[row, chosen])
         return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
 
-    def _remembered(self, memory: PrefixMemory, tokens: Tensor, length: Tensor) -> Transcripts | None:
+    def _remembered(self, memory: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
         """What is remembered of rows ``[N, T]``; None where a trunk cannot read them piece by piece."""
         trunks = cacheable_trunks(self._parts, self._value_trunk) if self.cached else []
         if not trunks:
@@ -161,8 +161,10 @@ class Decoder(nn.Module):
         self, prompt: Prompt, method: Method, uniform: Tensor | None, candidates: int, transcripts: Transcripts | None
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
-        reader = ModelReader(self._parts, self._value_trunk, size=size, cached=self.cached, transcripts=transcripts)
-        common = (reader, self.rule, prompt, self.control, self.action_length)
+        runner = LanguageModelRunner(
+            self._parts, self._value_trunk, size=size, cached=self.cached, transcripts=transcripts
+        )
+        common = (runner, self.rule, prompt, self.control, self.action_length)
         if method == "beam":
             found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
             return found.select(torch.arange(prompt.length.shape[0], device=prompt.length.device) * self.beams)

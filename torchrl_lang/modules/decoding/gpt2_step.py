@@ -65,8 +65,8 @@ class GPT2Step:
     """What :meth:`RowCache.extend` gives for one token of each row, by fewer and cheaper operations.
 
     Equal to the model up to rounding. Of a piece of several tokens the last layer computes only those that are asked
-    for. It holds the weights that the model has when it is made: valid until a :class:`ModelWatch` sees a change, and
-    as long as :meth:`accepts` is true.
+    for. It holds the weights that the model has when it is made: valid until a :class:`WeightSnapshot` sees a change,
+    and as long as :meth:`accepts` is true.
 
     Args:
         trunk: one that :meth:`accepts` takes.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
-from torchrl_lang.modules.decoding.readers import apply_head, check_writes
+from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
 
 __all__ = ["VALUE_PREFIX", "ValueGuidance"]
@@ -98,7 +98,7 @@ class ValueGuidance(nn.Module):
         return self._term(states)
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
-        """The term for every next token, from the states that a reader gives; or for some, int64 ``[N, k] -> [N, k]``.
+        """The term for every next token, from the states that a runner gives; or for some, int64 ``[N, k] -> [N, k]``.
 
         Of some tokens a Q head of ours computes only their values, where that is cheaper than the whole table.
         """

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import categorical_entropy
 from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.modules.decoding.memory import departure
-from torchrl_lang.modules.decoding.readers import Reader, apply_head
-from torchrl_lang.modules.decoding.rule import NextTokenRule
+from torchrl_lang.modules.decoding.model_runner import ModelRunner, apply_head
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.prefix_cache import compaction
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "taken"]
+__all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "gather_token"]
 
 
 class Prompt(NamedTuple):
@@ -89,8 +89,8 @@ def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
 
 
 def sample_utterances(
-    reader: Reader,
-    rule: NextTokenRule,
+    runner: ModelRunner,
+    rule: NextTokenDistribution,
     prompt: Prompt,
     control: ControlTokens,
     action_length: int,
@@ -106,7 +106,7 @@ def sample_utterances(
     Rows that have finished leave the batch once a quarter of it has.
 
     Args:
-        reader: of rows at least ``P + action_length`` long.
+        runner: of rows at least ``P + action_length`` long.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
@@ -123,10 +123,10 @@ def sample_utterances(
         out.state_value.fill_(torch.nan)
     if action_length == 1 or out.action.shape[0] == 0:
         return out
-    states = reader.start(prompt.tokens, position)
+    states = runner.prefill(prompt.tokens, position)
     if candidates > 1:
         copies = torch.arange(position.shape[0], device=position.device).repeat_interleave(candidates)
-        reader.select(copies)
+        runner.reorder(copies)
         states, position = {key: value[copies] for key, value in states.items()}, position[copies]
     row = torch.arange(out.action.shape[0], device=position.device)
     finished = torch.zeros_like(row, dtype=torch.bool)
@@ -134,9 +134,9 @@ def sample_utterances(
     for slot in range(action_length - 1):
         log_prob = rule(states)
         token = pick(log_prob, None if uniform is None else uniform[:, slot])
-        said = {"action": token, "token_log_prob": taken(log_prob, token)}
+        said = {"action": token, "token_log_prob": gather_token(log_prob, token)}
         if diagnostics:
-            said["behavior_log_prob"] = taken(rule.behavior(states), token)
+            said["behavior_log_prob"] = gather_token(rule.behavior(states), token)
             said["token_entropy"] = categorical_entropy(log_prob)
         if value is not None:
             said["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
@@ -156,11 +156,11 @@ def sample_utterances(
         if speaking == 0:
             break
         if speaking <= 0.75 * finished.shape[0]:
-            moves = departure(~finished)
-            reader.leave(moves)
+            moves = compaction(~finished)
+            runner.compact(moves)
             row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
             uniform = None if uniform is None else uniform[moves.order]
-        states = reader.advance(token, position, longest + slot + 1)
+        states = runner.decode(token, position, longest + slot + 1)
         position = position + 1
     records.write(out, control.pad)
     return out
@@ -194,6 +194,6 @@ class _Records:
             entry.view(-1).index_copy_(0, place[:n], kept)
 
 
-def taken(values: Tensor, token: Tensor) -> Tensor:
+def gather_token(values: Tensor, token: Tensor) -> Tensor:
     """Each row's value at its token, ``[N, V], int64 [N] -> [N]``."""
     return values.gather(-1, token.unsqueeze(-1)).squeeze(-1)

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.functional import categorical_entropy
-from torchrl_lang.modules.decoding.readers import Reader
-from torchrl_lang.modules.decoding.rule import NextTokenRule
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances, taken
+from torchrl_lang.modules.decoding.model_runner import ModelRunner
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["beam_search", "best_of"]
 
 
 def beam_search(
-    reader: Reader,
-    rule: NextTokenRule,
+    runner: ModelRunner,
+    rule: NextTokenDistribution,
     prompt: Prompt,
     control: ControlTokens,
     action_length: int,
@@ -30,7 +30,7 @@ def beam_search(
     prompt; with width 1 this is greedy decoding.
 
     Args:
-        reader: of rows at least ``P + action_length`` long.
+        runner: of rows at least ``P + action_length`` long.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
@@ -49,8 +49,8 @@ def beam_search(
         return out, only_first.expand(n, beams)
     home = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
     first = torch.arange(n, device=device).unsqueeze(-1) * beams  # the first beam of each prompt
-    states = {key: value[home] for key, value in reader.start(prompt.tokens, prompt.length).items()}
-    reader.select(home)
+    states = {key: value[home] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}
+    runner.reorder(home)
     position = prompt.length[home]
     score = torch.full((n, beams), -torch.inf, device=device)
     score[:, 0] = 0.0
@@ -71,23 +71,25 @@ def beam_search(
         out = out.select(parent)
         log_prob, finished = log_prob[parent], finished[parent]
         out.action[:, slot] = token
-        out.token_log_prob[:, slot] = taken(log_prob, token)
+        out.token_log_prob[:, slot] = gather_token(log_prob, token)
         if diagnostics:
-            out.behavior_log_prob[:, slot] = taken(rule.behavior(states)[parent], token).masked_fill(finished, 0.0)
+            out.behavior_log_prob[:, slot] = gather_token(rule.behavior(states)[parent], token).masked_fill(
+                finished, 0.0
+            )
             out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
         if bool(finished.all()):  # the one wait for the device
             break
         if slot < action_length - 2:
-            reader.select(parent)
-            states = reader.advance(token, position, prompt.tokens.shape[-1] + slot + 1)
+            runner.reorder(parent)
+            states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
             position = position + 1
     return out, score
 
 
 def best_of(
-    reader: Reader,
-    rule: NextTokenRule,
+    runner: ModelRunner,
+    rule: NextTokenDistribution,
     prompt: Prompt,
     control: ControlTokens,
     action_length: int,
@@ -104,7 +106,7 @@ def best_of(
     neither the prompt nor the padding behind the end counts.
 
     Args:
-        reader: of rows at least ``P + action_length`` long.
+        runner: of rows at least ``P + action_length`` long.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
@@ -119,7 +121,7 @@ def best_of(
         ``N`` utterances and the scores of all candidates, float ``[N, candidates]``.
     """
     drawn = sample_utterances(
-        reader,
+        runner,
         rule,
         prompt,
         control,

@@ -16,9 +16,9 @@ from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.memory import PrefixMemory
-from torchrl_lang.modules.decoding.rule import NextTokenRule
-from torchrl_lang.modules.exploration import draws
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
+from torchrl_lang.modules.stochastic import is_stochastic
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -85,9 +85,9 @@ class UtteranceActor(TensorDictModuleBase):
     compares the tokens with those that it remembers for that place of the batch and reads on where they part: a row
     that goes on costs what is new, one that was reset is read from its beginning. A batch of another size and any
     change of the trunks' weights (by whatever means; device, PEFT adapters and autocast too: see
-    :class:`~torchrl_lang.modules.decoding.watch.ModelWatch`) start all rows anew, so the utterances are those of an
-    actor without it, up to rounding. After other changes of a model, such as a new hook that alters what a layer
-    computes, call :meth:`forget`. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
+    :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) start all rows anew, so the utterances are
+    those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters what a
+    layer computes, call :meth:`forget`. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
     numbers a row, allocated once, until the next batch of another size or :meth:`forget`, and for GPT-2 on top of that
     up to 50 MB of room to compute in. Copies of the actor, pickled or not, start with nothing remembered, and
     ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
@@ -149,7 +149,7 @@ class UtteranceActor(TensorDictModuleBase):
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         check_control(control)
-        rule = NextTokenRule(
+        rule = NextTokenDistribution(
             control.forbidden_in_action() if forbidden is None else forbidden,
             vocab_size=control.vocab_size if vocab_size is None else vocab_size,
             temperature=temperature,
@@ -159,7 +159,7 @@ class UtteranceActor(TensorDictModuleBase):
         )
         self.method = method
         self.diagnostics = diagnostics
-        self._memory = PrefixMemory() if reuse_prefix else None
+        self._memory = PrefixCache() if reuse_prefix else None
         self.decoder = Decoder(
             actor,
             rule,
@@ -186,7 +186,7 @@ class UtteranceActor(TensorDictModuleBase):
         """Write an utterance for every row into ``tensordict``."""
         tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
         method = self.method
-        if method in ("sample", "best_of") and not draws():
+        if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
         done = tensordict.get(DONE, None)
         said = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)

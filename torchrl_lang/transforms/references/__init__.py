@@ -1,11 +1,11 @@
 """What can say how likely an action is under the policy that one is kept near."""
 
-from torchrl_lang.transforms.references.actor import ActorReference
 from torchrl_lang.transforms.references.base import Reference
-from torchrl_lang.transforms.references.choice import as_policy, as_reference
-from torchrl_lang.transforms.references.rows import RowReference
-from torchrl_lang.transforms.references.simple import ColumnReference, FunctionReference
+from torchrl_lang.transforms.references.factory import as_policy, as_reference
+from torchrl_lang.transforms.references.from_actor import ActorReference
+from torchrl_lang.transforms.references.precomputed import ColumnReference, FunctionReference
 from torchrl_lang.transforms.references.utterance import UtteranceReference
+from torchrl_lang.transforms.references.whole_rows import RowReference
 from torchrl_lang.transforms.references.wrapper import WrapperReference
 
 __all__ = [

@@ -12,8 +12,8 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from torchrl_lang.transforms.frozen import FrozenActor
-from torchrl_lang.transforms.layout import Layout
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.transforms.keys import ActionKeys
 
 __all__ = ["Reference"]
 
@@ -22,12 +22,12 @@ class Reference(ABC):
     """Gives the log-probability of taken actions. Not a module: what it holds never shows up in ``parameters()``.
 
     Attributes:
-        layout: where it looks for the action, and where what belongs to the action stands by default.
+        action_keys: where it looks for the action, and where what belongs to the action stands by default.
         in_keys: the entries that it reads, beside the action.
         frozen: the model behind it; None where there is none to move, to embed or to recognise.
     """
 
-    layout: Layout
+    action_keys: ActionKeys
     in_keys: list[NestedKey]
     frozen: FrozenActor | None = None
 

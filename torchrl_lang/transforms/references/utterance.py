@@ -13,11 +13,11 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.schema import DONE
-from torchrl_lang.transforms.frozen import FrozenActor
-from torchrl_lang.transforms.layout import Layout
-from torchrl_lang.transforms.placement import required
-from torchrl_lang.transforms.references.actor import ActorReference
+from torchrl_lang.transforms.base import required
+from torchrl_lang.transforms.keys import ActionKeys
+from torchrl_lang.transforms.references.from_actor import ActorReference
 
 __all__ = ["UtteranceReference"]
 
@@ -40,14 +40,14 @@ class UtteranceReference(ActorReference):
         if not isinstance(frozen.actor, UtteranceActor):
             raise TypeError(f"An UtteranceReference needs an UtteranceActor, got {type(frozen.actor).__name__}.")
         super().__init__(frozen, in_keys=in_keys)
-        self.layout = Layout.utterance()
+        self.action_keys = ActionKeys.utterance()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
         advice = "It is the turn to score. For whole rows pass RowReference(frozen_copy(actor)) as the reference."
-        action = required(type(self).__name__, self.layout.action[0], advice, tensordict)
+        action = required(type(self).__name__, self.action_keys.action[0], advice, tensordict)
         done: Any = tensordict.get(DONE, None)
-        with self.frozen.evaluating():
+        with self.frozen.eval_mode():
             if done is None or not done.any():
                 return self._dist(self.inputs(tensordict)).token_log_prob(action)  # type: ignore[attr-defined]
             # The policy says nothing where a row is done, so there is nothing to score.
@@ -71,4 +71,4 @@ class UtteranceReference(ActorReference):
 
     def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        return Unbounded(parent.full_action_spec[self.layout.action[0]].shape, device=observation_spec.device)
+        return Unbounded(parent.full_action_spec[self.action_keys.action[0]].shape, device=observation_spec.device)

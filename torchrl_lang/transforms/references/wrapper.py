@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.modules.row_scoring import RowBatch
 from torchrl_lang.schema import ATTENTION_MASK, REWARD, TOKENS
-from torchrl_lang.transforms.frozen import FrozenActor, frozen_copy
-from torchrl_lang.transforms.layout import Layout
-from torchrl_lang.transforms.placement import required
+from torchrl_lang.transforms.base import required
+from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference
 from torchrl_lang.transforms.references.wrapper_calls import (
     check_wrapper,
@@ -90,7 +90,7 @@ class WrapperReference(Reference):
         self._engine: Any = module if self.frozen is None else None
         self.rows = rows
         self.assistant_only = assistant_only
-        self.layout = Layout.row() if rows else _layout(assistant_only)
+        self.action_keys = ActionKeys.row() if rows else _action_keys(assistant_only)
         self.in_keys = [TOKENS, ATTENTION_MASK] if rows else [self._input_key, _ATTENTION]
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -147,8 +147,8 @@ class WrapperReference(Reference):
         inputs = TensorDict(batch_size=tokens.shape[:1], device=tokens.device)
         inputs.set(self._input_key, tokens)
         inputs.set(_ATTENTION, attention_mask)
-        evaluating: AbstractContextManager[Any] = torch.no_grad() if self.frozen is None else self.frozen.evaluating()
-        with evaluating, mask_by_name(self._wrapper.model):
+        mode: AbstractContextManager[Any] = torch.no_grad() if self.frozen is None else self.frozen.eval_mode()
+        with mode, mask_by_name(self._wrapper.model):
             return rows_of(self._wrapper(inputs), unravel_key((self._wrapper.log_probs_key, "full")))
 
     @property
@@ -160,6 +160,6 @@ class WrapperReference(Reference):
         return unravel_key(self._wrapper.in_keys[0])
 
 
-def _layout(assistant_only: bool) -> Layout:
+def _action_keys(assistant_only: bool) -> ActionKeys:
     mask = _ASSISTANT if assistant_only else None
-    return Layout((("tokens", "full"),), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=mask)
+    return ActionKeys((("tokens", "full"),), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=mask)

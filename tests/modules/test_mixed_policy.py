@@ -1,0 +1,329 @@
+"""Turns that somebody else plays: in the transcript, in the return, and in no loss."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torchrl.collectors import Collector
+from torchrl.envs import TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import WordleEnv
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.functional import decision_mask, shift_left, trained_states
+from torchrl_lang.modules import (
+    MixedPolicy,
+    QValueHead,
+    UtteranceActor,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    row_log_prob,
+    value_module,
+)
+from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
+from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
+
+WORDS = ["crane", "slate", "purge", "mouse"]
+
+
+def env(n=6):
+    return WordleEnv(WORDS, batch_size=[n], max_tries=3, seed=0)
+
+
+@pytest.fixture(scope="module")
+def actor():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return language_actor(
+            causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=64, initializer_range=0.2)
+        )
+
+
+def speaker(actor, **options):
+    return UtteranceActor(actor, env(1).tokenizer.control, 6, seed=0, **options)
+
+
+def mixed(actor, prob=0.5, seed=1, **options):
+    return MixedPolicy(speaker(actor, **options), RandomWordPlayer(WORDS, seed=2), prob, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def rows(actor):
+    """Games in which about half of the turns are examples."""
+    steps = env(12).rollout(3, mixed(actor), break_when_any_done=False)
+    assert 0.2 < steps["is_example"].float().mean() < 0.8
+    return rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"])
+
+
+def test_never_an_example_is_the_policy_itself(actor):
+    players = mixed(actor, 0.0, diagnostics=True), speaker(actor)
+    steps = [env().rollout(3, player, break_when_any_done=False) for player in players]
+    for key in ("action", "token_log_prob", "action_log_prob", ("next", "tokens")):
+        assert torch.equal(steps[0][key], steps[1][key]), key
+    assert not steps[0]["is_example"].any()
+    assert steps[0]["train_mask"].all()
+
+
+def test_always_an_example_is_the_example(actor):
+    players = mixed(actor, 1.0, diagnostics=True), RandomWordPlayer(WORDS, seed=2)
+    steps = [env().rollout(3, player, break_when_any_done=False) for player in players]
+    assert torch.equal(steps[0]["next", "tokens"], steps[1]["next", "tokens"])
+    assert steps[0]["is_example"].all()
+    assert not steps[0]["train_mask"].any()
+    for key in ("token_log_prob", "behavior_log_prob", "token_entropy"):
+        assert steps[0][key].shape == (6, 3, 6)
+        assert (steps[0][key] == 0).all()
+    assert (steps[0]["action_log_prob"] == 0).all()
+
+
+def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
+    def say(n, width):
+        return TensorDictModule(lambda tokens: torch.full_like(tokens[..., :width], n), ["tokens"], ["action"])
+
+    td = TensorDict(tokens=torch.zeros(2000, 2, 8, dtype=torch.int64), batch_size=[2000, 2])
+    said = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td)
+    assert said["is_example"].shape == (2000, 2, 1)
+    assert said["is_example"].float().mean().item() == pytest.approx(0.25, abs=0.035)  # five standard deviations
+    assert torch.equal(said["action"] == 2, said["is_example"].expand(2000, 2, 3))
+    again = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
+    assert torch.equal(again["is_example"], said["is_example"])
+    with pytest.raises(ValueError, match=r"\(2000, 2, 3\) and the example's \(2000, 2, 4\)"):
+        MixedPolicy(say(1, 3), say(2, 4), 0.25)(td)
+    with pytest.raises(ValueError, match="is a probability"):
+        MixedPolicy(say(1, 3), say(2, 3), 1.5)
+
+
+def test_rows_without_an_example_say_what_they_would_say(actor):
+    td = env(40).reset()
+    alone, together = speaker(actor)(td.clone()), mixed(actor)(td.clone())
+    example = together["is_example"].squeeze(-1)
+    assert 0 < example.sum() < 40
+    for key in ("action", "token_log_prob", "action_log_prob"):
+        torch.testing.assert_close(together[key][~example], alone[key][~example])
+    assert together["done"].equal(td["done"])  # the policy was told otherwise, nobody else
+
+
+def test_rows_that_are_done_get_no_example(actor):
+    td = env(4).reset()
+    td["done"][1] = True
+    said = mixed(actor, 1.0)(td)
+    assert said["is_example"].flatten().tolist() == [True, False, True, True]
+    assert said["done"].flatten().tolist() == [False, True, False, False]
+
+
+def test_what_a_policy_reads_again_is_kept():
+    count = TensorDictModule(
+        lambda tokens, memory: (tokens[..., :2], memory + 1, memory + 1.0),
+        ["tokens", "memory"],
+        ["action", "memory", "figure"],
+    )
+    example = TensorDictModule(lambda tokens: tokens[..., :2], ["tokens"], ["action"])
+    td = TensorDict(tokens=torch.zeros(3, 4, dtype=torch.int64), memory=torch.ones(3, 5), batch_size=[3])
+    said = MixedPolicy(count, example, 1.0)(td)
+    assert (said["memory"] == 2).all()
+    assert (said["figure"] == 0).all()
+
+
+def test_reading_on_behind_an_example(actor):
+    """The actor remembers what it has read, not what it would have said."""
+    one, other = (env().rollout(3, mixed(actor, reuse_prefix=reuse)) for reuse in (True, False))
+    assert torch.equal(one["action"], other["action"])
+    torch.testing.assert_close(one["token_log_prob"], other["token_log_prob"], atol=1e-5, rtol=1e-5)
+
+
+def test_the_mask_of_a_row(rows):
+    learned, agent = rows["train_mask"], rows["action_mask"]
+    assert not (learned & ~agent).any()
+    ours = learned & agent
+    assert ours.any()
+    assert (agent & ~learned).any()
+    mask = trained_states(learned, agent)
+    assert torch.equal(mask & decision_mask(agent), shift_left(ours))
+    assert mask[~decision_mask(agent)].all()
+    assert (rows["token_log_prob"][agent & ~learned] == 0).all()
+
+
+def networks(actor):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return qvalue_module(QValueHead(16, 35)), value_module(ValueHead(16))
+
+
+def make(name, actor, **options):
+    actor = copy.deepcopy(actor)
+    q, v = networks(actor)
+    if name == "bc":
+        return BCLoss(actor, actor_normalizer="action", **options)
+    if name == "ilql":
+        return ILQLLoss(actor, q, v, **options)
+    return PPOLoss(speaker(actor), v, entropy_weight=0.01, **options)
+
+
+def gradients(loss, rows):
+    loss.zero_grad(set_to_none=True)
+    sum(value.sum() for key, value in loss(rows).items() if key.startswith("loss_")).backward()
+    return {name: p.grad for name, p in loss.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["bc", "ilql", "ppo"])
+def test_examples_are_in_no_loss_and_no_gradient(name, actor, rows):
+    loss = make(name, actor, reduction="sum")
+    if name == "ppo":
+        rows = loss.estimate(rows.clone())
+        loss.normalize_advantage = False
+    found = gradients(loss, rows)
+    # What was said of an example by whomever, and what it was worth, is not looked at.
+    example = rows["action_mask"] & ~rows["train_mask"]
+    other = rows.clone()
+    for key in ("token_log_prob", "advantage", "value_target"):
+        if key in other.keys():
+            other[key] = torch.where(example, 17.0, other[key])
+    for key, gradient in gradients(loss, other).items():
+        assert torch.equal(gradient, found[key]), key
+    # Position by position it is the loss without a mask, at the decisions that are learned.
+    each = make(name, actor, reduction="none")
+    each.normalize_advantage = False
+    left, whole = each(rows), each(rows.exclude("train_mask"))
+    mask = trained_states(rows["train_mask"], rows["action_mask"])
+    for key, value in left.items():
+        if key.startswith("loss_") and value.ndim == 2:
+            expected = torch.where(mask, whole[key], 0.0)
+            torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_cloning_by_hand(actor, rows):
+    loss = make("bc", actor)
+    found = gradients(loss, rows)
+    parameters = dict(loss.named_parameters())
+    learned = rows["train_mask"] & rows["action_mask"]
+    expected = -row_log_prob(loss.actor_network, rows)[learned].sum() / learned.sum()
+    names = [name for name in parameters if name in found]
+    for name, gradient in zip(names, torch.autograd.grad(expected, [parameters[n] for n in names]), strict=True):
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_advantages_go_through_examples(actor):
+    """What the examples earned later belongs to the return of what the policy said first."""
+    policy = mixed(actor, 0.5, seed=4)
+    steps = env(20).rollout(3, policy, break_when_any_done=False)
+    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"])
+    loss = PPOLoss(policy.policy, networks(actor)[1], gamma=1.0, lmbda=1.0, turn_gamma=1.0, turn_lmbda=1.0)
+    rows = loss.estimate(rows)
+    ended = rows["terminated"].squeeze(-1)
+    first = rows["action_mask"].int().argmax(-1, keepdim=True)
+    ours = rows["train_mask"].gather(-1, first).squeeze(-1)
+    behind = (rows["action_mask"] & ~rows["train_mask"]).any(-1)
+    checked = ended & ours & behind
+    assert checked.any()
+    target = rows["value_target"].gather(-1, first).squeeze(-1)
+    torch.testing.assert_close(target[checked], rows["token_reward"].sum(-1)[checked], atol=1e-5, rtol=1e-5)
+
+
+def test_rewards_near_a_reference_leave_examples_alone(actor, rows):
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        other = copy.deepcopy(actor)
+        for parameter in other.parameters():
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+    reference = RowReference(frozen_copy(speaker(other)))
+    near = KLConstrainedTransform(reference, 0.5, mask_key="train_mask")(rows)
+    example = rows["action_mask"] & ~rows["train_mask"]
+    assert (near["kl"][example] == 0).all()
+    assert (near["kl"][rows["train_mask"]] != 0).any()
+    assert torch.equal(near["token_reward"][example], near["raw_reward"][example])
+    torch.testing.assert_close(near["token_reward"], near["raw_reward"] - 0.5 * near["kl"])
+
+
+def test_rewards_near_a_reference_in_the_environment(actor):
+    near = KLConstrainedTransform(frozen_copy(speaker(copy.deepcopy(actor))), 0.5, mask_key="train_mask")
+    steps = TransformedEnv(env(), near).rollout(3, mixed(actor), break_when_any_done=False)
+    example = steps["is_example"].squeeze(-1)
+    assert example.any()
+    assert (steps["next", "kl"][example] == 0).all()
+    assert torch.equal(steps["next", "reward"][example], steps["next", "raw_reward"][example])
+
+
+def test_in_a_collector(actor):
+    collector = Collector(
+        env(),
+        mixed(actor),
+        frames_per_batch=18,
+        total_frames=36,
+        reset_at_each_iter=True,
+        auto_register_policy_transforms=False,
+    )
+    batches = [
+        rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"]) for steps in collector
+    ]
+    collector.shutdown()
+    assert all((batch["train_mask"] & batch["action_mask"]).any() for batch in batches)
+
+
+def test_evaluation_finds_the_stream_and_puts_it_back(actor):
+    policy = mixed(actor)
+    before = policy.stream.generator.get_state()
+    one, other = (play_games(env(), policy, games=8, seed=5).rows["tokens"] for _ in range(2))
+    assert torch.equal(one, other)
+    assert torch.equal(policy.stream.generator.get_state(), before)
+    alone = play_games(env(), speaker(actor), games=8, seed=5, exploration=ExplorationType.DETERMINISTIC)
+    calm = play_games(env(), policy, games=8, seed=5, exploration=ExplorationType.DETERMINISTIC)
+    assert torch.equal(calm.rows["tokens"], alone.rows["tokens"])
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        assert not mixed(actor, 1.0)(env().reset())["is_example"].any()
+
+
+def test_a_copy_goes_on_with_the_same_turns(actor):
+    policy, td = mixed(actor), env(16).reset()
+    state = torch.get_rng_state()
+    policy(td.clone())
+    twin = pickle.loads(pickle.dumps(policy))  # noqa: S301
+    assert torch.equal(twin(td.clone())["is_example"], policy(td.clone())["is_example"])
+    assert torch.equal(torch.get_rng_state(), state)
+    free = MixedPolicy(policy.policy, policy.example, 0.5)
+    draws = [p(td.clone())["is_example"] for _ in range(4) for p in (free, pickle.loads(pickle.dumps(free)))]  # noqa: S301
+    assert len({tuple(draw.flatten().tolist()) for draw in draws}) > 1
+
+
+def test_the_example_is_not_asked_where_it_cannot_speak(actor):
+    """So a policy with examples is judged in environments that offer nothing to them."""
+
+    class Refuses(TensorDictModuleBase):
+        in_keys, out_keys = ("not_there",), ("action",)
+
+        def forward(self, tensordict):
+            raise AssertionError
+
+    policy = MixedPolicy(speaker(actor), Refuses(), 0.5, seed=0)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        steps = env().rollout(2, policy)
+    assert steps["train_mask"].all()
+
+
+def test_a_recurrent_policys_memory_is_its_own(actor):
+    """What it reads again is left as it wrote it; values, wherever they stand, are not made up."""
+
+    class Recurrent(TensorDictModuleBase):
+        in_keys, out_keys = ("tokens", "h"), ("action", ("next", "h"), ("a", "state_value"))
+
+        def forward(self, td):
+            n = td["tokens"].shape[0]
+            td.set(("next", "h"), td["h"] + 1).set(("a", "state_value"), torch.ones(n, 2))
+            return td.set("action", torch.zeros(n, 2, dtype=torch.int64))
+
+    example = TensorDictModule(lambda tokens: torch.ones(len(tokens), 2, dtype=torch.int64), ["tokens"], ["action"])
+    rows = TensorDict(tokens=torch.zeros(16, 4, dtype=torch.int64), h=torch.full((16, 1), 5.0), batch_size=[16])
+    said = MixedPolicy(Recurrent(), example, 0.5, seed=0)(rows)
+    chosen = said["is_example"].squeeze(-1)
+    assert chosen.any()
+    assert not chosen.all()
+    assert (said["next", "h"] == 6).all()
+    assert torch.equal(said["a", "state_value"].isnan().all(-1), chosen)

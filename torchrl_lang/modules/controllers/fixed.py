@@ -1,0 +1,104 @@
+"""Coefficients that do not look at the divergence: a constant, a schedule, and what a plain number becomes."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.modules.controllers.base import KLController
+from torchrl_lang.modules.controllers.numbers import at_least_zero
+
+__all__ = ["ConstantKLController", "ScheduledKLController", "as_controller"]
+
+
+@final
+class ConstantKLController(KLController):
+    """The same coefficient always; an update checks what it is given and changes nothing.
+
+    Args:
+        coef: finite and at least 0.
+
+    Examples:
+        >>> from torchrl_lang.modules.controllers import ConstantKLController
+        >>> controller = ConstantKLController(0.5)
+        >>> controller.update(20.0)
+        >>> controller()
+        tensor(0.5000)
+    """
+
+    _changes: ClassVar[bool] = False
+
+    def _update(self, kl: float, n: int) -> None:
+        pass
+
+
+@final
+class ScheduledKLController(KLController):
+    """A coefficient that follows a plan: piecewise linear in the number of measurements seen, whatever their KL.
+
+    Args:
+        knots: pairs ``(seen, coef)``, ``seen`` strictly increasing from 0 or later: measurements, which are actions on
+            steps (so 10 episodes of 100 steps are 1000) and sequences on rows and utterances. Before the first knot
+            and after the last the coefficient is theirs.
+
+    Raises:
+        ValueError: there is no knot, ``seen`` does not increase, or a coefficient is not finite and at least 0.
+
+    Examples:
+        >>> from torchrl_lang.modules.controllers import ScheduledKLController
+        >>> controller = ScheduledKLController([(0, 1.0), (100, 0.0)])
+        >>> controller.update(3.0, n=25)
+        >>> controller()
+        tensor(0.7500)
+    """
+
+    step: Tensor
+    """int64 ``[]``: measurements seen."""
+
+    def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
+        checked = [(operator.index(at), at_least_zero(coef, "coef of a knot")) for at, coef in knots]
+        ordered = all(left < right for (left, _), (right, _) in pairwise(checked))
+        if not checked or checked[0][0] < 0 or not ordered:
+            raise ValueError(
+                f"knots must be at least one pair (seen, coef), strictly increasing from 0 or later, got {knots}."
+            )
+        super().__init__(_interpolate(checked, 0))
+        self.knots = checked
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
+
+    def _update(self, kl: float, n: int) -> None:
+        self.step.add_(n)
+        self.coef.fill_(_interpolate(self.knots, int(self.step)))
+
+    def _options(self) -> dict[str, object]:
+        return {"knots": self.knots}
+
+
+def as_controller(coef: Tensor | float | KLController) -> KLController:
+    """A number becomes a :class:`ConstantKLController`; a controller stays the one it is.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the number is not one, finite and at least 0.
+
+    Examples:
+        >>> from torchrl_lang.modules.controllers import as_controller
+        >>> as_controller(0.1)
+        ConstantKLController(coef=0.1)
+    """
+    return coef if isinstance(coef, KLController) else ConstantKLController(coef)
+
+
+def _interpolate(knots: list[tuple[int, float]], step: int) -> float:
+    after = bisect_right(knots, step, key=lambda knot: knot[0])
+    if after in (0, len(knots)):
+        return knots[0 if after == 0 else -1][1]
+    (left, start), (right, end) = knots[after - 1], knots[after]
+    share = (step - left) / (right - left)
+    return (1 - share) * start + share * end

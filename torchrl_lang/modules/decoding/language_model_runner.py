@@ -1,0 +1,128 @@
+"""The model as a decoder sees it: actor and, perhaps, a value trunk, read side by side."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from torchrl_lang.modules.actor import LOGITS, ActorParts
+from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
+from torchrl_lang.modules.decoding.model_runner import (
+    CachedRunner,
+    ModelRunner,
+    States,
+    apply_head,
+    cacheable,
+    make_runner,
+    read_rows,
+)
+from torchrl_lang.modules.decoding.prefill_chunk import prefill_chunks
+from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
+from torchrl_lang.modules.trunk import Trunk
+
+__all__ = ["LanguageModelRunner", "cacheable_trunks", "states_at"]
+
+
+class LanguageModelRunner(ModelRunner):
+    """Reads rows with all trunks of a model and evaluates the language-model head at the last token.
+
+    Args:
+        parts: of the actor.
+        value_trunk: the values' own trunk, if any; its states are named ``value_…``.
+        size: longest row.
+        cached: False reads rows anew for every token.
+        transcripts: these rows as far as they have been read, for :func:`cacheable_trunks`; what is read is added.
+    """
+
+    def __init__(
+        self,
+        parts: ActorParts,
+        value_trunk: TensorDictModuleBase | None,
+        *,
+        size: int,
+        cached: bool = True,
+        transcripts: Transcripts | None = None,
+    ) -> None:
+        self.parts = parts
+        self.transcripts = transcripts
+        self.runners: list[ModelRunner]
+        trunks = [parts.trunk] if value_trunk is None else [parts.trunk, value_trunk]
+        if transcripts is None:
+            self.runners = [make_runner(trunk, size, cached=cached) for trunk in trunks]
+        else:
+            models = cacheable_trunks(parts, value_trunk)
+            kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
+            self.runners = [CachedRunner(trunk, cache, size, step=step) for trunk, cache, step in kept]
+
+    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+        """See :class:`ModelRunner`."""
+        if self.transcripts is None:
+            return self._complete([runner.prefill(tokens, length) for runner in self.runners])
+        plan = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
+        states = [runner.resume(tokens, length, plan) for runner in self.runners if isinstance(runner, CachedRunner)]
+        self.transcripts.read(tokens, length)
+        return self._complete(states)
+
+    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
+        """See :class:`ModelRunner`."""
+        states = [runner.decode(token, position, visible) for runner in self.runners]
+        if self.transcripts is not None:
+            self.transcripts.add(token, position)
+        return self._complete(states)
+
+    def reorder(self, rows: Tensor) -> None:
+        """See :class:`ModelRunner`. What copies of rows read from now on is not remembered."""
+        self.transcripts = None
+        for runner in self.runners:
+            runner.reorder(rows)
+
+    def compact(self, moves: Compaction) -> None:
+        """See :class:`ModelRunner`. What the rows that leave have read stays remembered."""
+        if self.transcripts is not None:
+            self.transcripts.swap(moves)
+        else:
+            for runner in self.runners:
+                runner.compact(moves)
+
+    def _complete(self, states: list[States]) -> States:
+        return _complete(self.parts, states[0], states[1] if len(states) > 1 else {})
+
+
+def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
+    """All trunks of a model, none where one of them cannot read rows piece by piece."""
+    found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
+    models = [model for model in found if model is not None]
+    return models if len(models) == len(found) else []
+
+
+def states_at(
+    parts: ActorParts,
+    value_trunk: TensorDictModuleBase | None,
+    tokens: Tensor,
+    length: Tensor,
+    row: Tensor,
+    position: Tensor,
+) -> States:
+    """The states at ``M`` chosen places of whole rows, by one pass of each trunk and the head only there.
+
+    Args:
+        parts: of the actor.
+        value_trunk: the values' own trunk, if any.
+        tokens: int64 ``[N, T]``.
+        length: int64 ``[N]``, real tokens.
+        row: int64 ``[M]``.
+        position: int64 ``[M]``.
+    """
+    attention = torch.arange(tokens.shape[-1], device=tokens.device) < length[:, None]
+
+    def read(trunk: TensorDictModuleBase) -> States:
+        return {key: value[row, position] for key, value in read_rows(trunk, tokens, attention).items()}
+
+    return _complete(parts, read(parts.trunk), {} if value_trunk is None else read(value_trunk))
+
+
+def _complete(parts: ActorParts, states: States, value: States) -> States:
+    if parts.head is not None:
+        states[LOGITS] = apply_head(parts.head, states, LOGITS)
+    return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}

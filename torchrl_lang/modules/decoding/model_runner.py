@@ -1,0 +1,248 @@
+"""Readers: what a model makes of the last token of each row, token after token, with a cache or by reading anew."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.actor import ACTION_VALUE
+from torchrl_lang.modules.decoding.cache import RowCache
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk
+from torchrl_lang.modules.decoding.prefix_cache import Compaction
+from torchrl_lang.modules.stacked_heads import StackedHeads
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+
+__all__ = [
+    "CachedRunner",
+    "ModelRunner",
+    "RecomputingRunner",
+    "States",
+    "apply_head",
+    "cacheable",
+    "check_head_reads",
+    "check_writes",
+    "make_runner",
+    "warn_uncached",
+]
+
+States = dict[str, Tensor]
+"""What a trunk says of one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
+
+
+class ModelRunner(ABC):
+    """Reads a batch of rows and gives the states of each row's last token."""
+
+    @abstractmethod
+    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+        """Read prompts, int64 ``[N, P]`` with ``length`` ``[N]`` (at least 1) real tokens each."""
+
+    @abstractmethod
+    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
+        """Read one more token of each row, int64 ``[N]``, at ``position`` ``[N]``, all below ``visible``."""
+
+    @abstractmethod
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with these rows, int64 ``[M]``, some perhaps more than once."""
+
+    def compact(self, moves: Compaction) -> None:
+        """Go on with ``moves.order``, as :meth:`reorder` would; a runner may do it with fewer copies."""
+        self.reorder(moves.order)
+
+
+class CachedRunner(ModelRunner):
+    """Reads every token once, through a :class:`RowCache`.
+
+    Args:
+        trunk: the model.
+        cache: with room for all that will be read; it may hold the beginnings of the rows.
+        size: longest row, at most the cache's size and by default that: what copies of rows have room for.
+        step: a quicker way to the same states, if there is one; by default it is looked for.
+    """
+
+    def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None, *, step: GPT2Step | None = None) -> None:
+        self.trunk = trunk
+        self.cache = cache
+        self.size = size
+        self._step = GPT2Step.of(trunk) if step is None else step
+
+    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+        """See :class:`ModelRunner`."""
+        return self.resume(tokens, length, [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])])
+
+    def resume(self, tokens: Tensor, length: Tensor, parts: list[PrefillChunk]) -> States:
+        """Read the parts of prompts that are not in the cache."""
+        if len(parts) == 1:
+            return self._named(self._read(tokens, length, parts[0]))
+        read = [self._read(tokens[part.rows], length[part.rows], part) for part in parts]
+        back = torch.cat([part.rows for part in parts if part.rows is not None]).argsort()
+        return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
+
+    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
+        """See :class:`ModelRunner`."""
+        only = torch.zeros_like(token)
+        return self._named(self._extend(token.unsqueeze(-1), position.unsqueeze(-1), visible, only))
+
+    def reorder(self, rows: Tensor) -> None:
+        """See :class:`ModelRunner`."""
+        self.cache = self.cache.reordered(rows, self.size)
+
+    def compact(self, moves: Compaction) -> None:
+        """See :class:`ModelRunner`."""
+        self.cache.swap(moves.holes, moves.movers)
+
+    def _read(self, tokens: Tensor, length: Tensor, part: PrefillChunk) -> Sequence[Tensor]:
+        if part.width == part.longest:  # from the beginning: the fast causal kernel, without a mask
+            return self._extend(tokens[:, : part.width], None, None, length - 1, part.rows)
+        # The last tokens of each row, so that all end together; what was read before is read again as it was.
+        begin = (length - part.width).clamp_min(0)
+        positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
+        return self._extend(tokens.gather(-1, positions), positions, part.longest, length - 1 - begin, part.rows)
+
+    def _extend(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        visible: int | None,
+        last: Tensor,
+        rows: Tensor | None = None,
+    ) -> Sequence[Tensor]:
+        """Read tokens ``[N, q]``, see :meth:`RowCache.extend`; the states of the ``last`` of each row, ``[N, H]``."""
+        if self._step is not None and self._step.applies(tokens):
+            return self._step(self.cache, tokens, positions, visible, last, rows=rows)
+        states = self.cache.extend(self.trunk, tokens, positions, visible, rows=rows)
+        row = torch.arange(tokens.shape[0], device=tokens.device)
+        return [state[row, last] for state in states]
+
+    @staticmethod
+    def _named(states: Sequence[Tensor]) -> States:
+        return dict(zip((HIDDEN, HIDDEN_PRE_NORM), states, strict=False))
+
+
+class RecomputingRunner(ModelRunner):
+    """Reads each row again from its beginning for every token: slow, but right for any trunk."""
+
+    def __init__(self, trunk: TensorDictModuleBase, size: int) -> None:
+        self.trunk = trunk
+        self.size = size
+
+    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+        """See :class:`ModelRunner`."""
+        self.tokens = torch.cat([tokens, tokens.new_zeros(tokens.shape[0], self.size - tokens.shape[1])], -1)
+        return self._read(length - 1, tokens.shape[1])
+
+    def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
+        """See :class:`ModelRunner`."""
+        self.tokens[torch.arange(token.shape[0], device=token.device), position] = token
+        return self._read(position, visible)
+
+    def reorder(self, rows: Tensor) -> None:
+        """See :class:`ModelRunner`."""
+        self.tokens = self.tokens.index_select(0, rows)
+
+    def _read(self, position: Tensor, width: int) -> States:
+        attention = torch.arange(width, device=position.device) <= position[:, None]
+        states = read_rows(self.trunk, self.tokens[:, :width], attention)
+        row = torch.arange(position.shape[0], device=position.device)
+        return {key: value[row, position] for key, value in states.items()}
+
+
+def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
+    """The model in a trunk's module, where it can read rows piece by piece."""
+    model = getattr(trunk, "module", None)
+    return model if isinstance(model, Trunk) and model.supports_cache else None
+
+
+def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
+    """Warn, once in a process, of each kind of model that cannot be read piece by piece."""
+    for trunk in trunks:
+        model = getattr(trunk, "module", None)
+        if isinstance(model, Trunk) and model.cache_obstacle is not None:
+            _warn_once(type(model.model).__name__, model.cache_obstacle)
+
+
+@cache
+def _warn_once(model: str, obstacle: str) -> None:
+    warnings.warn(
+        f"{model} decodes without a cache of keys and values: {obstacle}. Every token costs a pass over its whole row.",
+        stacklevel=2,
+    )
+
+
+def make_runner(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> ModelRunner:
+    """A runner of rows of up to ``size`` tokens; cached where asked for and possible."""
+    model = cacheable(trunk) if cached else None
+    return RecomputingRunner(trunk, size) if model is None else CachedRunner(model, RowCache(size))
+
+
+def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor) -> States:
+    """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``."""
+    rows = TensorDict({TOKENS: tokens, ATTENTION_MASK: attention_mask}, batch_size=tokens.shape[:1])
+    out = trunk(rows)
+    return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
+
+
+def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
+    """Run a head on states: a module of tensordicts by its keys, any other on the state it names as ``in_key``.
+
+    Raises:
+        KeyError: the trunk does not write what the head reads.
+    """
+    if isinstance(head, TensorDictModuleBase):
+        keys: Any = head.in_keys
+        if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
+            return head.module(_read(states, keys[0], head.module))  # the same, without a tensordict for every token
+        inputs = {key: _read(states, key, head) for key in keys}
+        return head(TensorDict(inputs, batch_size=next(iter(inputs.values())).shape[:1])).get(out_key)
+    return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
+
+
+def check_head_reads(written: Iterable[NestedKey], head: nn.Module) -> None:
+    """Raise unless a trunk that writes these states writes what a head reads.
+
+    Raises:
+        KeyError: it does not.
+    """
+    owner = getattr(head, "module", head)
+    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    for key in keys:
+        if key not in written:
+            raise _missing(key, sorted(map(str, written)), owner)
+
+
+def check_writes(name: str, head: nn.Module | None, key: str) -> None:
+    """Raise where a head, given as argument ``name``, does not give ``action_value`` or ``state_value``, the ``key``.
+
+    Raises:
+        ValueError: it is a module of tensordicts with other keys, or a head of ours of the other kind.
+    """
+    if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
+        raise ValueError(
+            f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
+            f"with out_keys=['{key}']."
+        )
+    if isinstance(head, StackedHeads) and isinstance(head, ActionValueHead) != (key == ACTION_VALUE):
+        raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
+
+
+def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
+    if key not in states:
+        raise _missing(key, sorted(states), head)
+    return states[key]
+
+
+def _missing(key: NestedKey, written: list[str], head: nn.Module) -> KeyError:
+    advice = "give the head a trunk that writes it"
+    if key == HIDDEN_PRE_NORM:
+        advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
+    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {written}: {advice}.")

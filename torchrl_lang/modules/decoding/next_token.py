@@ -1,0 +1,112 @@
+"""The rule that makes the distribution of the next token from logits, filters, forbidden tokens and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_lang.functional import filter_logits
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.action_values import few_of_many
+from torchrl_lang.modules.actor import LOGITS
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.model_runner import States
+
+__all__ = ["NextTokenDistribution"]
+
+# Room behind the k best for tokens that tie with the last of them, which happens in half precision.
+_TIES = 14
+
+
+class NextTokenDistribution(nn.Module):
+    """``log softmax(filter(logits / temperature) + guidance)`` over the tokens that are allowed.
+
+    Forbidden tokens are masked before everything else, so they take no place in top-k or top-p. Temperature, top-k and
+    top-p apply to the language model's logits only, before the value term; a token that they take out stays out. Where
+    filter and a ``"sign"`` term together would leave no token at all, the value term is left out.
+
+    Under a ``top_k`` that is small beside the vocabulary only the tokens that it keeps are gone into: filters, values
+    and normalisation see ``[N, k]``. Top-p alone may keep any number, so there everything is computed.
+
+    Args:
+        forbidden: ids that may not be written.
+        vocab_size: ids from here on are forbidden too (a model may have more than its tokenizer); None for none.
+        temperature: above zero.
+        top_k: keep that many tokens.
+        top_p: keep that much probability.
+        guidance: the value term.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules import NextTokenDistribution
+        >>> rule = NextTokenDistribution([0], temperature=0.5)
+        >>> rule({"logits": torch.tensor([[9.0, 1.0, 1.0]])}).exp()
+        tensor([[0.0000, 0.5000, 0.5000]])
+    """
+
+    forbidden: Tensor
+
+    def __init__(
+        self,
+        forbidden: Sequence[int] = (),
+        *,
+        vocab_size: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance: ValueGuidance | None = None,
+    ) -> None:
+        super().__init__()
+        # Wrong settings should fail here, not at the first token.
+        filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p)
+        if vocab_size is not None and vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
+        self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
+        self.vocab_size = vocab_size
+        self.temperature = temperature
+        self.top_k = top_k
+        self.top_p = top_p
+        self.guidance = guidance
+
+    def forward(self, states: States) -> Tensor:
+        """Log-probability of every next token, ``[N, V]``; ``states`` holds ``logits`` and what guidance reads."""
+        logits = self.allowed(states[LOGITS])
+        tokens = self._candidates(logits)
+        if tokens is None:
+            return self._log_prob(logits, states)
+        among = self._log_prob(logits.gather(-1, tokens), states, tokens)
+        return among.new_full(logits.shape, -torch.inf).scatter_(-1, tokens, among)
+
+    def _candidates(self, logits: Tensor) -> Tensor | None:
+        """Some tokens among which are all that top-k keeps, int64 ``[N, k]``; None where the whole table is cheaper."""
+        if self.top_k is None or not few_of_many(self.top_k + _TIES, logits.shape[-1]):
+            return None
+        values, tokens = logits.topk(self.top_k + _TIES, -1)
+        # What ties with the last one is kept as well: if the ties reach the end, there may be more behind it.
+        beyond = (values[..., -1] >= values[..., self.top_k - 1]) & values[..., -1].isfinite()
+        return None if bool(beyond.any()) else tokens
+
+    def _log_prob(self, logits: Tensor, states: States, tokens: Tensor | None = None) -> Tensor:
+        """Log-probability among some tokens, with their logits; by default among all."""
+        logits = filter_logits(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        if self.guidance is None:
+            return logits.log_softmax(-1)
+        # A constant: nothing of the logits but which tokens are out.
+        base = logits if self.guidance.include_logits else logits.masked_fill(logits.isfinite(), 0.0)
+        guided = base + self.guidance.term(states, tokens)
+        if self.guidance.weighting == "sign":
+            guided = torch.where(guided.isneginf().all(-1, keepdim=True), base, guided)
+        return guided.log_softmax(-1)
+
+    def behavior(self, states: States) -> Tensor:
+        """Log-probability under the language model alone, unfiltered, with the same tokens forbidden."""
+        return self.allowed(states[LOGITS]).log_softmax(-1)
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """The logits with ``-inf`` at forbidden tokens, half precision raised to float32."""
+        logits = upcast_half(logits).index_fill(-1, self.forbidden, -torch.inf)
+        if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
+            logits[..., self.vocab_size :] = -torch.inf
+        return logits

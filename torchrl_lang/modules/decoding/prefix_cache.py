@@ -1,0 +1,172 @@
+"""What an actor remembers of its transcripts from turn to turn: keys and values, and the tokens that left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.modules.decoding.cache import RowCache, swap_rows
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
+from torchrl_lang.modules.trunk import Trunk
+
+__all__ = ["Compaction", "PrefixCache", "Transcripts", "compaction"]
+
+
+class Compaction(NamedTuple):
+    """How a batch closes ranks when rows leave it: the last rows that stay move to the places that become free."""
+
+    order: Tensor
+    """int64 ``[M]``: the rows that stay, as they stand then."""
+    holes: Tensor
+    """int64 ``[L]``: places below ``M`` that become free."""
+    movers: Tensor
+    """int64 ``[L]``: rows from ``M`` on that move there."""
+
+
+def compaction(staying: Tensor) -> Compaction:
+    """Find the fewest moves after which the rows that stay, bool ``[N]``, stand in front.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.decoding.prefix_cache import compaction
+        >>> compaction(torch.tensor([True, False, True, True])).order
+        tensor([0, 3, 2])
+    """
+    count = int(staying.sum())
+    holes = (~staying[:count]).nonzero().squeeze(-1)
+    movers = staying[count:].nonzero().squeeze(-1) + count
+    order = torch.arange(count, device=staying.device).index_copy(0, holes, movers)
+    return Compaction(order, holes, movers)
+
+
+class Transcripts:
+    """The rows of one batch as far as they have been read, with a cache for each trunk.
+
+    A row may stand at another place in the cache than in the batch: those that speak stand in front.
+
+    Args:
+        trunks: whose keys and values are kept.
+        n: rows of the batch.
+        size: tokens a row.
+        device: of the tokens.
+    """
+
+    def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
+        self.watch = WeightSnapshot(trunks)
+        self.size = size
+        self.caches = [RowCache(size, rows=n) for _ in trunks]
+        self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the watch sees a change
+        self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
+        self.known = torch.zeros(n, dtype=torch.int64, device=device)  # tokens of each row that have been read
+        self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
+
+    def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
+        """The shorter way to each trunk's states; None where a model is no longer plain, e.g. has a new hook."""
+        found = zip(self._steps, trunks, strict=True)
+        return [step if step is not None and GPT2Step.accepts(trunk) else None for step, trunk in found]
+
+    def fits(self, n: int, device: torch.device) -> bool:
+        """Whether these are of a batch of ``n`` rows there."""
+        return self.place.shape[0] == n and self.place.device == device
+
+    def grow(self, size: int) -> None:
+        """Make room for ``size`` tokens a row."""
+        added = self.tokens.new_zeros(self.tokens.shape[0], size - self.size)
+        self.tokens = torch.cat([self.tokens, added], -1)
+        self.size = size
+        for cache in self.caches:
+            cache.grow(size)
+
+    def seat(self, speaking: Tensor | None) -> Tensor:
+        """Bring the rows that speak, bool ``[N]`` by place in the batch, to the front; None means all of them.
+
+        Returns:
+            int64 ``[M]``: the place in the batch of each of them.
+        """
+        if speaking is None:
+            return self.place.clone()
+        moves = compaction(speaking[self.place])
+        self.swap(moves)
+        return self.place[: moves.order.shape[0]].clone()
+
+    def swap(self, moves: Compaction) -> None:
+        """Close ranks; the rows that leave stand behind from then on."""
+        if moves.holes.shape[0] == 0:
+            return
+        for values in (self.tokens, self.known, self.place):
+            swap_rows(values, moves.holes, moves.movers)
+        for cache in self.caches:
+            cache.swap(moves.holes, moves.movers)
+
+    def recall(self, tokens: Tensor, length: Tensor) -> None:
+        """Compare with the rows that have come, and forget from where they part; the last token is always read again.
+
+        Where no row goes on all stand at their own places again, so that an actor that was used before computes in the
+        same order as a new one.
+
+        Args:
+            tokens: int64 ``[N, T]``, by place in the batch.
+            length: int64 ``[N]``.
+        """
+        width = min(tokens.shape[-1], self.size)
+        position = torch.arange(width, device=tokens.device)
+        believed = position < torch.minimum(self.known, length[self.place] - 1)[:, None]
+        same = believed & (self.tokens[:, :width] == tokens[self.place, :width])
+        self.known = torch.where(same, width, position).amin(-1)
+        if not bool(self.known.any()):
+            self.place = torch.arange(tokens.shape[0], device=tokens.device)
+
+    def read(self, tokens: Tensor, length: Tensor) -> None:
+        """Note that the first rows have been read so far."""
+        m, width = tokens.shape
+        self.tokens[:m, :width] = tokens
+        self.known[:m] = length
+
+    def add(self, token: Tensor, position: Tensor) -> None:
+        """Note one more token, int64 ``[M]``, of the first rows, at ``position`` ``[M]``."""
+        m = token.shape[0]
+        self.tokens[:m].scatter_(-1, position[:, None], token[:, None])
+        self.known[:m] = position + 1
+
+
+class PrefixCache:
+    """Holds the :class:`Transcripts` of the last batch between two calls; copies of it, pickled or not, are empty.
+
+    While they are in use they are taken out, so that a call that fails, or a second one beside it in another thread,
+    finds none and reads from the beginning.
+    """
+
+    def __init__(self) -> None:
+        self._transcripts: Transcripts | None = None
+
+    def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
+        """The transcripts of ``n`` rows with room for ``size`` tokens; empty where others, or none, are remembered.
+
+        Args:
+            trunks: that read them. Where their weights have changed, what they read is forgotten.
+            n: rows of the batch.
+            size: tokens a row.
+            device: of the tokens.
+        """
+        found, self._transcripts = self._transcripts, None
+        if found is None or not found.fits(n, device) or not found.watch.unchanged(trunks):
+            del found  # before its successor is allocated
+            return Transcripts(trunks, n, size, device)
+        if size > found.size:
+            found.grow(max(size, found.size * 3 // 2))
+        return found
+
+    def put(self, transcripts: Transcripts) -> None:
+        """Remember these from now on."""
+        self._transcripts = transcripts
+
+    def forget(self) -> None:
+        """Free what is remembered."""
+        self._transcripts = None
+
+    def __reduce__(self) -> tuple[type[PrefixCache], tuple[()]]:
+        return PrefixCache, ()  # deepcopy too comes here

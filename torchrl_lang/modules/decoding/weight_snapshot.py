@@ -1,0 +1,117 @@
+"""Whether a model still has the weights that it had before: a check that costs less than reading one token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+__all__ = ["WeightSnapshot"]
+
+_ADAPTERS = "_disable_adapters"  # where PEFT's layers say whether they compute
+_PIECE = 1 << 22  # entries of half precision that are raised to float32 at a time
+
+
+class WeightSnapshot:
+    """Remembers the weights of modules as they were when it was made, and compares them with those of now.
+
+    Three signs, any of which counts:
+
+    - where each parameter and buffer lies, its dtype, and how often autograd saw it written to. An optimiser's step,
+      ``load_state_dict`` and ``.to()`` show here, however small the change;
+    - the values: vectors themselves, matrices times a fixed random vector. Writing through ``.data``, as TorchRL's
+      collectors do, or from another process into shared memory, leaves no other trace. A change of a single weight
+      shows from a relative size of about one unit in the last place of its row's sum on;
+    - how weights are computed with: PEFT adapters that are on, autocast, inference mode, the precision of products.
+
+    Other settings of modules, and hooks, are not compared. Each weight is read once, as one decoding step does; of
+    weights sharded over processes each process reads its own part. Waits once for the device.
+
+    Args:
+        modules: whose weights are compared.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
+        >>> net = torch.nn.Linear(3, 2)
+        >>> watch = WeightSnapshot([net])
+        >>> watch.unchanged([net])
+        True
+        >>> _ = net.weight.data[0, 0].add_(1e-3)
+        >>> watch.unchanged([net])
+        False
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._probes: dict[torch.device, Tensor] = {}
+        self._modules = list(modules)
+        tensors = _tensors(modules)
+        self._facts = _facts(modules, tensors)
+        self._longest = max((2 * t.numel() // t.shape[0] for t in tensors if t.ndim > 1 and t.numel()), default=0)
+        self._values = self._read(tensors)
+
+    def unchanged(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether these are the same modules, with the weights that were remembered."""
+        if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
+            return False
+        tensors = _tensors(modules)
+        if _facts(modules, tensors) != self._facts:
+            return False
+        return all(torch.equal(now, then) for now, then in zip(self._read(tensors), self._values, strict=True))
+
+    @torch.no_grad()
+    def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """One vector for each device and dtype."""
+        parts: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        with ExitStack() as full_precision:
+            for kind in {tensor.device.type for tensor in tensors}:
+                full_precision.enter_context(torch.autocast(kind, enabled=False))
+            for tensor in tensors:
+                read = self._project(tensor)
+                parts.setdefault((read.device, read.dtype), []).append(read)
+        return [torch.cat(found) for found in parts.values()]
+
+    def _project(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim < 2 or tensor.numel() == 0:
+            return tensor if tensor.ndim == 1 else tensor.reshape(-1)
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        matrix = tensor.flatten(1)
+        probe = self._probe(matrix.shape[1], tensor.device)
+        if matrix.dtype in (torch.float32, torch.float64):
+            return matrix.mv(probe.to(matrix.dtype))
+        return torch.cat([piece.float().mv(probe) for piece in matrix.split(max(_PIECE // matrix.shape[1], 1))])
+
+    def _probe(self, length: int, device: torch.device) -> Tensor:
+        if device not in self._probes:
+            drawn = torch.rand(self._longest, generator=torch.Generator().manual_seed(0)) - 0.5
+            self._probes[device] = (drawn + drawn.sign() / 2).to(device)  # no entry near zero
+        return self._probes[device][:length]
+
+
+def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers, of sharded ones the part that lies here; a module that stands twice is read once."""
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]:
+    """What is known without looking at values: of the tensors, and of how they are computed with."""
+    facts: list[Any] = [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
+    for tensor in tensors:
+        version = 0 if tensor.is_inference() else tensor._version
+        facts.append((tensor.data_ptr(), version, tensor.dtype, tensor.shape))
+    for kind in sorted({tensor.device.type for tensor in tensors}):
+        facts += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
+    return facts + [_adapters(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
+
+
+def _adapters(layer: nn.Module) -> tuple[Any, ...]:
+    """Which of a layer's PEFT adapters compute."""
+    own = vars(layer)
+    return own[_ADAPTERS], str(own.get("_active_adapter"))

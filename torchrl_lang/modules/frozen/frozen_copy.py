@@ -1,0 +1,295 @@
+"""A frozen reference of an actor, which holds twice only what has to be held twice."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from torchrl_lang.modules.frozen.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
+from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
+from torchrl_lang.modules.sharding import refuse_sharded
+
+__all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
+
+
+class FrozenActor:
+    """An actor whose weights do not change, to be run within :meth:`eval_mode`.
+
+    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so whoever keeps it as an attribute
+    does not register its weights. It can be pickled and deep-copied.
+
+    Args:
+        actor: the module to run.
+        shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
+        copied: True where ``actor`` and its submodules are the reference's own objects, in evaluation mode.
+        differentiable: whether gradients flow through the reference.
+        adapters: the policy's PEFT layers, which may merge their adapters into weights that are shared.
+    """
+
+    def __init__(
+        self,
+        actor: TensorDictModuleBase,
+        shared: Collection[str],
+        *,
+        copied: bool,
+        differentiable: bool = False,
+        adapters: Collection[Any] = (),
+    ) -> None:
+        self.actor = actor
+        self._adapters = list(adapters)
+        self.differentiable = differentiable
+        self._copied = copied
+        self._thread: int | None = threading.get_ident()
+        self._shared_names = frozenset(shared)
+        self._fingerprint: Tensor | None = None
+        self._remember()
+
+    def eval_mode(self) -> AbstractContextManager[Any]:
+        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made.
+
+        Adapters are switched for all threads at once. So only the thread that made the reference may do it (of a copy,
+        the first that does), or the policy would run without its adapters in another thread.
+
+        Raises:
+            RuntimeError: adapters are to be switched off by another thread, such as that of a prefetching replay
+                buffer.
+        """
+        if not self._copied:
+            if not self._in_own_thread():
+                raise RuntimeError(
+                    "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
+                    "made it (a replay buffer with prefetch=, say): the policy could run without its adapters there. "
+                    "Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+                )
+            return without_adapters(self.actor)
+        return nullcontext() if self.differentiable else torch.no_grad()
+
+    @property
+    def fingerprint(self) -> Tensor:
+        """Fingerprint, uint8 ``[32]``, of all weights that define the reference."""
+        if self._fingerprint is None:
+            self._fingerprint = self._current()
+        return self._fingerprint
+
+    def state(self) -> dict[str, Tensor]:
+        """All weights that define the reference by name; detached, not copied."""
+        return {name: tensor.detach() for name, tensor in self._weights()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the weights in ``state``; those that are shared with the policy must be equal already.
+
+        Args:
+            state: as :meth:`state` gave it.
+
+        Raises:
+            ValueError: names, shapes or dtypes differ, or a shared weight does. Then nothing has been changed.
+        """
+        own = dict(self._weights())
+        if own.keys() != state.keys():
+            raise ValueError(
+                f"The state is of another reference: missing {_first(own.keys() - state.keys())}, "
+                f"unexpected {_first(state.keys() - own.keys())}."
+            )
+        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+        other = [name for name, kind in kinds.items() if kind != (state[name].shape, state[name].dtype)]
+        if other:
+            raise ValueError(
+                f"The state is of another reference: shapes or dtypes differ at {_first(other)}. Convert the transform "
+                "to the dtype of the checkpoint before loading (transform.to(dtype))."
+            )
+        differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
+        if differ:
+            raise ValueError(
+                f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
+                "policy first, or make the reference with frozen_copy(actor, share=False)."
+            )
+        for name, tensor in own.items():
+            if name not in self._shared_names:
+                tensor.copy_(state[name])
+        self._remember()
+
+    def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Apply ``fn``, as ``nn.Module.to`` hands it down, to a copied actor; an actor with adapters is left alone.
+
+        Parameters that are shared move along, the policy's with them: they live on one device, in one dtype.
+        """
+        if self._copied:
+            self.check_unchanged()
+            self.actor._apply(fn)
+            self._remember()
+
+    def check_unchanged(self) -> None:
+        """Raise unless the weights shared with the policy are still frozen and still the same.
+
+        Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
+        what writes through ``.data`` moves none and goes unnoticed. PEFT merges adapters in that way, so
+        the policy's layers are asked whether they have; a copy of this object knows none to ask. A function that was
+        compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        if not self._shared_names or torch.compiler.is_compiling():
+            return
+        if any(layer.merged_adapters for layer in self._adapters):
+            raise RuntimeError(
+                "The reference changed: the policy's adapters are merged into weights that the reference shares; call "
+                "unmerge_adapter() on the PEFT model, or use frozen_copy(actor, share=False)."
+            )
+        thawed = any(tensor.requires_grad for tensor in self._shared)
+        if not thawed and [tensor._version for tensor in self._shared] == self._versions:
+            return
+        if thawed or not torch.equal(self._current(), self.fingerprint):
+            raise RuntimeError(
+                "The reference changed: weights that the reference shares with the policy were "
+                f"{'set to train' if thawed else 'modified'}; use frozen_copy(actor, share=False)."
+            )
+        self._look()
+
+    def _in_own_thread(self) -> bool:
+        """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
+        if torch.compiler.is_compiling():
+            return True
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        return self._thread == threading.get_ident()
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
+
+    def _remember(self) -> None:
+        """Take the weights as they are now for those of the reference."""
+        # Shared weights need a fingerprint from the start: later nobody could tell whether they are still the same.
+        self._fingerprint = self._current() if self._shared_names else None
+        self._look()
+
+    def _current(self) -> Tensor:
+        return fingerprint(sorted(self._weights()))  # names are unique, so no tensors are compared
+
+    def _look(self) -> None:
+        """Remember the shared weights as they are now."""
+        self._shared = [tensor for name, tensor in self._weights() if name in self._shared_names]
+        self._versions = [tensor._version for tensor in self._shared]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_unchanged()
+        kept = {key: value for key, value in vars(self).items() if key not in ("_adapters", "_shared", "_versions")}
+        return {**kept, "_thread": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._adapters = [] if self._copied else adapter_layers(self.actor)
+        self._look()
+
+
+def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiable: bool = False) -> FrozenActor:
+    """A copy of ``actor`` that stays as it is while ``actor`` trains.
+
+    Weights with ``requires_grad=False`` are shared, weights that train are copied. So a reference of a policy of which
+    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
+    a frozen trunk costs the head. Modules are always new and in evaluation mode, buffers are copied.
+
+    A function in the actor (a lambda, a bound method) is not a module: the copy calls the very same one. So whatever
+    model such a function calls must be frozen, or it must be a submodule of the actor.
+
+    Args:
+        actor: any module of tensordicts; used as it is now, and not changed.
+        share: False copies everything, for policies whose frozen weights will change after all, e.g. by merging their
+            adapters into them now and then.
+        differentiable: gradients flow through the reference to its inputs and to the weights copied from ones that
+            train; otherwise it is run without.
+
+    Raises:
+        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
+            merged into them.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3).requires_grad_(False), torch.nn.Linear(3, 1))
+        >>> reference = frozen_copy(TensorDictModule(net, in_keys=["x"], out_keys=["y"]))
+        >>> copied = reference.actor.module
+        >>> copied[0].weight is net[0].weight, copied[1].weight is net[1].weight
+        (True, False)
+        >>> x = torch.ones(2)
+        >>> with reference.eval_mode():
+        ...     y = reference.actor(x)
+        >>> bool(y == net(x)), y.requires_grad
+        (True, False)
+    """
+    lazy = [name for name, tensor in (*actor.named_parameters(), *actor.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(f"The actor has weights without a value yet, {_first(lazy)}: run it once first.")
+    refuse_sharded(actor, "copied")
+    adapters = adapter_layers(actor) if share else []
+    refuse_merged(adapters)
+    kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
+    copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
+    for parameter in copied.parameters():
+        if id(parameter) not in kept:
+            parameter.requires_grad_(differentiable and parameter.requires_grad)
+    shared = [name for name, parameter in copied.named_parameters() if id(parameter) in kept]
+    return FrozenActor(copied.eval(), shared, copied=True, differentiable=differentiable, adapters=adapters)
+
+
+def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
+    """The same actor, with its PEFT adapters switched off whenever it is run as the reference; nothing is copied.
+
+    Within :meth:`FrozenActor.eval_mode` the policy itself runs without adapters, so leave it before the policy's turn,
+    and enter it in the thread that called this: others raise, among them that of a prefetching replay buffer.
+
+    Args:
+        actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
+
+    Raises:
+        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so
+            that there is nothing to switch back to.
+
+    Examples:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.modules.frozen.frozen_copy import adapters_off
+        >>> lm = causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> actor = language_actor(get_peft_model(lm, LoraConfig(target_modules=["q_proj"])))
+        >>> reference = adapters_off(actor)
+        >>> reference.actor is actor, len(reference.state()) == len(lm.state_dict()) - 2
+        (True, True)
+    """
+    layers = adapter_layers(actor)
+    if not layers:
+        raise ValueError(f"{type(actor).__name__} has no PEFT adapters to switch off: use frozen_copy(actor).")
+    refuse_merged(layers)
+    base = list(_base_weights(actor))
+    training = [name for name, tensor in base if tensor.requires_grad]
+    if training:
+        raise ValueError(
+            f"{len(training)} weights other than the adapters' train, {_first(training)}: without its adapters the "
+            "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
+        )
+    return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
+
+
+def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All that defines an actor but its adapters."""
+    adapters = {id(tensor) for tensor in adapter_weights(actor)}
+    return ((name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters)
+
+
+def _without_graph(actor: nn.Module) -> dict[int, Tensor]:
+    """Detached copies, by id, of tensors that hang in a graph, such as a cached activation: deepcopy takes none."""
+    held = [value for module in actor.modules() for value in (*vars(module).values(), *module._buffers.values())]
+    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def _first(names: Collection[str]) -> list[str]:
+    return sorted(names)[:3]

@@ -1,0 +1,239 @@
+"""Losses with advantages: what V says of the rows that acting wrote, and what that makes of their rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor
+from torchrl.objectives import ValueEstimators
+
+from torchrl_lang.functional import (
+    Advantages,
+    Bootstrap,
+    row_length,
+    shift_left,
+    shift_right,
+    turn_end_mask,
+    two_clock_advantages,
+    with_known_values,
+)
+from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
+from torchrl_lang.objectives.checks import check_actor, check_estimator, check_head, check_token
+from torchrl_lang.objectives.token_scores import utterance_end
+
+__all__ = ["AdvantageRowLoss"]
+
+
+class AdvantageRowLoss(RowLoss):
+    """Base of the losses with advantages, estimated once a batch. Abstract: a loss fills in ``forward``.
+
+    Args:
+        actor_network: an :class:`~torchrl_lang.modules.UtteranceActor` or a language actor.
+        value_network: ``hidden [N, H] -> state_value [N, 1]``.
+        value_trunk: a trunk of its own for the values; by default they read the actor's.
+        gamma: and all others: see :class:`~torchrl_lang.objectives.PPOLoss`.
+        lmbda: trust inside an utterance.
+        turn_gamma: discount across turns.
+        turn_lmbda: trust across turns.
+        bootstrap: what a turn is worth to the one before it.
+        end_of_action: id of the token that ends an utterance.
+        detach_value: no gradient from the values into the trunk.
+        logits_chunk: decisions whose logits exist at a time.
+        reduction: see :class:`RowLoss`.
+    """
+
+    @dataclass
+    class _AcceptedKeys(RowLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and those of estimating."""
+
+        advantage: NestedKey = "advantage"
+        value_target: NestedKey = "value_target"
+        state_value: NestedKey = STATE_VALUE
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
+    default_value_estimator = ValueEstimators.GAE
+    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    value_network: TensorDictModule
+    value_trunk: TensorDictModule | None
+
+    def __init__(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        value_network: TensorDictModule,
+        *,
+        value_trunk: TensorDictModule | None,
+        gamma: float,
+        lmbda: float,
+        turn_gamma: float,
+        turn_lmbda: float,
+        bootstrap: Bootstrap,
+        end_of_action: int | None,
+        detach_value: bool,
+        logits_chunk: LogitsChunk,
+        reduction: str | None,
+    ) -> None:
+        super().__init__(reduction, logits_chunk)
+        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+        for name, number in clocks.items():
+            within(name, number, 0, 1)
+        one_of("bootstrap", bootstrap, ("first", "mean"))
+        check_actor(type(self).__name__, actor_network)
+        check_head(type(self).__name__, "value_network", value_network, None, "value_module")
+        check_token("end_of_action", end_of_action, actor_network)
+        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
+        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
+        self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
+
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
+        """Set the two clocks of :meth:`estimate`, by TorchRL's names.
+
+        Args:
+            value_type: ``GAE`` (the default) or ``TDLambda``, the same advantages: the clocks as they are; ``TD0``:
+                both lambdas 0, one tick ahead and no further; ``TD1``: both lambdas 1, rewards to go.
+            **hyperparams: ``gamma`` and ``lmbda`` of the clock inside an utterance, ``turn_gamma`` and ``turn_lmbda``
+                of the one across turns.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: the estimator is another one, or a number lies outside [0, 1].
+            TypeError: a hyperparameter is unknown.
+        """
+        value_type = self.default_value_estimator if value_type is None else value_type
+        fixed = {ValueEstimators.TD0: 0.0, ValueEstimators.TD1: 1.0}
+        lambdas = ("lmbda", "turn_lmbda")
+        names = ("gamma", "turn_gamma") if value_type in fixed else ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        known = (ValueEstimators.GAE, ValueEstimators.TDLambda, *fixed)
+        check_estimator(type(self).__name__, value_type, known, hyperparams, names)
+        clocks = dict.fromkeys(lambdas, fixed[value_type]) if value_type in fixed else {}
+        for name, value in (clocks | hyperparams).items():
+            setattr(self, name, value)
+        return self
+
+    @property
+    def scorer(self) -> RowScorer:
+        """What says how likely the agent's tokens are, as the actor acts."""
+        return RowScorer(self.actor_network)
+
+    @torch.no_grad()
+    def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
+        """Write ``advantage``, ``value_target`` and ``state_value`` into ``rows``, each float ``[*B, T]``.
+
+        They stand at the tokens that the agent wrote, zero elsewhere: what a token earned beyond what its state was
+        worth, what its state turned out to be worth, and what it was thought to be worth. One pass of the values' trunk
+        in evaluation mode, without gradients.
+
+        Args:
+            rows: the entries of a row and ``terminated`` ``[*B, 1]``: a row that is not terminated is bootstrapped from
+                its last position.
+            reuse_values: the rows have ``state_value`` already, carried along from acting; only rows that are not
+                terminated are read, for the value of their last position. NaN stands for a state that was not read,
+                that of a certain last slot or of another player's token: it is worth what follows it
+                (:func:`~torchrl_lang.functional.with_known_values`).
+
+        Returns:
+            The same ``rows``; without any, three entries without any.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: values of the rows make no sense, see :func:`~torchrl_lang.schema.check_values`.
+        """
+        tokens = rows.get(self.tensor_keys.tokens, None)
+        if tokens is not None and not tokens.numel():
+            nothing = torch.zeros(tokens.shape, device=tokens.device)
+            names = ("advantage", "value_target", "state_value")
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in names})
+        reader = RowLoss()  # reads rewards and ends, which the loss itself does not
+        reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
+        batch = reader._find(rows)
+        modules = [self.actor_network, self.value_network]
+        with eval_mode(torch.nn.ModuleList(modules if self.value_trunk is None else [*modules, self.value_trunk])):
+            if reuse_values:
+                value, last_value = self._acted_values(rows, batch), self._last_values(batch)
+            else:
+                value = self._values(self._value_states(batch.rows), batch.state_place)
+                value = batch.scatter(value, batch.state_place)
+                last_value = value.gather(-1, _last(batch)[:, None]).squeeze(-1)
+        value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
+        values = {
+            "advantage": found.advantage,
+            "value_target": found.value_target,
+            "state_value": torch.where(batch.decision, value, 0.0),
+        }
+        for name, dense in values.items():
+            rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
+        return rows
+
+    def _advantages(self, value: Tensor, last_value: Tensor, batch: DecisionBatch) -> tuple[Tensor, Advantages]:
+        """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
+        agent = shift_right(batch.decision)
+        ends = turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action)
+        reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
+        value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
+        advantages = two_clock_advantages(
+            reward,
+            value,
+            last_value,
+            batch.decision,
+            ends,
+            lmbda=self.lmbda,
+            turn_lmbda=self.turn_lmbda,
+            bootstrap=self.bootstrap,
+            **gammas,
+        )
+        return value, advantages
+
+    def _acted_values(self, rows: TensorDictBase, batch: DecisionBatch) -> Tensor:
+        """V at the decisions, as acting wrote it, ``[B, T]``."""
+        key = self.tensor_keys.state_value
+        acted = rows.get(key, None)
+        if acted is None:
+            raise KeyError(
+                f"reuse_values=True needs {key!r} in the rows, they have {sorted(map(str, rows.keys(True)))}: carry it "
+                "from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
+            )
+        return shift_left(acted.reshape(batch.decision.shape))
+
+    def _last_values(self, batch: DecisionBatch) -> Tensor:
+        """V of the last position of the rows that are not terminated, ``[B]``; zero for the others."""
+        going_on = (~batch.row_terminated).nonzero().squeeze(-1)
+        out = torch.zeros(batch.decision.shape[0], device=going_on.device)
+        if not going_on.shape[0]:
+            return out
+        states = self._value_states(batch.rows[going_on])
+        place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
+        last = self._values(states, place + _last(batch)[going_on])
+        return out.to(last.dtype).index_copy(0, going_on, last)
+
+    @property
+    def _end_of_action(self) -> int | None:
+        ends = utterance_end(self.actor_network)
+        return self.end_of_action if self.end_of_action is not None or ends is None else ends[0]
+
+    def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows with what the values' trunk makes of them."""
+        trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
+        return trunk(rows.copy())
+
+    def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
+        """V at places of the flattened batch, ``[N]``."""
+        inputs = gather_inputs(self.value_network, states, place)
+        out = self.value_network(inputs.detach() if self.detach_value else inputs)
+        return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
+
+
+def _last(batch: DecisionBatch) -> Tensor:
+    """The last real position of each row, int64 ``[B]``."""
+    return (row_length(batch.attention_mask) - 1).clamp_min(0)

@@ -1,0 +1,329 @@
+"""What a loss reads from a batch of rows: its decisions, their actions, rewards and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+from torchrl.objectives import LossModule
+
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states
+from torchrl_lang.functional.checks import finite, one_of
+from torchrl_lang.modules.controllers import KLController, as_controller
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.objectives.checks import token_limit, vocabulary
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRAIN_MASK, check_values
+
+__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces", "kl_controller"]
+
+LogitsChunk = int | Literal["auto"] | None
+"""Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
+
+# From so many tokens on, pieces cost less time than the whole table, and far less memory.
+_LARGE_VOCABULARY = 512
+
+# What the entries of a row may be; all others are floats.
+_MASKS = ("attention_mask", "action_mask", "terminated", "train_mask")
+
+
+class DecisionBatch(NamedTuple):
+    """A batch of ``B`` rows of width ``T`` with ``S`` states, ``N`` of them decisions, in reading order.
+
+    The successor of the decision at ``state[i]`` is the state at ``state[i] + 1`` (see
+    :class:`~torchrl_lang.functional.Decisions`).
+    """
+
+    rows: TensorDictBase
+    """The rows, flattened to batch size ``[B]``, for the trunk: their attention mask ends where no term reads on."""
+    shape: torch.Size
+    """``[*B, T]``, as the rows came."""
+    attention_mask: Tensor
+    """bool ``[B, T]``."""
+    decision: Tensor
+    """bool ``[B, T]``: True where the next token is the agent's."""
+    next_token: Tensor
+    """int64 ``[B, T]``: the token that follows each position."""
+    next_reward: Tensor
+    """float32 ``[B, T]``: the reward of writing it."""
+    state_place: Tensor
+    """int64 ``[S]``: places of the states in a batch flattened to ``[B * T]``."""
+    state: Tensor
+    """int64 ``[N]``: where each decision stands among the states."""
+    place: Tensor
+    """int64 ``[N]``: places of the decisions in a batch flattened to ``[B * T]``."""
+    action: Tensor
+    """int64 ``[N]``: the token that was written."""
+    reward: Tensor
+    """float32 ``[N]``."""
+    last: Tensor
+    """bool ``[N]``: the row's last decision, whose successor is the bootstrap state."""
+    terminated: Tensor
+    """bool ``[N]``: the task ended behind this decision, so nothing is bootstrapped."""
+    row_terminated: Tensor
+    """bool ``[B]``."""
+    mask: Tensor | None
+    """bool ``[B, T]``: positions whose losses count, by ``loss_mask_key``; None where all do."""
+
+    @property
+    def counted(self) -> Tensor | None:
+        """Bool ``[N]``: decisions that count; None where all do."""
+        return None if self.mask is None else self.mask.flatten()[self.place]
+
+    def scatter(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
+        """Values of decisions, ``[N]``, at their places in ``[B, T]``, ``fill`` elsewhere.
+
+        Args:
+            values: one value a place.
+            place: int64, places in a batch flattened to ``[B * T]`` if they are not those of the decisions.
+            fill: what stands at all other places.
+        """
+        dense = values.new_full((self.decision.numel(),), fill)
+        return dense.index_copy(0, self.place if place is None else place, values).reshape(self.decision.shape)
+
+
+class RowLoss(LossModule):
+    """Base of the losses over rows. Abstract: a loss fills in ``forward``.
+
+    It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
+    needs them. Dtypes and shapes are checked in every call; values (right padding, masks, token ids, finite rewards) in
+    the first one, which waits for the device once, and not under ``torch.compile``. The trunk reads each row up to the
+    last decision or the state that bootstraps, and with a ``transition_weight`` all but a last token that nothing
+    follows: a loss whose terms read states behind that overrides :meth:`_read`.
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        """Keys that ``set_keys`` can change, with their defaults."""
+
+        tokens: NestedKey = TOKENS
+        attention_mask: NestedKey = ATTENTION_MASK
+        action_mask: NestedKey = ACTION_MASK
+        token_reward: NestedKey = TOKEN_REWARD
+        terminated: NestedKey = TERMINATED
+        train_mask: NestedKey = TRAIN_MASK
+
+    default_keys = _AcceptedKeys
+    # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
+    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
+
+    # Weight of the environment's words, where a loss learns them as well.
+    transition_weight: float = 0.0
+    # What a loss with an exact divergence is kept near. It is no module: its weights are in nobody's parameters().
+    reference: FrozenActor | None = None
+
+    def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
+        self._in_keys: list[NestedKey] | None = None
+        super().__init__()
+        self._values_checked = False
+        _check_chunk(logits_chunk)
+        self.logits_chunk = logits_chunk
+        self.reduction = "mean" if reduction is None else reduction
+        one_of("reduction", self.reduction, ("mean", "sum", "none"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> RowLoss:
+        if self.reference is not None:
+            self.reference.apply_to_owned(fn)
+        return super()._apply(fn)
+
+    def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
+        self._in_keys, self._values_checked = None, False
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
+        if self._in_keys is None:
+            self._in_keys = [getattr(self.tensor_keys, name) for name in self._row_entries]
+        return self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, values: list[NestedKey]) -> None:
+        self._in_keys = values
+
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """Entries that ``forward`` reads where they are there: the train mask, and masks by ``loss_mask_key``.
+
+        As tensors they are given by name, ``loss(..., train_mask=mask)``. Who selects entries for a loss keeps these
+        too: ``rows.select(*loss.in_keys, *loss.optional_in_keys, strict=False)``.
+        """
+        return [self.tensor_keys.train_mask, *self._loss_mask_keys()]
+
+    @property
+    def _all_in_keys(self) -> list[NestedKey]:
+        return [*self.in_keys, *self.optional_in_keys]
+
+    def _find(self, tensordict: TensorDictBase) -> DecisionBatch:
+        """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
+        entries = self._entries(tensordict)
+        mask = self._mask(tensordict, entries)
+        self._check_values_once(entries, mask)
+        tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
+        width = tokens.shape[-1]
+        found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
+        state_place = found.row * width + found.position
+        place = state_place[found.state]
+        next_token = shift_left(tokens).long()
+        reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
+        next_reward = shift_left(reward)
+        ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
+        return DecisionBatch(
+            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
+            shape=tensordict.get(self.tensor_keys.tokens).shape,
+            attention_mask=attention,
+            decision=decision,
+            next_token=next_token,
+            next_reward=next_reward,
+            state_place=state_place,
+            state=found.state,
+            place=place,
+            action=next_token.flatten()[place],
+            reward=next_reward.flatten()[place],
+            last=found.last,
+            terminated=found.last & ended[found.row[found.state]],
+            row_terminated=ended,
+            mask=mask,
+        )
+
+    def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
+        keys = self.tensor_keys
+        if ("next", keys.tokens) in tensordict.keys(True):
+            raise ValueError(
+                f"{type(self).__name__} reads whole episodes, one a row, but got steps of a rollout (it has a 'next' "
+                "entry), whose rows repeat each other. Convert them with torchrl_lang.data.rows_from_rollout."
+            )
+        entries = {}
+        for name in self._row_entries:
+            value = tensordict.get(getattr(keys, name), None)
+            if value is None:
+                raise KeyError(
+                    f"{type(self).__name__} needs the entry {getattr(keys, name)!r} ({name}), the tensordict has "
+                    f"{sorted(map(str, tensordict.keys(True)))}. Add it, or name it with set_keys({name}=...)."
+                )
+            entries[name] = value
+        for name, value in entries.items():
+            _check_entry(name, value, entries["tokens"].shape)
+        return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
+        """In the first call look at the values of the rows that count."""
+        if self._values_checked or torch.compiler.is_compiling():
+            return
+        self._values_checked = True
+        names = ("tokens", "attention_mask", "action_mask", "token_reward")
+        values = [entries.get(name) for name in names]
+        if mask is not None:
+            kept = mask.any(-1)
+            values = [None if value is None else value[kept] for value in values]
+        check_values(*values, vocab_size=self._token_limit())  # type: ignore[arg-type]
+
+    def _token_limit(self) -> int | None:
+        """From which id on no token can be read, or none written; None where nothing tells."""
+        actor = getattr(self, "actor_network", None)
+        if actor is None:
+            return None
+        limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
+        return min(limits, default=None)
+
+    def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
+        """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
+        position, length = torch.arange(attention.shape[-1], device=attention.device), attention.sum(-1)
+        last = length - 1 if self.transition_weight else torch.where(decision, position + 1, 0).amax(-1)
+        end = torch.where(terminated, last, length).clamp_min(1)  # where nothing ended, the last state bootstraps
+        return attention & (position < end[:, None])
+
+    def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor, read: Tensor) -> TensorDictBase:
+        """A shallow copy of the rows with batch size ``[B]``, so that what modules write stays out of the input."""
+        lazy = isinstance(tensordict, LazyStackedTensorDict)
+        rows = tensordict.to_tensordict() if lazy else tensordict.copy()
+        rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
+        rows = rows.reshape(-1).set(self.tensor_keys.attention_mask, read)
+        if tokens.dtype != torch.int64:
+            rows.set(self.tensor_keys.tokens, tokens.long())
+        # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
+        return rows.set(TOKENS, rows.get(self.tensor_keys.tokens)).set(ATTENTION_MASK, read)
+
+    def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
+        """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
+        attention_mask, agent = entries["attention_mask"], entries["action_mask"]
+        learned = tensordict.get(self.tensor_keys.train_mask, None)
+        counted = None
+        if learned is not None:  # stands at tokens, masks at the states before them
+            _check_entry("train_mask", learned, tensordict.get(self.tensor_keys.tokens).shape)
+            counted = trained_states(learned.reshape(agent.shape), agent)
+        for key in self._loss_mask_keys():
+            mask = tensordict.get(key, None)
+            if mask is not None:
+                if mask.dtype != torch.bool:
+                    raise TypeError(f"The mask {key!r} must be bool, got {mask.dtype}: convert it with .bool().")
+                mask = mask.reshape(attention_mask.shape[0], -1).expand_as(attention_mask)
+                counted = mask if counted is None else counted & mask
+        return counted
+
+    def _reduce_decisions(self, values: Tensor, batch: DecisionBatch) -> Tensor:
+        """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
+        if batch.counted is not None:
+            # Select rather than multiply: a masked value may be infinite.
+            values = torch.where(batch.counted, values, 0)
+        if self.reduction == "none":
+            return batch.scatter(values).reshape(batch.shape)
+        total = values.sum()
+        if self.reduction == "sum":
+            return total
+        return total / self._number(batch)
+
+    @staticmethod
+    def _number(batch: DecisionBatch) -> Tensor:
+        """How many decisions count, at least 1."""
+        number = batch.place.shape[0] if batch.counted is None else batch.counted.sum()
+        return torch.as_tensor(number, device=batch.place.device).clamp_min(1)
+
+
+def in_pieces(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
+    """Whether terms over so large a vocabulary are computed in pieces, without the whole table."""
+    return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
+
+
+def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+    """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
+    missing = [key for key in module.in_keys if rows.get(key, None) is None]
+    if missing:
+        raise KeyError(
+            f"A head reads {missing}, which the trunk did not write: there are {sorted(map(str, rows.keys()))}. For "
+            "'residual' heads build the actor with expose_pre_norm=True."
+        )
+    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
+    return TensorDict(entries, batch_size=index.shape, device=rows.device)
+
+
+def kl_controller(kl_weight: float | KLController) -> KLController | None:
+    """What gives a loss the weight of its divergence; None for a weight of zero, which is not computed."""
+    if not isinstance(kl_weight, KLController):
+        finite("kl_weight", float(kl_weight))
+        if float(kl_weight) == 0:
+            return None
+    return as_controller(kl_weight)
+
+
+def _check_entry(name: str, value: Tensor, shape: torch.Size) -> None:
+    """Raise unless an entry has the dtype and shape that go with tokens of ``shape``."""
+    if name == "tokens" and value.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens must be int64 or int32, got {value.dtype}: convert them with .long().")
+    if name in _MASKS and value.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool, got {value.dtype}: convert it with .bool().")
+    if name != "tokens" and name not in _MASKS and not value.is_floating_point():
+        raise TypeError(f"{name} must be a float, got {value.dtype}: convert it with .float().")
+    expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
+    if tuple(value.shape) != expected:
+        raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
+
+
+def _check_chunk(logits_chunk: Any) -> None:
+    number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
+    if logits_chunk not in ("auto", None) and not number:
+        raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")

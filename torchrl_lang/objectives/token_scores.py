@@ -1,0 +1,147 @@
+"""What a policy says of the decisions in a batch of rows: log-probability, entropy, divergence from a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from torchrl_lang.functional import categorical_entropy, categorical_kl, shift_right
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.model_runner import States
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.adapters import adapter_layers
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
+from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk
+
+__all__ = ["TokenScores", "checked_reference", "read_reference", "row_batch", "score_decisions", "utterance_end"]
+
+
+class TokenScores(NamedTuple):
+    """At the ``N`` decisions of a batch, at least float32."""
+
+    log_prob: Tensor
+    """``[N]``: log-probability of the token that was written."""
+    entropy: Tensor
+    """``[N]``: of the distribution that it would be drawn from."""
+    kl: Tensor | None
+    """``[N]``: exact divergence from the reference; None without one."""
+
+
+def row_batch(batch: DecisionBatch, tokens: Tensor) -> RowBatch:
+    """The decisions of a batch, as a :class:`~torchrl_lang.modules.row_scoring.RowScorer` takes them."""
+    written = shift_right(batch.decision)
+    return RowBatch(tokens, batch.attention_mask, batch.place, batch.action, written, batch.shape)
+
+
+def score_decisions(
+    scorer: RowScorer,
+    batch: RowBatch,
+    states: States,
+    *,
+    entropy_gradient: bool = False,
+    reference: tuple[RowScorer, States] | None = None,
+    logits_chunk: LogitsChunk = "auto",
+) -> TokenScores:
+    """Log-probability, entropy and divergence of each decision, under the distribution that the policy acts by.
+
+    Logits exist for some decisions at a time, and are computed a second time in the backward pass, wherever there is
+    more than one piece.
+
+    Args:
+        scorer: of the policy.
+        batch: the rows' decisions.
+        states: what the policy's trunk wrote for the rows.
+        entropy_gradient: whether gradients are to flow through the entropy.
+        reference: a frozen model of the same kind and what its trunk wrote, for the exact divergence.
+        logits_chunk: decisions a piece; ``"auto"`` for a few dozen megabytes of logits, None for one piece.
+    """
+
+    def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        log_prob = scorer.log_softmax(states, place)
+        out = [log_prob.gather(-1, action[:, None]).squeeze(-1)]
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            out.append(categorical_entropy(log_prob))
+        if reference is not None:
+            with torch.no_grad():
+                ref_log_prob = reference[0].log_softmax(reference[1], place)
+            out.append(categorical_kl(log_prob, ref_log_prob))
+        return tuple(out)
+
+    pieces = list(_pieces(scorer, batch, states, logits_chunk))
+    if len(pieces) == 1:
+        parts = [score(batch.place, batch.action)]
+    else:
+        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in pieces]
+    log_prob, spread, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
+    return _with_certain_ends(scorer, batch, TokenScores(log_prob, spread, kl[0] if kl else None))
+
+
+def utterance_end(actor: object) -> tuple[int, int] | None:
+    """Id of the token that ends an utterance, and their greatest length; None where an actor says single tokens."""
+    if not isinstance(actor, UtteranceActor):
+        return None
+    return actor.decoder.control.end_of_action, actor.decoder.action_length
+
+
+def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None) -> FrozenActor:
+    """The reference, if there is an exact divergence of ``actor`` from it.
+
+    Raises:
+        TypeError: it is no :class:`~torchrl_lang.transforms.FrozenActor`.
+        ValueError: it is another kind of actor, or one that shares a head with adapters.
+    """
+    if not isinstance(reference, FrozenActor):
+        raise TypeError(
+            f"kl_estimator='exact' needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
+            "frozen_copy(actor) or adapters_off(actor)."
+        )
+    theirs = RowScorer(reference.actor)
+    if theirs.has_values or utterance_end(theirs.actor) != utterance_end(actor):
+        raise ValueError(
+            "Policy and reference must be the same kind of actor, as utterance actors of one action_length and without "
+            "guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."
+        )
+    head = split_actor(theirs.language_actor).head
+    if reference.actor is actor and head is not None and adapter_layers(head):
+        raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")
+    return reference
+
+
+@torch.no_grad()
+def read_reference(reference: FrozenActor, rows: RowBatch) -> tuple[RowScorer, States]:
+    """The frozen model and what its trunk makes of the rows, for the exact divergence.
+
+    Raises:
+        RuntimeError: its weights have changed.
+    """
+    reference.check_unchanged()
+    scorer = RowScorer(reference.actor)
+    with reference.eval_mode():
+        return scorer, scorer.states(rows)
+
+
+def _pieces(scorer: RowScorer, batch: RowBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
+    number = batch.place.shape[0]
+    if logits_chunk is None or not number:
+        return iter([slice(0, number)])
+    if logits_chunk == "auto":
+        return scorer.parts(batch, states)
+    return (slice(start, start + logits_chunk) for start in range(0, number, logits_chunk))
+
+
+def _with_certain_ends(scorer: RowScorer, batch: RowBatch, said: TokenScores) -> TokenScores:
+    """The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn."""
+    certain = scorer.certain(batch)
+    if certain is None or not isinstance(scorer.actor, UtteranceActor):
+        return said
+    impossible = batch.action != scorer.actor.decoder.control.end_of_action
+    forced = torch.zeros_like(said.log_prob).masked_fill(impossible, -torch.inf)
+    log_prob = torch.where(certain, forced, said.log_prob)
+    kl = None if said.kl is None else torch.where(certain, 0.0, said.kl)
+    return TokenScores(log_prob, torch.where(certain, 0.0, said.entropy), kl)

@@ -1,0 +1,94 @@
+"""Where an action and what belongs to it stand in a tensordict: the default keys of every transform here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tensordict import NestedKey, unravel_key
+
+from torchrl_lang.schema import ACTION, ACTION_MASK, REWARD, TOKEN_LOG_PROB, TOKEN_REWARD, TOKENS
+
+__all__ = ["KL", "REF_LOG_PROB", "ActionKeys", "key_list", "last_name", "sibling"]
+
+REF_LOG_PROB = "ref_log_prob"
+KL = "kl"
+
+
+@dataclass(frozen=True)
+class ActionKeys:
+    """Keys of an action, its log-probability under the policy that chose it, its reward, and the mask of what counts.
+
+    Examples:
+        >>> from torchrl_lang.transforms import ActionKeys
+        >>> ActionKeys.of_action(("agents", "action")).kl
+        ('agents', 'kl')
+        >>> ActionKeys.row().mask
+        'action_mask'
+    """
+
+    action: tuple[NestedKey, ...]
+    """The action; several for a composite action."""
+    log_prob: tuple[NestedKey, ...]
+    """Its log-probability under the policy; several are summed."""
+    reward: NestedKey
+    ref_log_prob: NestedKey = REF_LOG_PROB
+    kl: NestedKey = KL
+    mask: NestedKey | None = None
+    """bool, the shape of the log-probability: True on what counts; None where all does."""
+
+    @classmethod
+    def of_action(
+        cls,
+        action: NestedKey | Sequence[NestedKey] = ACTION,
+        log_prob: NestedKey | Sequence[NestedKey] | None = None,
+    ) -> ActionKeys:
+        """One action a step, in TorchRL's names; a nested action keeps everything in its own group."""
+        actions = key_list(action)
+        group = actions[0][:-1] if isinstance(actions[0], tuple) and len(actions) == 1 else ()
+        own = [sibling(key, f"{last_name(key)}_log_prob") for key in actions]
+        log_probs = own if log_prob is None else key_list(log_prob)
+        reward, ref, kl = (unravel_key((*group, name)) for name in (REWARD, REF_LOG_PROB, KL))
+        return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
+
+    def named(self, name: str) -> ActionKeys:
+        """The same with a name before what is written, so that two references can stand in one place.
+
+        Examples:
+            >>> from torchrl_lang.transforms import ActionKeys
+            >>> ActionKeys.of_action().named("style").kl
+            'style_kl'
+        """
+        ref, kl = (sibling(key, f"{name}_{last_name(key)}") for key in (self.ref_log_prob, self.kl))
+        return replace(self, ref_log_prob=ref, kl=kl)
+
+    @classmethod
+    def utterance(cls) -> ActionKeys:
+        """One utterance a step, its log-probability token by token, ``[*B, K]``."""
+        return cls((ACTION,), (TOKEN_LOG_PROB,), REWARD)
+
+    @classmethod
+    def row(cls) -> ActionKeys:
+        """A whole episode as one row of tokens, everything ``[*B, T]``."""
+        return cls((TOKENS,), (TOKEN_LOG_PROB,), TOKEN_REWARD, mask=ACTION_MASK)
+
+
+def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
+    """A key or several as a list: a string is a key, a tuple a nested key, a list several."""
+    return [unravel_key(key) for key in ([keys] if isinstance(keys, (str, tuple)) else keys)]
+
+
+def last_name(key: NestedKey) -> str:
+    """The name of an entry within its group."""
+    return key[-1] if isinstance(key, tuple) else key
+
+
+def sibling(key: NestedKey, name: str) -> NestedKey:
+    """The entry ``name`` in the group of ``key``.
+
+    Examples:
+        >>> from torchrl_lang.transforms.keys import sibling
+        >>> sibling(("agents", "reward"), "kl"), sibling("reward", "kl")
+        (('agents', 'kl'), 'kl')
+    """
+    return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name

@@ -1,0 +1,83 @@
+"""References without an actor: a column of the data, and a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor, nn
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import EnvBase
+
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+from torchrl_lang.transforms.base import required
+from torchrl_lang.transforms.keys import ActionKeys, key_list
+from torchrl_lang.transforms.references.base import Reference
+
+__all__ = ["ColumnReference", "FunctionReference"]
+
+
+class ColumnReference(Reference):
+    """Log-probabilities that are already in the data, such as those stored once for an offline data set.
+
+    Args:
+        key: their entry. On steps it is looked for under ``"next"`` first, where this library writes what belongs to an
+            action; at the root an environment has that of the step before.
+        action_keys: where everything else stands, default one action a step.
+    """
+
+    def __init__(self, key: NestedKey, *, action_keys: ActionKeys | None = None) -> None:
+        self.in_keys = key_list(key)
+        self.action_keys = ActionKeys.of_action() if action_keys is None else action_keys
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        advice = "It should hold the reference's log-probabilities, computed beforehand."
+        return required("ColumnReference", self.in_keys[0], advice, carry, tensordict)
+
+    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        if self.in_keys[0] not in observation_spec.keys(True, True):
+            raise KeyError(
+                f"The environment has no entry {self.in_keys[0]!r}; a column of log-probabilities is for replay "
+                "buffers. Here pass the reference as an actor."
+            )
+        return observation_spec[self.in_keys[0]].clone()
+
+
+class FunctionReference(Reference):
+    """A function of the tensordict that returns the log-probability of its actions; called without gradients.
+
+    Args:
+        function: ``tensordict -> log_prob``. Of a module a frozen copy is made, see
+            :func:`~torchrl_lang.transforms.frozen_copy`. A plain function is called as it is: a model that it calls
+            must be frozen and must not be the policy that trains, or the reference trains with it. No fingerprint of
+            such a model is kept in a ``state_dict``.
+        in_keys: the entries that it is given, default all.
+        action_keys: where everything stands, default one action a step.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[TensorDictBase], Tensor],
+        *,
+        in_keys: Sequence[NestedKey] = (),
+        action_keys: ActionKeys | None = None,
+    ) -> None:
+        if isinstance(function, nn.Module):
+            self.frozen = frozen_copy(function)
+        self.function = function if self.frozen is None else self.frozen.actor
+        self.in_keys = key_list(in_keys) if in_keys else []
+        self.action_keys = ActionKeys.of_action() if action_keys is None else action_keys
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        inputs = (tensordict.select(*self.in_keys) if self.in_keys else tensordict).copy()
+        with torch.no_grad():
+            log_prob = self.function(inputs)
+        if not isinstance(log_prob, Tensor):
+            raise TypeError(
+                f"A reference function returns the log-probabilities as a tensor, got {type(log_prob).__name__}."
+            )
+        return log_prob

@@ -1,0 +1,70 @@
+"""A frozen language model as reference of whole rows: every token of an episode in one causal pass."""
+
+from __future__ import annotations
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import EnvBase
+
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+from torchrl_lang.transforms.keys import ActionKeys
+from torchrl_lang.transforms.references.base import Reference
+
+__all__ = ["RowReference"]
+
+
+class RowReference(Reference):
+    """Scores the agent's tokens of whole rows: one pass of the trunk, the head at decisions only.
+
+    For batches of rows, in a replay buffer or as ``postproc`` behind a conversion to rows. Of a language actor it takes
+    the plain distribution over all tokens at temperature 1; of an :class:`~torchrl_lang.modules.UtteranceActor` the one
+    that it acts by, with its temperature, filters, forbidden tokens and certain last slot, so that the numbers compare
+    with the ``token_log_prob`` which acting wrote.
+
+    Args:
+        frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
+
+    The log-probability is float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.transforms import RowReference, frozen_copy
+        >>> lm = causal_lm(vocab_size=12, layers=1, width=16, heads=2, max_length=8)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9, 0]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True, False]]),
+        ...     action_mask=torch.tensor([[False, True, True, False, False]]),
+        ...     batch_size=[1],
+        ... )
+        >>> RowReference(frozen_copy(language_actor(lm))).log_prob(rows, rows) < 0
+        tensor([[False,  True,  True, False, False]])
+    """
+
+    frozen: FrozenActor
+
+    def __init__(self, frozen: FrozenActor) -> None:
+        self.frozen = frozen
+        self.scorer = RowScorer(frozen.actor)
+        self.action_keys = ActionKeys.row()
+        self.in_keys = [TOKENS, ATTENTION_MASK]
+
+    def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
+        """See :class:`Reference`."""
+        with self.frozen.eval_mode():
+            return row_log_prob(self.frozen.actor, tensordict)
+
+    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+        """Rows are whole episodes, which an environment has not yet.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "A language actor scores whole rows, in a replay buffer or as postproc of a collector. In an environment "
+            "pass an UtteranceActor, which scores the turn that was just taken."
+        )
