@@ -2,12 +2,14 @@
 
 import importlib
 import re
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import FunctionType
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 project = "torchrl_lang"
@@ -50,9 +52,23 @@ def add_constants(app: Sphinx, page: str, source: list[str]) -> None:
         package = importlib.import_module(name)
         constants = [key for key in package.__all__ if not isinstance(getattr(package, key), type | FunctionType)]
         once = "" if hasattr(package, "__path__") else f"   :exclude-members: {', '.join(constants)}\n"
-        return directive[0] + once + "".join(f"\n.. autodata:: {name}.{key}\n" for key in constants)
+        return directive[0] + once + "".join(constant(name, key, getattr(package, key)) for key in constants)
 
     source[0] = re.sub(r"^\.\. automodule:: (\S+)\n(?:   :.*\n)*", with_constants, source[0], flags=re.M)
+
+
+def constant(package: str, name: str, value: object) -> str:
+    """The entry of a constant: its value where that is a text, and the docstring where it is defined."""
+    entry = [f".. py:data:: {name}", f"   :module: {package}"]
+    if isinstance(value, str):
+        entry.append(f"   :value: {value!r}")
+    for module in sorted(key for key in sys.modules if key.startswith("torchrl_lang")):
+        if vars(sys.modules[module]).get(name) is value:
+            docs = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name))
+            if docs:
+                entry += ["", *(f"   {line}" for line in docs)]
+                break
+    return "\n" + "\n".join(entry) + "\n"
 
 
 def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
