@@ -17,7 +17,7 @@ TEXTS = {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path 
 PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
-TOLERANCE = {"tutorials/random_walks.md": 0.25, "tutorials/wordle_offline.md": 0.35, "tutorials/ppo_own_game.md": 0.15}
+TOLERANCE = {"tutorials/random_walks.md": 0.25, "tutorials/wordle_offline.md": 0.35, "tutorials/ppo_own_game.md": 0.2}
 
 
 def check_random_walks(space):
@@ -35,7 +35,7 @@ def check_wordle_offline(space):
 
 def check_ppo_own_game(space):
     for coef, share in space["shares"].items():
-        assert abs(share - space["best_share"](coef)) < 0.12
+        assert abs(share - space["best_share"](coef)) < 0.2
 
 
 def check_online(space):
