@@ -39,11 +39,11 @@ def run(home, tmp_path):
 
 
 def train(home, out, *more):
-    return ["train", "wordle_bc", "--data", str(home / "data"), "--out", str(out), *SHORT, *more]
+    return ["train", "bc", "--data", str(home / "data"), "--out", str(out), *SHORT, *more]
 
 
 def evaluate(run):
-    return ["evaluate", "wordle", "--run", str(run), "--games", "4", "--no-plots"]
+    return ["evaluate", "--run", str(run), "--games", "4", "--no-plots"]
 
 
 def refused(capsys, arguments):
@@ -92,7 +92,7 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs /proc")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_torch_is_being_imported(number, status, tmp_path):
-    call = [sys.executable, "-m", "torchrl_lang", "train", "wordle_bc", "--data", "x", "--out", str(tmp_path / "run")]
+    call = [sys.executable, "-m", "torchrl_lang", "train", "bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
@@ -176,7 +176,7 @@ def without(name):
         (without("words"), 'has no field "notes.words"'),
         (without("rules"), 'has no field "notes.rules"'),
         (notes(task=["wordle"]), "has ['wordle'] as \"notes.task\", expected str"),
-        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld"),
+        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
         (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
         (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
         (notes(words=[]), "holds no task (The word list is empty"),
@@ -224,12 +224,12 @@ def test_a_damaged_log(home, run, content, message, capsys):
 
 def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     data, file = home / "data", home / "words.txt"
-    assert f"{data} lies in the data set {data}" in refused(capsys, train(home, data))
-    assert f"lies in the data set {data}" in refused(capsys, train(home, data / "rows" / "run"))
+    assert f"{data} lies in the dataset {data}" in refused(capsys, train(home, data))
+    assert f"lies in the dataset {data}" in refused(capsys, train(home, data / "rows" / "run"))
     assert f"{file} is a file, not a folder" in refused(capsys, train(home, file))
     assert "Not a directory" in refused(capsys, train(home, file / "run"))
     generate = ["generate", "wordle", "--games", "4", "--out"]
-    assert f"lies in the data set {data}" in refused(capsys, [*generate, str(data / "more")])
+    assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
     assert f"{file} is a file, not a folder" in refused(capsys, [*generate, str(file)])
     assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
 

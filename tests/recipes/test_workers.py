@@ -20,7 +20,7 @@ PLAYING = """
 import signal, sys, torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.recipes.collection import Games
+from torchrl_lang.recipes.collect import Games
 
 class Task:
     def env(self, n, *, seed, device):
