@@ -209,7 +209,7 @@ def test_done_is_found(kl_key, keys, expected):
 
 def test_a_done_that_is_not_found_is_asked_for():
     keys = [("a", "done"), ("b", "done")]
-    with pytest.raises(KeyError, match=r"none of \['done'\] among \[\('a', 'done'\), \('b', 'done'\)\].*done_key="):
+    with pytest.raises(KeyError, match=r"none of \['done'\] among \[\('a', 'done'\),.*done_key="):
         _ = TransformedEnv(grouped(*keys), KLLimitTransform(LIMIT)).observation_spec
     named = TransformedEnv(grouped(*keys), KLLimitTransform(LIMIT, done_key=("b", "done"))).observation_spec
     assert ("b", "episode_kl") in named.keys(True, True)

@@ -51,7 +51,7 @@ class KLLimitTransform(ActionTransform):
     ) -> None:
         positive("limit, in nats,", limit)
         kl_key = key_list(kl_key)[0]
-        candidates = [sibling(kl_key, DONE), DONE] if done_key is None else key_list(done_key)
+        candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([sibling(candidates[0], EPISODE_KL)])
         self.limit = limit
         self.kl_key = kl_key
