@@ -225,7 +225,7 @@ class TestErrors:
             WrapperReference(engine)
 
     def test_rows_taken_for_conversations(self):
-        with pytest.raises(KeyError, match=r"pass a RowReference"):
+        with pytest.raises(ValueError, match=r"pass RowReference"):
             as_reference(wrapper()).log_prob(whole_rows(), whole_rows())
 
     @pytest.mark.parametrize("key", [FULL, ATTENTION, ASSISTANT])

@@ -45,7 +45,7 @@ class WrapperReference(Reference):
     Raises:
         TypeError: the wrapper's model is no module.
         KeyError: on calls, an entry is missing.
-        ValueError: on calls, the conversations are not padded to one length.
+        ValueError: on calls, the data are no conversations padded to one length.
 
     Examples:
         >>> import torch
@@ -88,11 +88,14 @@ class WrapperReference(Reference):
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        advice = "This is TorchRL's layout of conversations; for rows of this library pass a RowReference."
+        advice = "It is part of TorchRL's layout of conversations."
         try:
             tokens, attention, scored = (required(type(self).__name__, key, advice, tensordict) for key in self.in_keys)
-        except RuntimeError as error:  # a lazy stack without a common shape
-            raise ValueError("The conversations differ in length: build their wrapper with pad_output=True.") from error
+        except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
+            raise ValueError(
+                "These are no TorchRL conversations padded to one length: build the wrapper that made them with "
+                "pad_output=True; for rows of this library pass RowReference(frozen_copy(language_actor(model)))."
+            ) from error
         order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
         entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), ACTION_MASK: scored.bool() & attention.bool()}
         rows = TensorDict(
