@@ -37,7 +37,7 @@ def state_of(controller):
 
 
 def serve(connection, controllers, pickled, unshared):
-    """A worker: holds the controllers that came by pickle and those in the bytes, updates them and sends their state."""
+    """A worker: holds the controllers that came by pickle and those in the bytes, updates them, sends state."""
     held = {"pickle": controllers, "cloudpickle": cloudpickle.loads(pickled)}
     connection.send(warnings_of(cloudpickle.loads(unshared)))
     while (message := connection.recv()) is not None:
