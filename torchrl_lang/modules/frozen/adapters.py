@@ -1,4 +1,4 @@
-"""PEFT's adapters, known by what they have: found, told apart from the base weights, and switched off for a while."""
+"""PEFT adapters: find them, list their weights, switch them off for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["adapter_layers", "adapter_weights", "refuse_merged", "without_adapte
 
 @contextmanager
 def without_adapters(actor: nn.Module) -> Iterator[None]:
-    """No adapters, evaluation mode, no gradients; afterwards every module is as it was."""
+    """No adapters, evaluation mode, no gradients; on exit every module is as it was."""
     layers = adapter_layers(actor)
     refuse_merged(layers)
     layers = [layer for layer in layers if not layer.disable_adapters]
@@ -41,7 +41,7 @@ def adapter_layers(actor: nn.Module) -> list[Any]:
 
 
 def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
-    """All that the adapters hold."""
+    """The weights of the adapters."""
     for layer in adapter_layers(actor):
         for name in layer.adapter_layer_names:
             held = getattr(layer, name, None)
@@ -53,7 +53,7 @@ def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
 
 
 def refuse_merged(layers: list[Any]) -> None:
-    """Raise where adapters are part of the base weights, and so cannot be switched off."""
+    """Raise where adapters are merged into the base weights, and so cannot be switched off."""
     merged = [layer for layer in layers if layer.merged_adapters]
     if merged:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A short name for a set of weights: equal bytes, equal fingerprint, in any process and on any device."""
+"""Fingerprints of weights: equal bytes give equal fingerprints, in any process and on any device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 __all__ = ["defining_weights", "fingerprint"]
 
-_PIECE = 1 << 22  # elements that travel to the CPU at a time
+_PIECE = 1 << 22  # elements copied to the CPU at a time
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
@@ -49,7 +49,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 def defining_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers of ``module`` by name, each once.
 
-    Buffers that no ``state_dict`` keeps are left out: they follow from the configuration.
+    Non-persistent buffers are left out: they follow from the configuration.
 
     Examples:
         >>> import torch

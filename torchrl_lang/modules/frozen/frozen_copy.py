@@ -1,4 +1,4 @@
-"""A frozen reference of an actor, which holds twice only what has to be held twice."""
+"""A frozen copy of an actor that shares the weights which do not train."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 class FrozenActor:
     """An actor whose weights do not change, to be run within :meth:`eval_mode`.
 
-    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so whoever keeps it as an attribute
-    does not register its weights. It can be pickled and deep-copied.
+    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so a module that keeps it as an
+    attribute does not register its weights. It can be pickled and deep-copied.
 
     Args:
         actor: the module to run.
         shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
-        copied: True where ``actor`` and its submodules are the reference's own objects, in evaluation mode.
+        copied: True where ``actor`` is the reference's own copy, in evaluation mode.
         differentiable: whether gradients flow through the reference.
         adapters: the policy's PEFT layers, which may merge their adapters into weights that are shared.
     """
@@ -53,24 +53,23 @@ class FrozenActor:
         self._remember()
 
     def eval_mode(self) -> AbstractContextManager[Any]:
-        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made.
+        """The context in which to run ``actor``: evaluation mode, no gradients, and adapters off if so made.
 
-        Adapters are switched for all threads at once. So only the thread that made the reference may do it (of a copy,
-        the first that does), or the policy would run without its adapters in another thread.
+        Adapters are switched for all threads at once, so only the thread that made the reference may do it (of a copy,
+        the first that does).
 
         Raises:
-            RuntimeError: adapters are to be switched off by another thread, such as that of a prefetching replay
-                buffer.
+            RuntimeError: another thread, such as that of a prefetching replay buffer, switches adapters off.
         """
-        if not self._copied:
-            if not self._in_own_thread():
-                raise RuntimeError(
-                    "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
-                    "made it (a replay buffer with prefetch=, say): the policy could run without its adapters there. "
-                    "Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
-                )
-            return without_adapters(self.actor)
-        return nullcontext() if self.differentiable else torch.no_grad()
+        if self._copied:
+            return nullcontext() if self.differentiable else torch.no_grad()
+        if not self._in_own_thread():
+            raise RuntimeError(
+                "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
+                "made it (e.g. of a replay buffer with prefetch=): the policy could run without its adapters. Use "
+                "frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+            )
+        return without_adapters(self.actor)
 
     @property
     def fingerprint(self) -> Tensor:
@@ -85,26 +84,21 @@ class FrozenActor:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the weights in ``state``; those that are shared with the policy must be equal already.
+        """Copy the weights in ``state``; those that are shared with the policy must be equal already.
 
         Args:
-            state: as :meth:`state` gave it.
+            state: the result of :meth:`state`.
 
         Raises:
-            ValueError: names, shapes or dtypes differ, or a shared weight does. Then nothing has been changed.
+            ValueError: names, shapes or dtypes differ, or a shared weight does; nothing has been changed then.
         """
         own = dict(self._weights())
-        if own.keys() != state.keys():
+        kinds, theirs = ({n: (t.shape, t.dtype) for n, t in weights.items()} for weights in (own, state))
+        if kinds != theirs:
+            differ = [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]
             raise ValueError(
-                f"The state is of another reference: missing {_first(own.keys() - state.keys())}, "
-                f"unexpected {_first(state.keys() - own.keys())}."
-            )
-        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
-        other = [name for name, kind in kinds.items() if kind != (state[name].shape, state[name].dtype)]
-        if other:
-            raise ValueError(
-                f"The state is of another reference: shapes or dtypes differ at {_first(other)}. Convert the transform "
-                "to the dtype of the checkpoint before loading (transform.to(dtype))."
+                f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
+                "dtype, convert the transform to that of the checkpoint before loading (transform.to(dtype))."
             )
         differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
@@ -112,15 +106,14 @@ class FrozenActor:
                 f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
                 "policy first, or make the reference with frozen_copy(actor, share=False)."
             )
-        for name, tensor in own.items():
-            if name not in self._shared_names:
-                tensor.copy_(state[name])
+        for name in own.keys() - self._shared_names:
+            own[name].copy_(state[name])
         self._remember()
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Apply ``fn``, as ``nn.Module.to`` hands it down, to a copied actor; an actor with adapters is left alone.
+        """Apply ``fn``, as ``nn.Module.to`` passes it, to a copied actor; an actor with adapters is left alone.
 
-        Parameters that are shared move along, the policy's with them: they live on one device, in one dtype.
+        Shared parameters, and so the policy's, are converted with them: they are on one device, in one dtype.
         """
         if self._copied:
             self.check_unchanged()
@@ -128,15 +121,14 @@ class FrozenActor:
             self._remember()
 
     def check_unchanged(self) -> None:
-        """Raise unless the weights shared with the policy are still frozen and still the same.
+        """Raise unless the weights shared with the policy are still frozen and the same.
 
-        Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
-        what writes through ``.data`` moves none and goes unnoticed. PEFT merges adapters in that way, so
-        the policy's layers are asked whether they have; a copy of this object knows none to ask. A function that was
-        compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
+        Weights are compared only where a version counter has changed. Writes through ``.data`` change none and are not
+        noticed; PEFT merges adapters that way, so the policy's layers are checked for merged adapters. A compiled
+        function skips the check.
 
         Raises:
-            RuntimeError: they are not.
+            RuntimeError: they train, have changed, or adapters are merged into them.
         """
         if not self._shared_names or torch.compiler.is_compiling():
             return
@@ -145,13 +137,13 @@ class FrozenActor:
                 "The reference changed: the policy's adapters are merged into weights that the reference shares; call "
                 "unmerge_adapter() on the PEFT model, or use frozen_copy(actor, share=False)."
             )
-        thawed = any(tensor.requires_grad for tensor in self._shared)
-        if not thawed and [tensor._version for tensor in self._shared] == self._versions:
+        trains = any(tensor.requires_grad for tensor in self._shared)
+        if not trains and [tensor._version for tensor in self._shared] == self._versions:
             return
-        if thawed or not torch.equal(self._current(), self.fingerprint):
+        if trains or not torch.equal(self._current(), self.fingerprint):
             raise RuntimeError(
                 "The reference changed: weights that the reference shares with the policy were "
-                f"{'set to train' if thawed else 'modified'}; use frozen_copy(actor, share=False)."
+                f"{'set to train' if trains else 'modified'}; use frozen_copy(actor, share=False)."
             )
         self._look()
 
@@ -159,16 +151,15 @@ class FrozenActor:
         """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
         if torch.compiler.is_compiling():
             return True
-        if self._thread is None:
-            self._thread = threading.get_ident()
+        self._thread = self._thread or threading.get_ident()
         return self._thread == threading.get_ident()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
 
     def _remember(self) -> None:
-        """Take the weights as they are now for those of the reference."""
-        # Shared weights need a fingerprint from the start: later nobody could tell whether they are still the same.
+        """The present weights are those of the reference."""
+        # Shared weights need a fingerprint from the start, to compare with when a version counter changes.
         self._fingerprint = self._current() if self._shared_names else None
         self._look()
 
@@ -176,7 +167,7 @@ class FrozenActor:
         return fingerprint(sorted(self._weights()))  # names are unique, so no tensors are compared
 
     def _look(self) -> None:
-        """Remember the shared weights as they are now."""
+        """Store the version counters of the shared weights."""
         self._shared = [tensor for name, tensor in self._weights() if name in self._shared_names]
         self._versions = [tensor._version for tensor in self._shared]
 
@@ -196,20 +187,18 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
 
     Weights with ``requires_grad=False`` are shared, weights that train are copied. So a reference of a policy of which
     only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
-    a frozen trunk costs the head. Modules are always new and in evaluation mode, buffers are copied.
+    a frozen trunk costs the head. Modules are new and in evaluation mode, buffers are copied.
 
-    A function in the actor (a lambda, a bound method) is not a module: the copy calls the very same one. So whatever
-    model such a function calls must be frozen, or it must be a submodule of the actor.
+    A function in the actor (a lambda, a bound method) is shared: a model that it calls must be frozen, or be a
+    submodule of the actor.
 
     Args:
-        actor: any module of tensordicts; used as it is now, and not changed.
-        share: False copies everything, for policies whose frozen weights will change after all, e.g. by merging their
-            adapters into them now and then.
-        differentiable: gradients flow through the reference to its inputs and to the weights copied from ones that
-            train; otherwise it is run without.
+        actor: any module of tensordicts; it is not changed.
+        share: False copies everything, for policies whose frozen weights will change later, e.g. by merging adapters.
+        differentiable: gradients flow through the reference to its inputs and to the copies of weights that train.
 
     Raises:
-        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
+        ValueError: a lazily initialized weight has no value yet, or weights are to be shared that have PEFT adapters
             merged into them.
 
     Examples:
@@ -234,7 +223,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
-    copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
+    copied = copy.deepcopy(actor, dict(kept))
     for parameter in copied.parameters():
         if id(parameter) not in kept:
             parameter.requires_grad_(differentiable and parameter.requires_grad)
@@ -243,17 +232,16 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
 
 
 def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
-    """The same actor, with its PEFT adapters switched off whenever it is run as the reference; nothing is copied.
+    """The same actor, run without its PEFT adapters as the reference; nothing is copied.
 
-    Within :meth:`FrozenActor.eval_mode` the policy itself runs without adapters, so leave it before the policy's turn,
-    and enter it in the thread that called this: others raise, among them that of a prefetching replay buffer.
+    Within :meth:`FrozenActor.eval_mode` the policy itself runs without adapters. Only the thread that called this may
+    enter it; others, such as that of a prefetching replay buffer, raise.
 
     Args:
-        actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
+        actor: contains PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
 
     Raises:
-        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so
-            that there is nothing to switch back to.
+        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well.
 
     Examples:
         >>> from peft import LoraConfig, get_peft_model
@@ -273,22 +261,16 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
         raise ValueError(
-            f"{len(training)} weights other than the adapters' train, {_first(training)}: without its adapters the "
-            "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
+            f"{len(training)} weights other than the adapters' train, {_first(training)}, so the actor without "
+            "adapters changes, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
 
 
 def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that defines an actor but its adapters."""
+    """The weights of an actor without those of its adapters."""
     adapters = {id(tensor) for tensor in adapter_weights(actor)}
     return ((name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters)
-
-
-def _without_graph(actor: nn.Module) -> dict[int, Tensor]:
-    """Detached copies, by id, of tensors that hang in a graph, such as a cached activation: deepcopy takes none."""
-    held = [value for module in actor.modules() for value in (*vars(module).values(), *module._buffers.values())]
-    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def _first(names: Collection[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Lower layers that policy and reference have in common, run once for both."""
+"""Runs the lower layers that policy and reference share once for both."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ States = Tensor | tuple[Tensor, ...]
 
 
 def shared_depth(policy: Trunk, reference: Trunk) -> int:
-    """How many leading blocks of two trunks are one and the same: frozen, and made of the very same parameters.
+    """Number of leading blocks that two trunks share: frozen, with the same parameter objects.
 
-    Zero where the embeddings below them are not, or where the blocks of a model cannot be told.
+    Zero where the embeddings are not shared, or where the blocks of a model cannot be found.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
@@ -49,17 +49,17 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
 
 
 class SharedLowerLayers:
-    """States of policy and reference on the same rows, with the blocks below the first different one run once.
+    """States of policy and reference on the same rows, with the shared lower blocks run once.
 
-    While a policy drops activations in those blocks the reference runs them for itself, since it drops none.
+    While the policy applies dropout in those blocks the reference runs them itself, without dropout.
 
     Args:
         policy: the policy's trunk.
         reference: the reference's, e.g. that of :func:`~torchrl_lang.transforms.frozen_copy`.
-        eval_mode: makes the context in which the reference is run, :meth:`FrozenActor.eval_mode` of a reference.
+        eval_mode: returns the context for the reference, :meth:`FrozenActor.eval_mode` of a reference.
 
     Raises:
-        ValueError: the trunks split their batches in different ways.
+        ValueError: the trunks have different ``length_groups``.
 
     Examples:
         >>> import torch
@@ -95,16 +95,16 @@ class SharedLowerLayers:
 
     @property
     def depth(self) -> int:
-        """Number of blocks that are run once for both."""
+        """Number of shared blocks."""
         return shared_depth(self.policy, self.reference)
 
     def states(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[States, States]:
-        """What either trunk returns for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
+        """The outputs of both trunks for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
 
-        Gradients flow through the policy's alone, where the caller has them on.
+        Gradients flow through the policy's only, if enabled.
         """
         depth = self.depth
-        # What is compiled does not notice that a block was replaced.
+        # A compiled trunk ignores that a block was replaced.
         depth = 0 if self.policy.compiled or self.reference.compiled or _drops(self.policy, depth) else depth
         with _recording(self.policy, depth) as outputs:
             mine = self.policy(tokens, attention_mask)
@@ -113,11 +113,11 @@ class SharedLowerLayers:
 
 
 class _Recall(nn.Module):
-    """Stands in for a block: returns the recorded outputs one after the other, whatever comes in."""
+    """Replaces a block: returns the recorded outputs one after the other, whatever its input."""
 
     def __init__(self, block: nn.Module, outputs: list[Any]) -> None:
         super().__init__()
-        vars(self)["block"] = block  # no submodule: it only answers what a model asks of its blocks
+        vars(self)["block"] = block  # no submodule: only for the attributes that a model reads from its blocks
         self.recorded = iter(outputs)
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -168,7 +168,7 @@ def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Ten
 
 
 def _drops(trunk: Trunk, depth: int) -> bool:
-    """Whether anything up to the last of ``depth`` blocks would drop activations now."""
+    """Whether the first ``depth`` blocks, or the modules below them, would apply dropout now."""
     if not depth or not trunk.training:
         return False
     above = {id(module) for block in transformer_blocks(trunk)[depth:] for module in block.modules()}
