@@ -420,6 +420,17 @@ def test_a_transform_of_actions_behind_is_refused(behind, estimator):
     torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
 
 
+def test_the_first_step_after_appending_reads_the_policys_action():
+    """Without a reset in between, which would build the specs."""
+    actor = make_actor("independent-normal")
+    env = TransformedEnv(make_env("independent-normal", (3,)), Doubled())
+    with torch.no_grad():
+        td = actor(env.reset())
+        env.append_transform(KLConstrainedTransform(actor))
+        kl = env.step(td)["next", "kl"]
+    torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
+
+
 def test_one_appended_later_is_refused_too():
     transform, actor, _ = drifted("independent-normal")
     env = TransformedEnv(make_env("independent-normal", (3,)), transform)
