@@ -124,7 +124,9 @@ def test_within_a_worker_is_refused(batched):
 
 def test_over_parallel_env():
     transform, actor, before = drifted(missing="zero")
-    env = TransformedEnv(ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,))), transform)
+    env = TransformedEnv(
+        ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,)), mp_start_method="fork"), transform
+    )
     try:
         check_env_specs(env)
         steps = play(env, actor, 6)
