@@ -71,7 +71,7 @@ class Scaled(Transform):
 
 def test_workers_of_a_parallel_env_follow_a_controller():
     controller = ConstantKLController(0.3).share_memory()
-    env = ParallelEnv(2, lambda: transformed(Scaled(controller)), mp_start_method="fork")
+    env = ParallelEnv(2, functools.partial(transformed, Scaled(controller)))
     try:
         td = env.reset()
         for coef in (0.3, 0.05):

@@ -21,6 +21,7 @@ from torchrl.data import ListStorage, ReplayBuffer
 from torchrl.modules import ProbabilisticActor
 
 from tests.modules.toys import CONTROL, rows, tiny_lm
+from tests.processes import run
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
@@ -113,6 +114,18 @@ def test_pieces_add_up(monkeypatch):
     whole = fingerprint([("x", values)])
     monkeypatch.setattr(sys.modules[fingerprint.__module__], "_PIECE", 4)
     assert torch.equal(fingerprint([("x", values)]), whole)
+
+
+_IN_ANOTHER_PROCESS = """
+from tests.transforms.test_frozen import small_actor
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+print(bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex())
+"""
+
+
+def test_equal_weights_have_equal_fingerprints_in_another_process():
+    out = run("-c", _IN_ANOTHER_PROCESS)
+    assert out.stdout.split()[-1] == bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex()
 
 
 def test_one_weight_makes_the_difference():

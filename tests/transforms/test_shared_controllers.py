@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
+import time
 import warnings
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
 from torch import nn
 
+from tests.processes import METHOD, run
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
@@ -34,8 +37,8 @@ def state_of(controller):
 
 
 def serve(connection, controllers, pickled, unshared):
-    """A worker: holds the controllers that came by spawn and those in the bytes, updates them and sends their state."""
-    held = {"spawn": controllers, "cloudpickle": cloudpickle.loads(pickled)}
+    """A worker: holds the controllers that came by pickle and those in the bytes, updates them, sends state."""
+    held = {"pickle": controllers, "cloudpickle": cloudpickle.loads(pickled)}
     connection.send(warnings_of(cloudpickle.loads(unshared)))
     while (message := connection.recv()) is not None:
         way, name, kl = message
@@ -53,7 +56,7 @@ def work_in_a_fork(controller, connection):
 def worker():
     """Shared controllers, a function that asks a spawned process about its own, and the warnings of an unshared one."""
     controllers = {name: controller.share_memory() for name, controller in make_controllers().items()}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
     unshared = cloudpickle.dumps(make_controllers()["lagrange"])
     arguments = (theirs, controllers, cloudpickle.dumps(controllers), unshared)
@@ -77,7 +80,7 @@ def worker():
 
 
 @pytest.mark.parametrize("name", make_controllers())
-@pytest.mark.parametrize("way", ["spawn", "cloudpickle"])
+@pytest.mark.parametrize("way", ["pickle", "cloudpickle"])
 def test_updates_cross_between_processes_both_ways(worker, way, name):
     controllers, ask, _ = worker
     mine = controllers[name]
@@ -96,9 +99,9 @@ def test_a_checkpoint_loaded_here_is_seen_there(worker):
     controllers, ask, _ = worker
     other = LagrangeKLController(0.75, target=2.0)
     controllers["lagrange"].update(9.0)
-    assert ask("spawn", "lagrange", None) != state_of(other)
+    assert ask("pickle", "lagrange", None) != state_of(other)
     controllers["lagrange"].load_state_dict(other.state_dict())
-    assert ask("spawn", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
+    assert ask("pickle", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
@@ -164,6 +167,26 @@ def test_the_memory_goes_with_its_last_user():
     gc.collect()
     with pytest.raises(RuntimeError, match="shared memory"):
         cloudpickle.loads(pickled)
+
+
+_KILLED = """
+import os, signal
+from torchrl_lang.modules.controllers import ConstantKLController
+controller = ConstantKLController(0.5).share_memory()
+print(controller.coef.untyped_storage()._share_filename_cpu_()[1].decode().strip("/"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a folder of shared memory")
+def test_a_killed_process_leaves_nothing_behind():
+    done = run("-c", _KILLED)
+    file = Path("/dev/shm", done.stdout.strip())
+    assert file.name.startswith("torch_")
+    until = time.monotonic() + 30
+    while file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not file.exists()
 
 
 def test_a_state_dict_can_be_sent_without_ending_the_sharing():

@@ -102,7 +102,9 @@ def advantage_weight(
     if weighting == "exp":
         # One infinite weight would turn every gradient of a batch into NaN: the exponent stays where even squares of
         # the weight are finite.
-        weight = (temperature * advantage).clamp_max(math.log(torch.finfo(advantage.dtype).max) / 2).exp()
+        limits = torch.finfo(advantage.dtype)
+        bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # below the half by what rounding may add
+        weight = (temperature * advantage).clamp_max(bound).exp()
     elif weighting == "sign":
         beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
         weight = torch.where(advantage > 0, beta, 1 - beta)

@@ -31,7 +31,7 @@ class MixedPolicy(TensorDictModuleBase):
     key             dtype, shape       meaning
     ==============  =================  =================================================================================
     ``is_example``  bool ``[*B, 1]``   the turn is the example's
-    ``train_mask``     bool ``[*B, K]``   False on the tokens of such a turn
+    ``train_mask``  bool ``[*B, K]``   False on the tokens of such a turn
     ==============  =================  =================================================================================
 
     and, in rows with an example, zero into whatever the policy writes (``token_log_prob``, say), NaN into

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,8 @@ torch.set_num_threads(1)
 EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", "restart", "save", "frob")
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
 
 
 def test_the_rules_of_language_environments(make_env):
@@ -196,20 +197,6 @@ def test_set_state_plays_a_row_again(make_env):
     one, two = (say(e, SIMPLE[2], SIMPLE[1]) for e in (env, other))
     for key in (*ROW_KEYS, "reward", "score"):
         assert torch.equal(one[key], two[key]), key
-
-
-def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, games):
-    monkeypatch.chdir(tmp_path)
-    beside = sorted(os.listdir(games["coin"].parent))
-    env = make_env(batch_size=[4])
-    env.reset()
-    say(env, "save", "script", "go south", "look")
-    env.pool.tell({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
-    folders = [process.folder for process in env.pool._processes]
-    env.close()
-    assert list(tmp_path.iterdir()) == []
-    assert sorted(os.listdir(games["coin"].parent)) == beside
-    assert not any(map(os.path.exists, folders))
 
 
 def test_environments_that_cannot_be(games, tokenizer):
