@@ -101,7 +101,7 @@ STEP = {"ref_log_prob": torch.zeros(2), "action_log_prob": torch.zeros(2), "rewa
         (ReferenceModelLogProbTransform(make_actor("tanh-normal")), "observation", "reads .*observation"),
         (ReferenceModelLogProbTransform(ColumnReference("stored")), "stored", "needs the entry 'stored'"),
         (KLDivergenceTransform(), "ref_log_prob", "Put ReferenceModelLogProbTransform before"),
-        (KLDivergenceTransform(mask_key="mask"), "mask", "which tokens count"),
+        (KLDivergenceTransform(mask_key="mask"), "mask", "tokens that count"),
         (KLDivergenceTransform(log_prob_key="mine"), "mine", "log_prob_key="),
         (RewardAdjustmentTransform(), "kl", "Put KLDivergenceTransform before"),
         (RewardAdjustmentTransform(kl_key="ref_log_prob", reward_key="score"), "score", "reward_key="),

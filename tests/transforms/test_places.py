@@ -124,7 +124,9 @@ def test_within_a_worker_is_refused(batched):
 
 def test_over_parallel_env():
     transform, actor, before = drifted(missing="zero")
-    env = TransformedEnv(ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,))), transform)
+    env = TransformedEnv(
+        ParallelEnv(2, functools.partial(make_env, "tanh-normal", (2,)), mp_start_method="fork"), transform
+    )
     try:
         check_env_specs(env)
         steps = play(env, actor, 6)
@@ -420,6 +422,17 @@ def test_a_transform_of_actions_behind_is_refused(behind, estimator):
         TransformedEnv(make_env("independent-normal", (3,)), behind(transform)).reset()
     before = TransformedEnv(make_env("independent-normal", (3,)), Compose(Doubled(), transform.clone()))
     kl = play(before, actor)["next", "kl"]
+    torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
+
+
+def test_the_first_step_after_appending_reads_the_policys_action():
+    """Without a reset in between, which would build the specs."""
+    actor = make_actor("independent-normal")
+    env = TransformedEnv(make_env("independent-normal", (3,)), Doubled())
+    with torch.no_grad():
+        td = actor(env.reset())
+        env.append_transform(KLConstrainedTransform(actor))
+        kl = env.step(td)["next", "kl"]
     torch.testing.assert_close(kl, torch.zeros_like(kl), atol=1e-5, rtol=0)
 
 

@@ -75,6 +75,8 @@ class ActionTransform(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         # The transforms before this one are about to convert the action for the base environment.
+        if self._added is None and self.environment is not None:
+            self._added_specs()
         if self._added is not None and (keys := self._acted_keys()):
             self._acted = tensordict.select(*keys, _STEP, strict=False)
         return tensordict

@@ -80,12 +80,8 @@ class RewardAdjustmentTransform(ActionTransform):
         raw = _raw_keys(rewards, raw_name) if raw_key is None else key_list(raw_key)
         if not len(rewards) == len(out) == len(raw):
             raise ValueError(f"As many rewards as keys for them, got {rewards}, out_key={out} and raw_key={raw}.")
-        kept = {key: store for key, goal, store in zip(rewards, out, raw, strict=True) if goal == key}
-        super().__init__([*out, *kept.values()])
-        self.reward_keys = rewards
-        self.adjusted_keys = out
-        self.raw_keys = kept
-        self._marks = dict(zip(rewards, raw, strict=True))
+        self._keys = list(zip(rewards, out, raw, strict=True))
+        super().__init__([*out, *(raw for reward, adjusted, raw in self._keys if adjusted == reward)])
         self.kl_key = key_list(kl_key)[0]
         self.placement = placement
         self.mask_key = mask_key
@@ -104,7 +100,7 @@ class RewardAdjustmentTransform(ActionTransform):
         return super().forward(tensordict)
 
     def _refuse_twice(self, present: Collection[NestedKey]) -> None:
-        for reward, raw in self._marks.items():
+        for reward, _, raw in self._keys:
             if raw in present:
                 raise ValueError(
                     f"The reward {reward!r} was adjusted before (without the penalty it is {raw!r}), and the penalty "
@@ -119,12 +115,12 @@ class RewardAdjustmentTransform(ActionTransform):
         kl_here = self._on_last(kl, root) if self.placement == "last" else kl
         # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
         penalty = self.controller() * kl_here.clamp_max(torch.finfo(kl.dtype).max)
-        for reward_key, out_key in zip(self.reward_keys, self.adjusted_keys, strict=True):
+        for reward_key, out_key, raw_key in self._keys:
             reward = required(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
             reward = reward if reward.is_floating_point() else reward.float()
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
-            if reward_key in self.raw_keys:
-                out.set(self.raw_keys[reward_key], reward)
+            if out_key == reward_key:
+                out.set(raw_key, reward)
         if self.auto_update and all(root.get(key, None) is not None for key in self.measured_keys):
             self._measure(kl, root)
 
@@ -168,7 +164,7 @@ class RewardAdjustmentTransform(ActionTransform):
     def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
         self._refuse_twice(specs["full_observation_spec"].keys(True, True))
         rewards, added = specs["full_reward_spec"], {}
-        for reward, out in zip(self.reward_keys, self.adjusted_keys, strict=True):
+        for reward, out, raw in self._keys:
             if reward not in rewards.keys(True, True):
                 raise KeyError(
                     f"The environment has no reward {reward!r}, it has {list(rewards.keys(True, True))}: name it with "
@@ -177,8 +173,8 @@ class RewardAdjustmentTransform(ActionTransform):
             spec = rewards[reward]
             dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
             unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)
-            if reward in self.raw_keys:
-                added[self.raw_keys[reward]] = spec.clone() if spec.dtype.is_floating_point else unbounded
+            if out == reward:
+                added[raw] = spec.clone() if spec.dtype.is_floating_point else unbounded
                 rewards[reward] = unbounded.clone()
             else:
                 added[out] = unbounded
