@@ -215,7 +215,7 @@ def test_errors():
         BestRows(2, per="group")
     with pytest.raises(RuntimeError, match="call extend"):
         BestRows(2).rows  # noqa: B018
-    with pytest.raises(ValueError, match=r"differ in \['number'\]"):
+    with pytest.raises(ValueError, match=r"from the stored ones in \['number'\]"):
         BestRows(2).extend(rows).extend(rows.exclude("number"))
     narrow = to_rows([episode(1.0)], WORDS, 12)
     with pytest.raises(ValueError, match="the same width T and entries"):

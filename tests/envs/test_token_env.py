@@ -159,5 +159,5 @@ def test_errors():
         step(env, torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(TypeError, match="float32"):
         step(env, torch.zeros(2))
-    with pytest.raises(KeyError, match="needs a tensordict with"):
+    with pytest.raises(KeyError, match=r"reset\(set_state=True\) needs '"):
         env.reset(set_state=True)

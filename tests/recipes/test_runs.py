@@ -212,7 +212,7 @@ def test_a_record_that_is_no_json(run, content, capsys):
         (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n,1\n", "has the step None"),
         (b"step,step\n1,1\n", "has the columns ['step', 'step']"),
-        (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is no CSV file"),
+        (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is not a CSV file"),
     ],
 )
 def test_a_damaged_log(home, run, content, message, capsys):

@@ -87,7 +87,7 @@ def test_order_and_names(tmp_path):
         (b"step,loss\n1.5,0.5\n", "has the step 1.5"),
         (b"step,loss,loss\n1,0.5,0.5\n", "has the columns"),
         (b"thesis, chapter one", "is no log: its first line is 'thesis, chapter one'"),
-        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is no CSV file"),
+        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is not a CSV file"),
     ],
 )
 def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, content, found):
