@@ -10,83 +10,18 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import decision_mask, shift_left, shift_right
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.trunk import Trunk
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = ["LinearLogits", "RowBatch", "RowScorer", "row_log_prob"]
+__all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
 
 # Logits that exist at a time, in entries: 32 MB of float32.
 _LOGITS_AT_ONCE = 2**23
-
-
-class RowBatch(NamedTuple):
-    """Rows ``[B, T]``, cut to the longest, and their ``N`` decisions."""
-
-    tokens: Tensor
-    """int64 ``[B, W]``."""
-    attention_mask: Tensor
-    """bool ``[B, W]``."""
-    place: Tensor
-    """int64 ``[N]``: decisions in a batch flattened to ``[B * W]``."""
-    action: Tensor
-    """int64 ``[N]``: the token written there."""
-    action_mask: Tensor
-    """bool ``[B, W]``."""
-    shape: torch.Size
-    """``[*B, T]``, as the rows came."""
-
-    @classmethod
-    def read(cls, tensordict: TensorDictBase) -> RowBatch:
-        """The decisions of the rows in ``tensordict``.
-
-        Raises:
-            ValueError: the data holds steps of a rollout.
-            KeyError: an entry of the rows is missing.
-        """
-        if ("next", TOKENS) in tensordict.keys(True):
-            raise ValueError(
-                "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
-                "transcripts repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single "
-                "turns with an UtteranceActor as reference."
-            )
-        tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
-        shape = tokens.shape
-        tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))
-        width = max(int(attention.sum(-1).max()), 1) if tokens.shape[0] else 1
-        tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
-        place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
-        action = shift_left(tokens).flatten()[place]
-        return cls(tokens, attention, place, action, action_mask, shape)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to score: models stumble over empty batches."""
-        return self.place.shape[0] == 0
-
-    def zeros(self) -> Tensor:
-        """Zero for every token, float32 ``[*B, T]``."""
-        return torch.zeros(self.shape, device=self.tokens.device)
-
-    def slot(self, end_of_action: int) -> Tensor:
-        """Which token of its utterance each action is, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
-        goes_on = self.action_mask & (self.tokens != end_of_action)
-        before = shift_right(goes_on)
-        position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
-        begin = torch.where(before, 0, position).cummax(-1).values
-        return (position - begin).flatten()[self.place + 1]
-
-    def scatter(self, values: Tensor) -> Tensor:
-        """Values of the decisions, ``[N]``, at the tokens that were written, ``[*B, T]``; zero elsewhere."""
-        dense = values.new_zeros(self.tokens.numel()).index_copy(0, self.place + 1, values)
-        dense = dense.reshape(self.tokens.shape)
-        padding = self.shape[-1] - dense.shape[-1]
-        return nn.functional.pad(dense, (0, padding)).reshape(self.shape)
 
 
 class LinearLogits(NamedTuple):
@@ -144,7 +79,7 @@ class RowScorer:
         names = split_actor(self.language_actor).trunk.out_keys
         return dict(zip(names, states if isinstance(states, tuple) else (states,), strict=True))
 
-    def states(self, batch: RowBatch) -> States:
+    def states(self, batch: DecisionBatch) -> States:
         """One pass of the trunk (and of the values' own, if any) over the rows, each state ``[B, W, ...]``."""
         parts = split_actor(self.language_actor)
         states = read_rows(parts.trunk, batch.tokens, batch.attention_mask)
@@ -152,7 +87,7 @@ class RowScorer:
         value = {} if value_trunk is None else read_rows(value_trunk, batch.tokens, batch.attention_mask)
         return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
 
-    def log_prob(self, batch: RowBatch, states: States) -> Tensor:
+    def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:
         """Log-probability of each action, float ``[N]``."""
         log_prob = torch.cat(
             [
@@ -174,13 +109,13 @@ class RowScorer:
             return self.actor.decoder.rule(chosen)
         return upcast_half(chosen[LOGITS]).log_softmax(-1)
 
-    def parts(self, batch: RowBatch, states: States) -> Iterator[slice]:
+    def parts(self, batch: DecisionBatch, states: States) -> Iterator[slice]:
         """The decisions in pieces whose logits fit into a few dozen megabytes."""
         n, vocabulary = batch.place.shape[0], self._vocabulary(states)
         size = max(_LOGITS_AT_ONCE // vocabulary, 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
-    def certain(self, batch: RowBatch) -> Tensor | None:
+    def certain(self, batch: DecisionBatch) -> Tensor | None:
         """True where the last slot of an utterance admits its end alone, bool ``[N]``; None where nothing is."""
         if not isinstance(self.actor, UtteranceActor):
             return None
@@ -244,7 +179,7 @@ def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
         tensor([[False,  True,  True, False, False]])
     """
     scorer = RowScorer(actor)
-    batch = RowBatch.read(rows)
+    batch = DecisionBatch.read(rows)
     if batch.empty:
         return batch.zeros()
-    return batch.scatter(scorer.log_prob(batch, scorer.states(batch)))
+    return batch.at_tokens(scorer.log_prob(batch, scorer.states(batch)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang.functional import categorical_entropy, shift_left
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
 
 __all__ = ["RowTokenActor", "RowTokenDistribution"]
@@ -32,7 +34,7 @@ class RowTokenDistribution(Distribution):
     has_rsample = False
 
     def __init__(self, scorer: RowScorer, rows: TensorDictBase, mask: Tensor) -> None:
-        self._scorer, self._batch = scorer, RowBatch.read(rows)
+        self._scorer, self._batch = scorer, DecisionBatch.read(rows)
         super().__init__(self._batch.shape, torch.Size(), validate_args=False)
         self.mask = mask
         """bool ``[*B, T]``: the tokens that count."""
@@ -50,8 +52,8 @@ class RowTokenDistribution(Distribution):
         if batch.empty:
             return batch.zeros()
         written = value.reshape(-1, value.shape[-1])[:, : batch.tokens.shape[-1]].long()
-        batch = batch._replace(action=shift_left(written).flatten()[batch.place])
-        return batch.scatter(self._scorer.log_prob(batch, self._states))
+        batch = replace(batch, action=shift_left(written).flatten()[batch.place])
+        return batch.at_tokens(self._scorer.log_prob(batch, self._states))
 
     def entropy(self) -> Tensor:
         """Entropy in nats of the distribution that each token was drawn from, ``[*B, T]``."""
@@ -61,7 +63,7 @@ class RowTokenDistribution(Distribution):
         parts = [scorer.log_softmax(self._states, batch.place[part]) for part in scorer.parts(batch, self._states)]
         entropy = torch.cat([categorical_entropy(part) for part in parts])
         certain = scorer.certain(batch)
-        return batch.scatter(entropy if certain is None else torch.where(certain, 0.0, entropy))
+        return batch.at_tokens(entropy if certain is None else torch.where(certain, 0.0, entropy))
 
 
 class RowTokenActor(TensorDictModuleBase):

@@ -1,4 +1,4 @@
-"""Losses with advantages: what V says of the rows that acting wrote, and what that makes of their rewards."""
+"""The base of the actor-critic losses: it estimates values, advantages and value targets of collected rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk, RowLoss, gather_inputs
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.checks import check_actor, check_estimator, check_head, check_token
 from torchrl_lang.objectives.token_scores import utterance_end
 
@@ -45,7 +45,7 @@ class AdvantageRowLoss(RowLoss):
         lmbda: trust inside an utterance.
         turn_gamma: discount across turns.
         turn_lmbda: trust across turns.
-        bootstrap: what a turn is worth to the one before it.
+        bootstrap: the value that a turn contributes to the turn before it.
         end_of_action: id of the token that ends an utterance.
         detach_value: no gradient from the values into the trunk.
         logits_chunk: decisions whose logits exist at a time.
@@ -100,9 +100,9 @@ class AdvantageRowLoss(RowLoss):
 
         Args:
             value_type: ``GAE`` (the default) or ``TDLambda``, the same advantages: the clocks as they are; ``TD0``:
-                both lambdas 0, one tick ahead and no further; ``TD1``: both lambdas 1, rewards to go.
-            **hyperparams: ``gamma`` and ``lmbda`` of the clock inside an utterance, ``turn_gamma`` and ``turn_lmbda``
-                of the one across turns.
+                both lambdas 0, one-step errors; ``TD1``: both lambdas 1, rewards to go.
+            **hyperparams: ``gamma`` and ``lmbda`` between the tokens of an utterance, ``turn_gamma`` and
+                ``turn_lmbda`` between turns.
 
         Returns:
             The loss itself.
@@ -124,16 +124,15 @@ class AdvantageRowLoss(RowLoss):
 
     @property
     def scorer(self) -> RowScorer:
-        """What says how likely the agent's tokens are, as the actor acts."""
+        """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
         return RowScorer(self.actor_network)
 
     @torch.no_grad()
     def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
         """Write ``advantage``, ``value_target`` and ``state_value`` into ``rows``, each float ``[*B, T]``.
 
-        They stand at the tokens that the agent wrote, zero elsewhere: what a token earned beyond what its state was
-        worth, what its state turned out to be worth, and what it was thought to be worth. One pass of the values' trunk
-        in evaluation mode, without gradients.
+        They are written at the agent's tokens, zero elsewhere, after one pass of the values' trunk in evaluation mode
+        without gradients.
 
         Args:
             rows: the entries of a row and ``terminated`` ``[*B, 1]``: a row that is not terminated is bootstrapped from
@@ -164,7 +163,7 @@ class AdvantageRowLoss(RowLoss):
                 value, last_value = self._acted_values(rows, batch), self._last_values(batch)
             else:
                 value = self._values(self._value_states(batch.rows), batch.state_place)
-                value = batch.scatter(value, batch.state_place)
+                value = batch.at_decisions(value, batch.state_place)
                 last_value = value.gather(-1, _last(batch)[:, None]).squeeze(-1)
         value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
         values = {
@@ -176,7 +175,7 @@ class AdvantageRowLoss(RowLoss):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
 
-    def _advantages(self, value: Tensor, last_value: Tensor, batch: DecisionBatch) -> tuple[Tensor, Advantages]:
+    def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
         """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
         agent = shift_right(batch.decision)
         ends = turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action)
@@ -195,7 +194,7 @@ class AdvantageRowLoss(RowLoss):
         )
         return value, advantages
 
-    def _acted_values(self, rows: TensorDictBase, batch: DecisionBatch) -> Tensor:
+    def _acted_values(self, rows: TensorDictBase, batch: TransitionBatch) -> Tensor:
         """V at the decisions, as acting wrote it, ``[B, T]``."""
         key = self.tensor_keys.state_value
         acted = rows.get(key, None)
@@ -206,7 +205,7 @@ class AdvantageRowLoss(RowLoss):
             )
         return shift_left(acted.reshape(batch.decision.shape))
 
-    def _last_values(self, batch: DecisionBatch) -> Tensor:
+    def _last_values(self, batch: TransitionBatch) -> Tensor:
         """V of the last position of the rows that are not terminated, ``[B]``; zero for the others."""
         going_on = (~batch.row_terminated).nonzero().squeeze(-1)
         out = torch.zeros(batch.decision.shape[0], device=going_on.device)
@@ -223,7 +222,7 @@ class AdvantageRowLoss(RowLoss):
         return self.end_of_action if self.end_of_action is not None or ends is None else ends[0]
 
     def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with what the values' trunk makes of them."""
+        """The rows with the states that the values' trunk writes."""
         trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
         return trunk(rows.copy())
 
@@ -234,6 +233,6 @@ class AdvantageRowLoss(RowLoss):
         return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
 
 
-def _last(batch: DecisionBatch) -> Tensor:
+def _last(batch: TransitionBatch) -> Tensor:
     """The last real position of each row, int64 ``[B]``."""
     return (row_length(batch.attention_mask) - 1).clamp_min(0)

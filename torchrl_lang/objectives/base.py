@@ -1,10 +1,10 @@
-"""What a loss reads from a batch of rows: its decisions, their actions, rewards and ends."""
+"""The base of the losses over rows: it reads a batch's decisions, rewards and ends, and reduces terms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
@@ -15,11 +15,12 @@ from torchrl.objectives import LossModule
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRAIN_MASK, check_values
 
-__all__ = ["DecisionBatch", "LogitsChunk", "RowLoss", "gather_inputs", "in_pieces", "kl_controller"]
+__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_pieces", "kl_controller"]
 
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
@@ -31,56 +32,54 @@ _LARGE_VOCABULARY = 512
 _MASKS = ("attention_mask", "action_mask", "terminated", "train_mask")
 
 
-class DecisionBatch(NamedTuple):
-    """A batch of ``B`` rows of width ``T`` with ``S`` states, ``N`` of them decisions, in reading order.
+@dataclass
+class TransitionBatch(DecisionBatch):
+    """The ``N`` decisions of ``B`` rows of width ``T`` with their rewards, successors and ends.
 
-    The successor of the decision at ``state[i]`` is the state at ``state[i] + 1`` (see
-    :class:`~torchrl_lang.functional.Decisions`).
+    There are ``S`` states: the decisions and what follows them. The successor of the decision at ``state[i]`` is the
+    state at ``state[i] + 1`` (see :class:`~torchrl_lang.functional.Decisions`).
     """
 
     rows: TensorDictBase
     """The rows, flattened to batch size ``[B]``, for the trunk: their attention mask ends where no term reads on."""
-    shape: torch.Size
-    """``[*B, T]``, as the rows came."""
-    attention_mask: Tensor
-    """bool ``[B, T]``."""
     decision: Tensor
     """bool ``[B, T]``: True where the next token is the agent's."""
     next_token: Tensor
     """int64 ``[B, T]``: the token that follows each position."""
     next_reward: Tensor
-    """float32 ``[B, T]``: the reward of writing it."""
+    """float32 ``[B, T]``: the reward of that token."""
     state_place: Tensor
     """int64 ``[S]``: places of the states in a batch flattened to ``[B * T]``."""
     state: Tensor
-    """int64 ``[N]``: where each decision stands among the states."""
-    place: Tensor
-    """int64 ``[N]``: places of the decisions in a batch flattened to ``[B * T]``."""
-    action: Tensor
-    """int64 ``[N]``: the token that was written."""
+    """int64 ``[N]``: the index of each decision among the states."""
     reward: Tensor
     """float32 ``[N]``."""
     last: Tensor
     """bool ``[N]``: the row's last decision, whose successor is the bootstrap state."""
     terminated: Tensor
-    """bool ``[N]``: the task ended behind this decision, so nothing is bootstrapped."""
+    """bool ``[N]``: the task ended after this decision, so nothing is bootstrapped."""
     row_terminated: Tensor
     """bool ``[B]``."""
     mask: Tensor | None
-    """bool ``[B, T]``: positions whose losses count, by ``loss_mask_key``; None where all do."""
+    """bool ``[B, T]``: positions whose losses count, by ``loss_mask_key`` and the train mask; None where all do."""
 
     @property
     def counted(self) -> Tensor | None:
         """Bool ``[N]``: decisions that count; None where all do."""
         return None if self.mask is None else self.mask.flatten()[self.place]
 
-    def scatter(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
+    @property
+    def counts(self) -> Tensor:
+        """Bool ``[N]``: decisions that count, also where all do."""
+        return torch.ones_like(self.last) if self.counted is None else self.counted
+
+    def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
         """Values of decisions, ``[N]``, at their places in ``[B, T]``, ``fill`` elsewhere.
 
         Args:
             values: one value a place.
             place: int64, places in a batch flattened to ``[B * T]`` if they are not those of the decisions.
-            fill: what stands at all other places.
+            fill: the value of all other places.
         """
         dense = values.new_full((self.decision.numel(),), fill)
         return dense.index_copy(0, self.place if place is None else place, values).reshape(self.decision.shape)
@@ -93,7 +92,7 @@ class RowLoss(LossModule):
     needs them. Dtypes and shapes are checked in every call; values (right padding, masks, token ids, finite rewards) in
     the first one, which waits for the device once, and not under ``torch.compile``. The trunk reads each row up to the
     last decision or the state that bootstraps, and with a ``transition_weight`` all but a last token that nothing
-    follows: a loss whose terms read states behind that overrides :meth:`_read`.
+    follows: a loss whose terms read later states overrides :meth:`_read`.
     """
 
     @dataclass
@@ -111,9 +110,9 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
-    # Weight of the environment's words, where a loss learns them as well.
+    # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
-    # What a loss with an exact divergence is kept near. It is no module: its weights are in nobody's parameters().
+    # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
     reference: FrozenActor | None = None
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
@@ -157,24 +156,26 @@ class RowLoss(LossModule):
     def _all_in_keys(self) -> list[NestedKey]:
         return [*self.in_keys, *self.optional_in_keys]
 
-    def _find(self, tensordict: TensorDictBase) -> DecisionBatch:
+    def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
         """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
         entries = self._entries(tensordict)
         mask = self._mask(tensordict, entries)
         self._check_values_once(entries, mask)
-        tokens, attention, action_mask = entries["tokens"], entries["attention_mask"], entries["action_mask"]
+        tokens, attention, action_mask = entries["tokens"].long(), entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
         state_place = found.row * width + found.position
         place = state_place[found.state]
-        next_token = shift_left(tokens).long()
+        next_token = shift_left(tokens)
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
-        return DecisionBatch(
+        return TransitionBatch(
             rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
+            tokens=tokens,
             attention_mask=attention,
+            action_mask=action_mask,
             decision=decision,
             next_token=next_token,
             next_reward=next_reward,
@@ -242,20 +243,20 @@ class RowLoss(LossModule):
         lazy = isinstance(tensordict, LazyStackedTensorDict)
         rows = tensordict.to_tensordict() if lazy else tensordict.copy()
         rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
-        rows = rows.reshape(-1).set(self.tensor_keys.attention_mask, read)
-        if tokens.dtype != torch.int64:
-            rows.set(self.tensor_keys.tokens, tokens.long())
+        rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
-        return rows.set(TOKENS, rows.get(self.tensor_keys.tokens)).set(ATTENTION_MASK, read)
+        for key, value in (self.tensor_keys.tokens, tokens), (self.tensor_keys.attention_mask, read):
+            rows.set(key, value)
+        return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:
         """Bool ``[B, T]`` of the positions that count, by ``loss_mask_key`` and ``train_mask``; None where all do."""
         attention_mask, agent = entries["attention_mask"], entries["action_mask"]
-        learned = tensordict.get(self.tensor_keys.train_mask, None)
+        train_mask = tensordict.get(self.tensor_keys.train_mask, None)
         counted = None
-        if learned is not None:  # stands at tokens, masks at the states before them
-            _check_entry("train_mask", learned, tensordict.get(self.tensor_keys.tokens).shape)
-            counted = trained_states(learned.reshape(agent.shape), agent)
+        if train_mask is not None:  # it is given at tokens; loss masks are given at the states before them
+            _check_entry("train_mask", train_mask, tensordict.get(self.tensor_keys.tokens).shape)
+            counted = trained_states(train_mask.reshape(agent.shape), agent)
         for key in self._loss_mask_keys():
             mask = tensordict.get(key, None)
             if mask is not None:
@@ -265,20 +266,20 @@ class RowLoss(LossModule):
                 counted = mask if counted is None else counted & mask
         return counted
 
-    def _reduce_decisions(self, values: Tensor, batch: DecisionBatch) -> Tensor:
+    def _reduce_decisions(self, values: Tensor, batch: TransitionBatch) -> Tensor:
         """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
         if batch.counted is not None:
             # Select rather than multiply: a masked value may be infinite.
             values = torch.where(batch.counted, values, 0)
         if self.reduction == "none":
-            return batch.scatter(values).reshape(batch.shape)
+            return batch.at_decisions(values).reshape(batch.shape)
         total = values.sum()
         if self.reduction == "sum":
             return total
         return total / self._number(batch)
 
     @staticmethod
-    def _number(batch: DecisionBatch) -> Tensor:
+    def _number(batch: TransitionBatch) -> Tensor:
         """How many decisions count, at least 1."""
         number = batch.place.shape[0] if batch.counted is None else batch.counted.sum()
         return torch.as_tensor(number, device=batch.place.device).clamp_min(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
@@ -19,7 +18,7 @@ from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.token_scores import checked_reference, read_reference, row_batch, score_decisions
+from torchrl_lang.objectives.token_scores import checked_reference, read_reference, score_decisions
 
 __all__ = ["BCLoss"]
 
@@ -32,13 +31,13 @@ class BCLoss(RowLoss):
     decisions, and at every real token only with a ``transition_weight``. On a data set's best episodes
     (:func:`torchrl_lang.data.best_rows`) this is %BC, on the best of a policy's own games rejection sampling.
 
-    With a ``kl_weight`` the policy is kept near a reference, ``loss_kl = kl_weight * mean_j KL(pi(. | s_j) || ref(. |
+    A ``kl_weight`` penalizes divergence from a reference, ``loss_kl = kl_weight * mean_j KL(pi(. | s_j) || ref(. |
     s_j))`` over the decisions, exact over the vocabulary, of the distribution that an utterance actor acts by.
 
     Args:
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``) and
             a head (``hidden`` -> ``logits``), or a trunk that writes ``logits`` ``[B, T, V]``; or an
-            :class:`~torchrl_lang.modules.UtteranceActor` over one, whose language model is cloned into.
+            :class:`~torchrl_lang.modules.UtteranceActor` over one, whose language model is trained.
         transition_weight: weight of the environment's tokens.
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
         logits_chunk: positions whose logits exist at a time, where the head is one linear layer. Gradients are then
@@ -127,16 +126,14 @@ class BCLoss(RowLoss):
         )
         out = {"loss_actor": loss}
         if self.kl_controller is not None and self.reference is not None:
-            rows = row_batch(batch, batch.rows.get(self.tensor_keys.tokens))
-            said = score_decisions(
+            scores = score_decisions(
                 scorer,
-                rows,
+                batch,
                 {key: states.get(key) for key in trunk.out_keys},
-                reference=read_reference(self.reference, rows),
+                reference=read_reference(self.reference, batch),
                 logits_chunk=self.logits_chunk,
             )
-            assert said.kl is not None
-            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(said.kl, batch)
-            counted = torch.ones_like(batch.last) if batch.counted is None else batch.counted
-            out["kl"] = masked_mean(said.kl.detach(), counted)
+            assert scores.kl is not None
+            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
+            out["kl"] = masked_mean(scores.kl.detach(), batch.counts)
         return TensorDict(out)

@@ -1,4 +1,4 @@
-"""Checks of what a loss is built from, in its constructor: wrong parts are named before anything is computed."""
+"""Checks of a loss's networks and options, in its constructor."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_estimator(
 ) -> None:
     """Raise unless an estimator is one of those known, and its hyperparameters are some of ``names``, in [0, 1]."""
     if value_type not in known:
-        raise ValueError(f"{loss} knows {[str(one) for one in known]}, got {value_type}.")
+        raise ValueError(f"{loss} supports {[str(one) for one in known]}, got {value_type}.")
     unknown = sorted(set(hyperparams) - set(names))
     if unknown:
         raise TypeError(f"Unknown hyperparameters {unknown}: give some of {list(names)}.")

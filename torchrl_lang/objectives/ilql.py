@@ -24,16 +24,18 @@ from torchrl_lang.functional import (
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.checks import check_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.value_base import ValueRowLoss, Values
+from torchrl_lang.objectives.qvalues import QValues
+from torchrl_lang.objectives.value_base import ValueRowLoss
 
 __all__ = ["ILQLLoss"]
 
 Target = Literal["td", "mc", "lambda"]
 
+_LOSSES = ("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor")
 _METRICS = ("value", "qvalue", "target_qvalue", "advantage")
 
 
@@ -144,7 +146,7 @@ class ILQLLoss(ValueRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
-    out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor", *_METRICS]
+    out_keys = [*_LOSSES, *_METRICS]
 
     def __init__(
         self,
@@ -254,103 +256,63 @@ class ILQLLoss(ValueRowLoss):
         """Compute the losses of a batch of rows."""
         actor_trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
-        shared = self.value_trunk is None
-        trains = shared or bool(self.actor_weight)
-        actor_rows = actor_trunk(batch.rows.copy()) if trains else batch.rows
+        reads_actor = self.value_trunk is None or bool(self.actor_weight)
+        actor_rows = actor_trunk(batch.rows.copy()) if reads_actor else batch.rows
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
-        values = self._values(
-            batch,
-            value_rows,
-            full=self._reads_table,
-            taken=bool(self.qvalue_weight),
-            target=bool(self.value_weight and self.target != "mc") or self._weighs_advantages,
-            short_cuts=self._short_cuts(),
-        )
-        out = {
-            "loss_value": self._value_loss(batch, values),
-            "loss_qvalue": self._qvalue_loss(batch, values),
-            "loss_cql": self._cql_loss(batch, values),
-            "loss_margin": self._margin_loss(batch, values),
-        }
-        zero = values.state.new_zeros(batch.shape if self.reduction == "none" else ())
-        out = {name: zero if term is None else term for name, term in out.items()}
-        out["loss_actor"] = zero
+        value, next_value = self._state_values(batch, value_rows)
+        qvalues = self._qvalues(batch, value_rows)
+        target = self._target_values(batch, value_rows) if self._reads_target else None
+
+        losses = {}
+        # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
+        if self.cql_weight:
+            term = self._vocabulary_term(cql_term, batch, qvalues, temperature=self.cql_temperature)
+            losses["loss_cql"] = self.cql_weight * term
+        if self.margin_weight:
+            term = self._vocabulary_term(margin_term, batch, qvalues, margin=self.margin)
+            losses["loss_margin"] = self.margin_weight * term
+        if self.qvalue_weight:
+            error = td_target(batch.reward, next_value.detach(), batch.terminated, self.gamma)[:, None] - qvalues.taken
+            losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
+        if self.value_weight:
+            error = self._value_target(batch, target, next_value) - value
+            losses["loss_value"] = self.value_weight * self._reduce_decisions(
+                expectile_loss(error, self.expectile), batch
+            )
         if self.actor_weight:
-            out["loss_actor"] = self.actor_weight * actor_loss(
+            losses["loss_actor"] = self.actor_weight * actor_loss(
                 batch,
                 actor_rows,
                 head,
-                self._actor_weights(values),
+                self._actor_weights(value, target),
                 transition_weight=self._transition_weight,
                 normalizer=self.actor_normalizer,
                 reduction=self.reduction,
                 detach=self.detach_actor,
                 logits_chunk=self.logits_chunk,
             )
-        return TensorDict({**out, **self._metrics(batch, values)})
-
-    def _value_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.value_weight:
-            return None
-        error = self._value_target(batch, values) - values.state
-        return self.value_weight * self._reduce_decisions(expectile_loss(error, self.expectile), batch)
-
-    def _qvalue_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.qvalue_weight or values.taken is None:
-            return None
-        target = td_target(batch.reward, values.next_state.detach(), batch.terminated, self.gamma)
-        error = target[:, None] - values.taken
-        return self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
-
-    def _cql_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.cql_weight:
-            return None
-        if "cql_term" in values.terms:
-            return self.cql_weight * self._reduce_term(values.terms["cql_term"], batch)
-        assert values.full is not None
-        term = cql_term(values.full, batch.action, self.cql_temperature)
-        return self.cql_weight * self._reduce_decisions(term.sum(-1), batch)
-
-    def _margin_loss(self, batch: DecisionBatch, values: Values) -> Tensor | None:
-        if not self.margin_weight:
-            return None
-        if "margin_term" in values.terms:
-            return self.margin_weight * self._reduce_term(values.terms["margin_term"], batch)
-        assert values.full is not None
-        term = margin_term(values.full, batch.action, self.margin)
-        return self.margin_weight * self._reduce_decisions(term.sum(-1), batch)
+        zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
+        losses = {name: losses.get(name, zero) for name in _LOSSES}
+        return TensorDict({**losses, **self._metrics(batch, value, qvalues, target)})
 
     @property
-    def _reads_table(self) -> bool:
-        """Whether a term needs the values of the whole vocabulary at once."""
-        cql = self.cql_weight and not self._has_short_cut("cql_term")
-        return bool(cql or (self.margin_weight and not self._has_short_cut("margin_term")))
+    def _reads_target(self) -> bool:
+        return bool(self.value_weight and self.target != "mc") or self._weighs_advantages
 
-    def _short_cuts(self) -> dict[str, dict[str, Any]]:
-        """Methods of the Q network that compute a term without the table, with their options."""
-        found: dict[str, dict[str, Any]] = {}
-        chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
-        pieces = {"chunk_size": chunk_size, "recompute": self.reduction == "none"}
-        if self.cql_weight and self._has_short_cut("cql_term"):
-            found["cql_term"] = {"temperature": self.cql_temperature} | pieces
-        if self.margin_weight and self._has_short_cut("margin_term"):
-            found["margin_term"] = {"margin": self.margin} | pieces
-        return found
-
-    def _value_target(self, batch: DecisionBatch, values: Values) -> Tensor:
+    def _value_target(self, batch: TransitionBatch, qvalue: Tensor | None, next_value: Tensor) -> Tensor:
         """What V regresses on, ``[N]``, without gradient."""
         if self.target == "mc":
             return returns_to_go(batch.next_reward, batch.decision, self.gamma).flatten()[batch.place]
-        assert values.target is not None
+        assert qvalue is not None
         if self.target == "td":
-            return values.target
-        # The bootstrap state's V stands behind a row's last decision; rows without a decision have none.
+            return qvalue
+        # A row's last decision is followed by the bootstrap state; rows without a decision have none.
         boot = batch.last.nonzero().squeeze(-1)
-        bootstrap = values.target.new_zeros(batch.decision.shape[0]).index_copy(
-            0, batch.place[boot] // batch.decision.shape[1], values.next_state.detach()[boot]
+        bootstrap = qvalue.new_zeros(batch.decision.shape[0]).index_copy(
+            0, batch.place[boot] // batch.decision.shape[1], next_value.detach()[boot]
         )
         bootstrap = torch.where(batch.row_terminated, 0, bootstrap)
-        target = batch.scatter(values.target)
+        target = batch.at_decisions(qvalue)
         returns = lambda_returns(batch.next_reward, target, bootstrap, batch.decision, self.gamma, self.lmbda)
         return returns.flatten()[batch.place]
 
@@ -364,22 +326,21 @@ class ILQLLoss(ValueRowLoss):
     def _transition_weight(self) -> float:
         return self.transition_weight if self.weight_clip is None else min(self.transition_weight, self.weight_clip)
 
-    def _actor_weights(self, values: Values) -> Tensor | None:
+    def _actor_weights(self, value: Tensor, target: Tensor | None) -> Tensor | None:
         if not self._weighs_advantages:
-            return None if self.weight_clip is None else torch.ones_like(values.state).clamp_max(self.weight_clip)
-        assert values.target is not None
-        advantage = values.target - values.state.detach()
+            return None if self.weight_clip is None else torch.ones_like(value).clamp_max(self.weight_clip)
+        assert target is not None
+        advantage = target - value.detach()
         return advantage_weight(advantage, self.advantage_temperature, self.advantage_weighting, self.weight_clip)
 
-    def _metrics(self, batch: DecisionBatch, values: Values) -> dict[str, Tensor]:
-        """Detached means over the decisions that count."""
-        counted = torch.ones_like(batch.terminated) if batch.counted is None else batch.counted
-        entries = {"value": values.state}
-        if values.taken is not None:
-            entries["qvalue"] = values.taken.mean(-1)
-        if values.target is not None:
-            entries["target_qvalue"] = values.target
-            entries["advantage"] = values.target - values.state
-        nan = values.state.new_full((), torch.nan)
-        means = {name: masked_mean(value.detach(), counted) for name, value in entries.items()}
-        return {name: means.get(name, nan) for name in _METRICS}
+    def _metrics(
+        self, batch: TransitionBatch, value: Tensor, qvalues: QValues, target: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Detached means over the decisions that count, NaN of what no term computed."""
+        entries = {"value": value}
+        if self.qvalue_weight or self.cql_weight or self.margin_weight:
+            entries["qvalue"] = qvalues.taken.mean(-1)
+        if target is not None:
+            entries |= {"target_qvalue": target, "advantage": target - value}
+        means = {name: masked_mean(entry.detach(), batch.counts) for name, entry in entries.items()}
+        return dict.fromkeys(_METRICS, value.new_full((), torch.nan)) | means

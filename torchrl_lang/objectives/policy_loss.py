@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchrl_lang.functional import linear_cross_entropy, shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS
-from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk, gather_inputs, in_pieces
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_pieces
 
 __all__ = ["ActorNormalizer", "actor_loss"]
 
@@ -21,7 +21,7 @@ ActorNormalizer = Literal["all", "action"]
 
 
 def actor_loss(
-    batch: DecisionBatch,
+    batch: TransitionBatch,
     rows: TensorDictBase,
     head: TensorDictModule | None,
     weight: Tensor | None,
@@ -51,7 +51,7 @@ def actor_loss(
     if weight is None:
         weight = torch.ones_like(batch.reward)
     if transition_weight:
-        dense_weight = batch.scatter(weight, fill=transition_weight).flatten()
+        dense_weight = batch.at_decisions(weight, fill=transition_weight).flatten()
         index = shift_left(batch.attention_mask).flatten().nonzero().squeeze(-1)
         weight = dense_weight[index]
     if batch.mask is not None:
@@ -60,7 +60,7 @@ def actor_loss(
         index, weight = index[kept], weight[kept]
     total, losses = _cross_entropy(batch, rows, head, index, weight, reduction == "none", detach, logits_chunk)
     if reduction == "none":
-        return batch.scatter(weight * losses, index).reshape(batch.shape)
+        return batch.at_decisions(weight * losses, index).reshape(batch.shape)
     if reduction == "sum":
         return total
     counts = shift_left(batch.attention_mask) if normalizer == "all" else batch.decision
@@ -69,7 +69,7 @@ def actor_loss(
 
 
 def _cross_entropy(
-    batch: DecisionBatch,
+    batch: TransitionBatch,
     rows: TensorDictBase,
     head: TensorDictModule | None,
     index: Tensor,

@@ -18,7 +18,7 @@ from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
-from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk, kl_controller
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
@@ -31,7 +31,6 @@ from torchrl_lang.objectives.token_scores import (
     TokenScores,
     checked_reference,
     read_reference,
-    row_batch,
     score_decisions,
 )
 from torchrl_lang.schema import TOKEN_LOG_PROB
@@ -71,8 +70,8 @@ class PPOLoss(AdvantageRowLoss):
     slot. So on fresh data ``rho`` is 1, up to rounding, if the model acts as it learns: decoding runs in evaluation
     mode, so a model with dropout should learn in evaluation mode, too.
 
-    The divergence from a reference is ``KL(pi(. | s_j) || ref(. | s_j))`` of one decision, in expectation over what was
-    said, with its exact gradient. ``"k1"``, ``"k2"``, ``"k3"`` estimate it from the token that was said, as
+    The divergence from a reference is ``KL(pi(. | s_j) || ref(. | s_j))`` of one decision, in expectation over the
+    sampled tokens, with its exact gradient. ``"k1"``, ``"k2"``, ``"k3"`` estimate it from the sampled token, as
     ``rho * k``, the importance weight unclipped and gradients through both factors
     (:func:`~torchrl_lang.objectives.ppo_terms.corrected_kl`); the rows bring ``ref_log_prob``. ``"exact"`` sums over
     the vocabulary; its ``reference`` reads the rows in every call. That a token changes what follows is left to the
@@ -80,7 +79,7 @@ class PPOLoss(AdvantageRowLoss):
     (:class:`~torchrl_lang.transforms.KLConstrainedTransform`).
 
     Args:
-        actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that said its tokens at
+        actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that sampled its tokens at
             temperature 1 over the whole vocabulary.
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
 
@@ -98,10 +97,10 @@ class PPOLoss(AdvantageRowLoss):
             ``state_dict``.
         gamma, lmbda: discount and trust inside an utterance.
         turn_gamma, turn_lmbda: across turns.
-        bootstrap: what a turn is worth to the one before it: ``"first"``, the value of its first decision, or
-            ``"mean"``, the mean over its decisions.
-        end_of_action: id of the token that ends an utterance, known of an ``UtteranceActor``: tells turns apart where
-            the environment stays silent (:func:`~torchrl_lang.functional.turn_end_mask`).
+        bootstrap: the value that a turn contributes to the turn before it: ``"first"``, the value of its first
+            decision, or ``"mean"``, the mean over its decisions.
+        end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``. It separates
+            turns where the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
         normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
             deviation (:func:`~torchrl_lang.functional.standardized`).
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
@@ -224,19 +223,19 @@ class PPOLoss(AdvantageRowLoss):
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
         is_first = not self._values_checked
         batch = self._find(tensordict)
-        counted = torch.ones_like(batch.last) if batch.counted is None else batch.counted
+        counted = batch.counts
         given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _ADVICE}
         if is_first and self._values_checked:
             _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
         states = split_actor(self.scorer.language_actor).trunk(batch.rows.copy())
-        said = self._said(batch, states)
+        scores = self._scores(batch, states)
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
-        log_ratio = torch.where(counted, said.log_prob - given["token_log_prob"], 0.0)
+        log_ratio = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
         advantage = given["advantage"]
         if self.normalize_advantage:
             advantage = standardized(advantage, counted)
         zero = log_ratio.new_zeros(batch.shape if self.reduction == "none" else ())
-        metrics = self._metrics(said, log_ratio, counted)
+        metrics = self._metrics(scores, log_ratio, counted)
         out = {"loss_critic": zero, "loss_entropy": zero, "loss_kl": zero}
         out["loss_objective"] = self._reduce_decisions(
             clipped_objective(log_ratio, advantage, self.clip_epsilon), batch
@@ -249,11 +248,11 @@ class PPOLoss(AdvantageRowLoss):
             out["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
             metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], counted)
         if self.entropy_weight:
-            out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(said.entropy, batch)
+            out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:
-            kl = self._kl(said, log_ratio, given)
+            kl = self._kl(scores, log_ratio, given)
             out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
-            rows = batch.scatter(counted.float()).any(-1).sum().clamp_min(1)
+            rows = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / rows
         return TensorDict({**out, **metrics})
 
@@ -269,32 +268,32 @@ class PPOLoss(AdvantageRowLoss):
                 raise
             raise KeyError(f"{error.args[0]} {'; '.join(advice)}.") from None
 
-    def _given(self, tensordict: TensorDictBase, name: str, batch: DecisionBatch) -> Tensor:
+    def _given(self, tensordict: TensorDictBase, name: str, batch: TransitionBatch) -> Tensor:
         """An entry of the agent's tokens at the decisions, ``[N]``."""
         entry = tensordict.get(getattr(self.tensor_keys, name))
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
-    def _said(self, batch: DecisionBatch, states: TensorDictBase) -> TokenScores:
-        scorer, rows = self.scorer, row_batch(batch, batch.rows.get(self.tensor_keys.tokens))
+    def _scores(self, batch: TransitionBatch, states: TensorDictBase) -> TokenScores:
+        scorer = self.scorer
         return score_decisions(
             scorer,
-            rows,
+            batch,
             {key: states.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys},
             entropy_gradient=bool(self.entropy_weight),
-            reference=None if self.reference is None else read_reference(self.reference, rows),
+            reference=None if self.reference is None else read_reference(self.reference, batch),
             logits_chunk=self.logits_chunk,
         )
 
-    def _kl(self, said: TokenScores, log_ratio: Tensor, given: dict[str, Tensor]) -> Tensor:
+    def _kl(self, scores: TokenScores, log_ratio: Tensor, given: dict[str, Tensor]) -> Tensor:
         """Divergence from the reference at each decision, ``[N]``."""
         if self.kl_estimator == "exact":
-            assert said.kl is not None
-            return said.kl
-        return corrected_kl(log_ratio, said.log_prob, given["ref_log_prob"], self.kl_estimator)
+            assert scores.kl is not None
+            return scores.kl
+        return corrected_kl(log_ratio, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
 
     @torch.no_grad()
-    def _metrics(self, said: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
-        """What says how far the policy has moved, over the decisions that count."""
+    def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:
+        """How far the policy has moved, over the decisions that count."""
         low, high = self.clip_epsilon
         ratio = log_ratio.exp()
         nan = log_ratio.new_full((), torch.nan)
@@ -302,7 +301,7 @@ class PPOLoss(AdvantageRowLoss):
             "kl_approx": masked_mean(-log_ratio, counted),
             "clip_fraction": masked_mean(((ratio < 1 - low) | (ratio > 1 + high)).to(ratio.dtype), counted),
             "ESS": effective_sample_size(log_ratio, counted),
-            "entropy": masked_mean(said.entropy, counted),
+            "entropy": masked_mean(scores.entropy, counted),
             "explained_variance": nan,
             "kl": nan,
         }

@@ -61,12 +61,13 @@ def corrected_kl(log_ratio: Tensor, log_prob: Tensor, ref_log_prob: Tensor, esti
 
     The importance weight ``rho = pi / b`` makes the mean over samples of ``b`` that over ``pi``, and its gradient joins
     that of the estimate: ``E_b[rho k] = sum_a pi(a) k(a)``, differentiated through every ``pi``. With k1 and k3 that is
-    the divergence of one decision and its exact gradient (k3 varies less near the reference; it needs a policy that can
-    say whatever the reference can), with k2 ``E_pi[log(pi / ref)**2] / 2``. The weight is not clipped.
+    the divergence of one decision and its exact gradient, with k2 ``E_pi[log(pi / ref)**2] / 2``. k3 varies less near
+    the reference, and needs a policy that gives probability to all tokens that the reference can sample. The weight is
+    not clipped.
 
     Args:
         log_ratio: ``log rho``, float ``[N]``.
-        log_prob: ``log pi`` of what was done, float ``[N]``; ``-inf`` where ``pi`` no longer says it, which adds 0.
+        log_prob: ``log pi`` of what was done, float ``[N]``; ``-inf`` where ``pi`` no longer samples it, which adds 0.
         ref_log_prob: ``log ref`` of the same, float ``[N]``.
         estimator: see :func:`~torchrl_lang.functional.kl_estimate`.
 
@@ -77,10 +78,12 @@ def corrected_kl(log_ratio: Tensor, log_prob: Tensor, ref_log_prob: Tensor, esti
         >>> kl = (pi * (pi / ref).log()).sum()
         >>> torch.testing.assert_close((b * corrected_kl((pi / b).log(), pi.log(), ref.log())).sum(), kl)
     """
-    said = log_prob.isfinite()
-    ratio = torch.where(said, log_ratio, -torch.inf).exp()
-    # Where nothing is said both are zero, and so are the estimate and its gradient.
-    return ratio * kl_estimate(torch.where(said, log_prob, 0.0), torch.where(said, ref_log_prob, 0.0), estimator)
+    possible = log_prob.isfinite()
+    ratio = torch.where(possible, log_ratio, -torch.inf).exp()
+    # Where the token has no probability both are zero, and so are the estimate and its gradient.
+    return ratio * kl_estimate(
+        torch.where(possible, log_prob, 0.0), torch.where(possible, ref_log_prob, 0.0), estimator
+    )
 
 
 def effective_sample_size(log_ratio: Tensor, counted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a policy says of the decisions in a batch of rows: log-probability, entropy, divergence from a reference."""
+"""Per-decision log-probability, entropy and divergence from a reference of a policy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from torchrl_lang.functional import categorical_entropy, categorical_kl, shift_right
+from torchrl_lang.functional import categorical_entropy, categorical_kl
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.adapters import adapter_layers
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
-from torchrl_lang.objectives.base import DecisionBatch, LogitsChunk
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.base import LogitsChunk
 
-__all__ = ["TokenScores", "checked_reference", "read_reference", "row_batch", "score_decisions", "utterance_end"]
+__all__ = ["TokenScores", "checked_reference", "read_reference", "score_decisions", "utterance_end"]
 
 
 class TokenScores(NamedTuple):
@@ -33,15 +34,9 @@ class TokenScores(NamedTuple):
     """``[N]``: exact divergence from the reference; None without one."""
 
 
-def row_batch(batch: DecisionBatch, tokens: Tensor) -> RowBatch:
-    """The decisions of a batch, as a :class:`~torchrl_lang.modules.row_scoring.RowScorer` takes them."""
-    written = shift_right(batch.decision)
-    return RowBatch(tokens, batch.attention_mask, batch.place, batch.action, written, batch.shape)
-
-
 def score_decisions(
     scorer: RowScorer,
-    batch: RowBatch,
+    batch: DecisionBatch,
     states: States,
     *,
     entropy_gradient: bool = False,
@@ -83,7 +78,7 @@ def score_decisions(
 
 
 def utterance_end(actor: object) -> tuple[int, int] | None:
-    """Id of the token that ends an utterance, and their greatest length; None where an actor says single tokens."""
+    """Id of the token that ends an utterance, and their greatest length; None where an actor writes single tokens."""
     if not isinstance(actor, UtteranceActor):
         return None
     return actor.decoder.control.end_of_action, actor.decoder.action_length
@@ -114,8 +109,8 @@ def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None
 
 
 @torch.no_grad()
-def read_reference(reference: FrozenActor, rows: RowBatch) -> tuple[RowScorer, States]:
-    """The frozen model and what its trunk makes of the rows, for the exact divergence.
+def read_reference(reference: FrozenActor, rows: DecisionBatch) -> tuple[RowScorer, States]:
+    """The frozen model and its trunk's states of the rows, for the exact divergence.
 
     Raises:
         RuntimeError: its weights have changed.
@@ -126,7 +121,7 @@ def read_reference(reference: FrozenActor, rows: RowBatch) -> tuple[RowScorer, S
         return scorer, scorer.states(rows)
 
 
-def _pieces(scorer: RowScorer, batch: RowBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
+def _pieces(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
     number = batch.place.shape[0]
     if logits_chunk is None or not number:
         return iter([slice(0, number)])
@@ -135,13 +130,13 @@ def _pieces(scorer: RowScorer, batch: RowBatch, states: States, logits_chunk: Lo
     return (slice(start, start + logits_chunk) for start in range(0, number, logits_chunk))
 
 
-def _with_certain_ends(scorer: RowScorer, batch: RowBatch, said: TokenScores) -> TokenScores:
+def _with_certain_ends(scorer: RowScorer, batch: DecisionBatch, scores: TokenScores) -> TokenScores:
     """The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn."""
     certain = scorer.certain(batch)
     if certain is None or not isinstance(scorer.actor, UtteranceActor):
-        return said
+        return scores
     impossible = batch.action != scorer.actor.decoder.control.end_of_action
-    forced = torch.zeros_like(said.log_prob).masked_fill(impossible, -torch.inf)
-    log_prob = torch.where(certain, forced, said.log_prob)
-    kl = None if said.kl is None else torch.where(certain, 0.0, said.kl)
-    return TokenScores(log_prob, torch.where(certain, 0.0, said.entropy), kl)
+    forced = torch.zeros_like(scores.log_prob).masked_fill(impossible, -torch.inf)
+    log_prob = torch.where(certain, forced, scores.log_prob)
+    kl = None if scores.kl is None else torch.where(certain, 0.0, scores.kl)
+    return TokenScores(log_prob, torch.where(certain, 0.0, scores.entropy), kl)

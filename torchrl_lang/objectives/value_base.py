@@ -1,10 +1,11 @@
-"""Losses with Q and V over a trunk: which networks there are, and what they say at the decisions of a batch."""
+"""The base of the losses with Q and V over a trunk: the networks, and their values at the decisions of a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
@@ -18,32 +19,16 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import (
-    DecisionBatch,
     LogitsChunk,
     RowLoss,
+    TransitionBatch,
     gather_inputs,
     in_pieces,
 )
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
+from torchrl_lang.objectives.qvalues import QValues, taken_values
 
-__all__ = ["ValueRowLoss", "Values"]
-
-
-class Values(NamedTuple):
-    """Estimates at the ``N`` decisions of a batch."""
-
-    state: Tensor
-    """float ``[N]``: V(s)."""
-    next_state: Tensor
-    """float ``[N]``: V(s'), of the bootstrap state behind a row's last decision."""
-    taken: Tensor | None
-    """float ``[N, n_q]``: Q(s, a) of the taken action; None where no term reads it."""
-    full: Tensor | None
-    """float ``[N, n_q, V]``: Q(s, .), only where a term reads the whole vocabulary."""
-    target: Tensor | None
-    """float ``[N]``: clipped minimum of the target heads at (s, a), without gradient; None where no term reads it."""
-    terms: dict[str, tuple[Tensor, Tensor]]
-    """Terms over the vocabulary by the network's own methods: the sum over what counts, and each ``[N]``."""
+__all__ = ["ValueRowLoss"]
 
 
 class ValueRowLoss(RowLoss):
@@ -154,123 +139,70 @@ class ValueRowLoss(RowLoss):
     def target_qvalue_network(self) -> TensorDictModule:
         """The Q network with the target parameters, as a module of its own that shares them and follows them.
 
-        What a :class:`~torchrl_lang.modules.ValueGuidance` reads when the policy speaks.
+        For a :class:`~torchrl_lang.modules.ValueGuidance`.
         """
         network = deepcopy(self.qvalue_network)
         self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
         return network
 
-    def _values(
-        self,
-        batch: DecisionBatch,
-        rows: TensorDictBase,
-        *,
-        full: bool,
-        taken: bool,
-        target: bool,
-        short_cuts: dict[str, dict[str, Any]],
-    ) -> Values:
-        """Estimates that are asked for, from the rows with what the values' trunk wrote.
-
-        ``short_cuts`` names methods of the Q network that compute a term over the vocabulary, with their options.
-        """
-        state_value = self._state_values(batch, rows)
-        found, taken_value = self._short_cut_terms(batch, rows, short_cuts)
-        full_value = None
-        if full or (taken and taken_value is None):
-            full_value, taken_value = self._action_values(batch, rows, full=full)
-        return Values(
-            state=state_value[batch.state],
-            next_state=state_value[batch.state + 1],
-            taken=taken_value,
-            full=full_value,
-            target=self._target_values(batch, rows) if target else None,
-            terms=found,
-        )
-
-    def _state_values(self, batch: DecisionBatch, rows: TensorDictBase) -> Tensor:
-        """V at all states, ``[S]``."""
+    def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
         inputs = gather_inputs(self.value_network, rows, batch.state_place)
         with self.value_network_params.to_module(self.value_network):
             out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        return upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
+        value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
+        return value[batch.state], value[batch.state + 1]
 
-    def _action_values(
-        self, batch: DecisionBatch, rows: TensorDictBase, *, full: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Online Q at decisions: over the vocabulary where a term needs it, and of the taken action."""
-        inputs = gather_inputs(self.qvalue_network, rows, batch.place)
-        inputs = inputs.detach() if self.detach_qvalue else inputs
-        with self.qvalue_network_params.to_module(self.qvalue_network):
-            if not full:
-                return None, self._taken(inputs, batch.action)
-            everything = upcast_half(self.qvalue_network(inputs).get(self.tensor_keys.action_value))
-        return everything, _pick(everything, batch.action)
-
-    def _has_short_cut(self, name: str) -> bool:
-        """Whether a term over the vocabulary comes from the network's own method, without the whole table."""
-        module = getattr(self.qvalue_network, "module", None)
-        vocabulary = getattr(module, "vocab_size", None)
-        return vocabulary is not None and hasattr(module, name) and in_pieces(self.logits_chunk, vocabulary)
-
-    def _short_cut_terms(
-        self, batch: DecisionBatch, rows: TensorDictBase, short_cuts: dict[str, dict[str, Any]]
-    ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor | None]:
-        """Terms by the network's own methods, and Q of the taken action ``[N, n_q]``, which comes with each."""
-        if not short_cuts:
-            return {}, None
-        place, action, back = batch.place, batch.action, None
-        if batch.counted is not None:
-            # Leave out rather than multiply: a masked value may be infinite.
-            back = batch.counted.nonzero().squeeze(-1)
-            place, action = place[back], action[back]
-        inputs = gather_inputs(self.qvalue_network, rows, place)
-        inputs = inputs.detach() if self.detach_qvalue else inputs
-        states = [inputs.get(key) for key in self.qvalue_network.in_keys]
-        terms, taken_value = {}, None
-        with self.qvalue_network_params.to_module(self.qvalue_network):
-            for name, options in short_cuts.items():
-                total, each, taken = getattr(self.qvalue_network.module, name)(*states, action, **options)
-                terms[name] = total, _put_back(each.sum(-1), back, batch)
-                taken_value = _put_back(taken, back, batch) if taken_value is None else taken_value
-        return terms, taken_value
-
-    def _reduce_term(self, term: tuple[Tensor, Tensor], batch: DecisionBatch) -> Tensor:
-        """Reduce a term that came with its sum."""
-        total, each = term
-        if self.reduction == "none":
-            return batch.scatter(each).reshape(batch.shape)
-        return total if self.reduction == "sum" else total / self._number(batch)
+    def _qvalues(self, batch: TransitionBatch, rows: TensorDictBase) -> QValues:
+        """Online Q at the decisions."""
+        states = gather_inputs(self.qvalue_network, rows, batch.place)
+        return QValues(
+            self.qvalue_network,
+            self.qvalue_network_params,
+            states.detach() if self.detach_qvalue else states,
+            batch.action,
+            self.tensor_keys.action_value,
+            batch.counted,
+        )
 
     @torch.no_grad()
-    def _target_values(self, batch: DecisionBatch, rows: TensorDictBase) -> Tensor:
+    def _target_values(self, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:
         """Clipped minimum of the target heads at the taken action, ``[N]``."""
         if self.has_target_trunk:
             trunk = self._value_trunk
             with self.target_value_trunk_params.to_module(trunk):
                 rows = trunk(batch.rows.copy())
-        inputs = gather_inputs(self.qvalue_network, rows, batch.place).detach()
+        states = gather_inputs(self.qvalue_network, rows, batch.place).detach()
         with self.target_qvalue_network_params.to_module(self.qvalue_network):
-            target = self._taken(inputs, batch.action).amin(-1)
+            key = self.tensor_keys.action_value
+            target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
         if self.value_min is None and self.value_max is None:
             return target
         return target.clamp(self.value_min, self.value_max)
 
-    def _taken(self, inputs: TensorDictBase, action: Tensor) -> Tensor:
-        """Q of the taken action, ``[N, n_q]``, by the network's own short cut where it has one."""
-        short_cut = getattr(getattr(self.qvalue_network, "module", None), "taken", None)
-        if short_cut is not None:
-            return upcast_half(short_cut(*(inputs.get(key) for key in self.qvalue_network.in_keys), action))
-        return _pick(upcast_half(self.qvalue_network(inputs).get(self.tensor_keys.action_value)), action)
+    def _vocabulary_term(
+        self, term: Callable[..., Tensor], batch: TransitionBatch, qvalues: QValues, **options: Any
+    ) -> Tensor:
+        """Reduce a term over the vocabulary, summed over the heads.
 
+        Args:
+            term: ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``. Where the vocabulary is large and
+                the head has a method of the same name, that computes it piece by piece.
+            batch: the decisions.
+            qvalues: of the decisions.
+            **options: for ``term``.
+        """
+        if not self._has_method(term.__name__):
+            return self._reduce_decisions(term(qvalues.table, batch.action, **options).sum(-1), batch)
+        chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
+        recompute = self.reduction == "none"
+        total, each = qvalues.in_pieces(term.__name__, chunk_size=chunk_size, recompute=recompute, **options)
+        if recompute:
+            return batch.at_decisions(each).reshape(batch.shape)
+        return total if self.reduction == "sum" else total / self._number(batch)
 
-def _put_back(values: Tensor, back: Tensor | None, batch: DecisionBatch) -> Tensor:
-    """Values of the decisions that count among all ``N``, zero elsewhere."""
-    if back is None:
-        return values
-    return values.new_zeros((batch.place.shape[0], *values.shape[1:])).index_copy(0, back, values)
-
-
-def _pick(action_value: Tensor, action: Tensor) -> Tensor:
-    """The taken action's value of each head: ``[N, n_q, V]``, ``[N]`` -> ``[N, n_q]``."""
-    return action_value.gather(-1, action[:, None, None].expand(-1, action_value.shape[1], 1)).squeeze(-1)
+    def _has_method(self, name: str) -> bool:
+        """Whether the Q head computes a term over the vocabulary itself, and the vocabulary is large."""
+        module = getattr(self.qvalue_network, "module", None)
+        vocabulary = getattr(module, "vocab_size", None)
+        return vocabulary is not None and hasattr(module, name) and in_pieces(self.logits_chunk, vocabulary)

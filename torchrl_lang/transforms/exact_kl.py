@@ -11,9 +11,10 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from torchrl.modules import OneHotCategorical
 
 from torchrl_lang.functional import categorical_kl, projected_kl
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.frozen.lower_layers import SharedLowerLayers
-from torchrl_lang.modules.row_scoring import RowBatch, RowScorer
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.transforms.references.from_actor import sum_heads
 from torchrl_lang.transforms.references.whole_rows import RowReference
 
@@ -93,14 +94,14 @@ def row_kl(
     Raises:
         ValueError: policy and reference are different kinds of actors.
     """
-    batch = RowBatch.read(tensordict)
+    batch = DecisionBatch.read(tensordict)
     if batch.empty:
         return batch.zeros()
     p_states, q_states = _states_of_both(policy, reference, batch)
     with torch.no_grad():
         first, second = (policy.scorer, p_states), (reference.scorer, q_states)
         kl = _token_kl(batch, *(second + first if forward else first + second), chunk_size)
-        return batch.scatter(_without_certain_slots(kl, batch, policy.scorer, reference.scorer))
+        return batch.at_tokens(_without_certain_slots(kl, batch, policy.scorer, reference.scorer))
 
 
 def row_log_probs(policy: RowReference, reference: RowReference, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -111,16 +112,16 @@ def row_log_probs(policy: RowReference, reference: RowReference, tensordict: Ten
         reference: scores under the reference.
         tensordict: rows, see :mod:`torchrl_lang.schema`.
     """
-    batch = RowBatch.read(tensordict)
+    batch = DecisionBatch.read(tensordict)
     if batch.empty:
         return batch.zeros(), batch.zeros()
     states = _states_of_both(policy, reference, batch)
     with torch.no_grad():
         p, q = (one.scorer.log_prob(batch, its) for one, its in zip((policy, reference), states, strict=True))
-        return batch.scatter(p), batch.scatter(q)
+        return batch.at_tokens(p), batch.at_tokens(q)
 
 
-def _states_of_both(policy: RowReference, reference: RowReference, batch: RowBatch) -> tuple[States, States]:
+def _states_of_both(policy: RowReference, reference: RowReference, batch: DecisionBatch) -> tuple[States, States]:
     p, q = policy.scorer, reference.scorer
     if p.trunk is None or q.trunk is None or p.has_values or q.has_values or p.length_groups != q.length_groups:
         with policy.frozen.eval_mode():
@@ -134,7 +135,7 @@ def _states_of_both(policy: RowReference, reference: RowReference, batch: RowBat
 
 
 def _token_kl(
-    batch: RowBatch, p: RowScorer, p_states: States, q: RowScorer, q_states: States, chunk_size: int
+    batch: DecisionBatch, p: RowScorer, p_states: States, q: RowScorer, q_states: States, chunk_size: int
 ) -> Tensor:
     """``KL(p || q)`` of the next token at each decision, ``[N]``."""
     a, b = p.linear(), q.linear()
@@ -163,7 +164,7 @@ def _token_kl(
     )
 
 
-def _without_certain_slots(kl: Tensor, batch: RowBatch, policy: RowScorer, reference: RowScorer) -> Tensor:
+def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, reference: RowScorer) -> Tensor:
     """Zero where both must end the utterance."""
     a, b = policy.certain(batch), reference.certain(batch)
     if a is None and b is None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
+from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
-from torchrl_lang.modules.row_scoring import RowBatch
 from torchrl_lang.schema import ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys
@@ -116,11 +116,11 @@ class WrapperReference(Reference):
         )
 
     def _of_rows(self, tensordict: TensorDictBase) -> Tensor:
-        batch = RowBatch.read(tensordict)
+        batch = DecisionBatch.read(tensordict)
         if batch.empty:
             return batch.zeros()
         scores = placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
-        return batch.scatter(scores.flatten()[batch.place + 1])
+        return batch.at_tokens(scores.flatten()[batch.place + 1])
 
     def _of_conversations(self, tensordict: TensorDictBase) -> Tensor:
         tokens, mask = self._dense(tensordict, self._input_key), self._dense(tensordict, _ATTENTION).bool()

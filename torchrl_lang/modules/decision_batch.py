@@ -1,0 +1,79 @@
+"""Where the decisions of a batch of rows are, and which tokens were written there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_lang.functional import decision_mask, shift_left, shift_right
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
+
+__all__ = ["DecisionBatch"]
+
+
+@dataclass
+class DecisionBatch:
+    """Rows ``[B, W]`` and their ``N`` decisions, the states whose next token the agent wrote, in reading order."""
+
+    tokens: Tensor
+    """int64 ``[B, W]``."""
+    attention_mask: Tensor
+    """bool ``[B, W]``."""
+    place: Tensor
+    """int64 ``[N]``: decisions in a batch flattened to ``[B * W]``."""
+    action: Tensor
+    """int64 ``[N]``: the token written there."""
+    action_mask: Tensor
+    """bool ``[B, W]``."""
+    shape: torch.Size
+    """``[*B, T]``, as the rows came."""
+
+    @staticmethod
+    def read(tensordict: TensorDictBase) -> DecisionBatch:
+        """The decisions of the rows in ``tensordict``.
+
+        Raises:
+            ValueError: the data holds steps of a rollout.
+            KeyError: an entry of the rows is missing.
+        """
+        if ("next", TOKENS) in tensordict.keys(True):
+            raise ValueError(
+                "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
+                "transcripts repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single "
+                "turns with an UtteranceActor as reference."
+            )
+        tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
+        shape = tokens.shape
+        tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))
+        width = max(int(attention.sum(-1).max()), 1) if tokens.shape[0] else 1
+        tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
+        place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
+        action = shift_left(tokens).flatten()[place]
+        return DecisionBatch(tokens, attention, place, action, action_mask, shape)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to score: models stumble over empty batches."""
+        return self.place.shape[0] == 0
+
+    def zeros(self) -> Tensor:
+        """Zero for every token, float32 ``[*B, T]``."""
+        return torch.zeros(self.shape, device=self.tokens.device)
+
+    def slot(self, end_of_action: int) -> Tensor:
+        """Which token of its utterance each action is, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
+        goes_on = self.action_mask & (self.tokens != end_of_action)
+        before = shift_right(goes_on)
+        position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
+        begin = torch.where(before, 0, position).cummax(-1).values
+        return (position - begin).flatten()[self.place + 1]
+
+    def at_tokens(self, values: Tensor) -> Tensor:
+        """Values of the decisions, ``[N]``, at the tokens that were written, ``[*B, T]``; zero elsewhere."""
+        dense = values.new_zeros(self.tokens.numel()).index_copy(0, self.place + 1, values)
+        dense = dense.reshape(self.tokens.shape)
+        padding = self.shape[-1] - dense.shape[-1]
+        return nn.functional.pad(dense, (0, padding)).reshape(self.shape)
