@@ -101,7 +101,7 @@ WRONG = {
     "a head of another width": (
         lambda: language_actor(Trunk(tiny_lm()), head=nn.Linear(8, V)),
         ValueError,
-        "head reads states of width 8, the trunk's are 16 wide",
+        "The head's input width is 8, but the trunk's states have width 16",
     ),
     "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A Hugging Face model is needed, got Linear"),
     "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(name\)"),

@@ -205,7 +205,7 @@ def test_a_record_that_is_no_json(run, content, capsys):
     ("content", "message"),
     [
         (b"\xff", "is not UTF-8 text"),
-        (b"a,b\n1,2\n", "is no log: its first line is ['a', 'b']"),
+        (b"a,b\n1,2\n", "is not a log: its first line is ['a', 'b']"),
         (b"step,loss\n1,x\n", "holds ['1', 'x'] on line 2, expected numbers"),
         (b"step,loss\n1,2\n2\n", "holds ['2'] on line 3"),
         (b"step,loss\n1,2,3\n", "holds ['1', '2', '3'] on line 2"),

@@ -120,7 +120,7 @@ def test_watching_a_hopeless_player():
 
     shown: list[str] = []
     assert watch(WordleEnv(WORDS, batch_size=[1], max_tries=2), silent, print_fn=shown.append) == [-2.0]
-    assert shown[1:] == ["'' is not a valid guess", "'' is no valid guess", "Not solved."]
+    assert shown[1:] == ["'' is not a valid guess", "'' is not a valid guess", "Not solved."]
 
 
 def test_one_game_at_a_time():
