@@ -128,7 +128,7 @@ def _char_backend(tokenizer: CharTokenizer) -> Backend:
     plain = sorted((symbol for symbol in tokenizer.symbols if symbol not in control), key=len, reverse=True)
     backend = Backend(models.WordLevel({symbol: index for index, symbol in enumerate(tokenizer.symbols)}))
     # A regular expression takes the first alternative that matches, so the longest symbol comes first. A character that
-    # is not a symbol becomes a piece of its own, which is not in the vocabulary and therefore an error.
+    # is not a symbol becomes a separate piece, which is not in the vocabulary and therefore an error.
     pattern = "|".join([*map(re.escape, plain), r"[\s\S]"])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     # A control token of one character would match itself: in plain text, replace it by an unknown one.

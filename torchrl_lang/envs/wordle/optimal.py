@@ -57,8 +57,8 @@ def information_gain(table: Tensor) -> Tensor:
 class OptimalPlayer(WordPlayer):
     """Plays the word with the largest information gain (:func:`information_gain`) among those that fit all colours.
 
-    The ILQL paper's expert. Ties are broken uniformly. Results are cached per state of the game, so many games cost
-    little more than their distinct states. If no word fits a row, it plays any word.
+    The ILQL paper's expert. Ties are broken uniformly. Results are cached per state of the game, so
+    the cost grows with the number of distinct states, not of games. If no word fits a row, it plays any word.
 
     Args:
         words: see :class:`WordPlayer`; these are also the possible hidden words.
