@@ -224,7 +224,7 @@ class MixturePlayer(Player):
     """Plays as one of several policies, drawn for each move or for each game.
 
     With ``per="game"`` it stores the policy of each row of the batch and draws again for rows that begin. So give it
-    whole batches whose rows stay in place, as rollouts and collectors do. A batch of another size draws all policies again.
+    whole batches whose rows stay in place, as rollouts and collectors do. A batch of another size draws all again.
 
     Args:
         players: the policies.

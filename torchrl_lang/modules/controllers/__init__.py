@@ -1,4 +1,4 @@
-"""Controllers of the KL coefficient: what ``coef`` is in ``reward - coef * KL``, and how a measured KL changes it."""
+"""Controllers of the KL coefficient ``coef`` in ``reward - coef * KL``, which adapt it to the measured KL."""
 
 from torchrl_lang.modules.controllers.adaptive import AdaptiveKLController
 from torchrl_lang.modules.controllers.base import KLController

@@ -1,4 +1,4 @@
-"""A coefficient that brings the divergence to a target."""
+"""A KL coefficient that adapts to reach a target KL."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["AdaptiveKLController"]
 
 @final
 class AdaptiveKLController(KLController):
-    """A coefficient that seeks a target KL: above it the coefficient rises, below it falls.
+    """A coefficient that rises while the KL is above a target and falls while it is below.
 
     ``e = clip(KL / target - 1, -c, c)`` and ``coef <- coef * (1 + e * n / horizon)``: Ziegler et al. 2019 (arXiv
-    1909.08593, section 2.2, with ``K_beta = n / horizon``). An update counts for one horizon at most, ``n / horizon <=
-    1``, so that the factor stays within ``1 - c`` and ``1 + c``, positive however many measurements come at once.
+    1909.08593, section 2.2, with ``K_beta = n / horizon``). ``n / horizon`` is clipped to 1, so that the factor stays
+    positive, within ``1 - c`` and ``1 + c``, for any number of measurements.
 
     Args:
-        coef: the coefficient at the start, within the bounds: a factor cannot leave 0.
-        target: the KL sought, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
-            or a turn) on rows and utterances. The paper's is that of a sequence.
-        horizon: measurements over which the coefficient may change by the factor ``1 + c``, above 0. The default is
-            the paper's, in sequences; on steps it counts actions.
+        coef: initial coefficient, within the bounds.
+        target: the desired KL, above 0, in nats per measurement: per action for steps, per sequence (an episode or a
+            turn) for rows and utterances. The paper's is per sequence.
+        horizon: number of measurements over which the coefficient may change by the factor ``1 + c``, above 0. The
+            default is the paper's, in sequences; for steps it counts actions.
         clip: ``c``, above 0 and below 1.
-        min_coef: lower bound, above 0. A coefficient that fell through all of float32 would never come back.
+        min_coef: lower bound, above 0, because a coefficient that underflows to 0 would never rise again.
         max_coef: upper bound.
 
     Raises:
-        ValueError: an argument lies outside what is said above.
+        ValueError: an argument is out of range.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import AdaptiveKLController

@@ -1,4 +1,4 @@
-"""Coefficients that do not look at the divergence: a constant, a schedule, and what a plain number becomes."""
+"""KL coefficients that do not depend on the divergence: constants and schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ConstantKLController", "ScheduledKLController", "as_controller"]
 
 @final
 class ConstantKLController(KLController):
-    """The same coefficient always; an update checks what it is given and changes nothing.
+    """A constant coefficient; an update only checks its arguments.
 
     Args:
         coef: finite and at least 0.
@@ -40,15 +40,15 @@ class ConstantKLController(KLController):
 
 @final
 class ScheduledKLController(KLController):
-    """A coefficient that follows a plan: piecewise linear in the number of measurements seen, whatever their KL.
+    """A coefficient that is piecewise linear in the number of measurements, whatever their KL.
 
     Args:
-        knots: pairs ``(seen, coef)``, ``seen`` strictly increasing from 0 or later: measurements, which are actions on
-            steps (so 10 episodes of 100 steps are 1000) and sequences on rows and utterances. Before the first knot
-            and after the last the coefficient is theirs.
+        knots: pairs ``(seen, coef)`` with ``seen``, a number of measurements, strictly increasing from 0 or later:
+            actions for steps (so 10 episodes of 100 steps are 1000), sequences for rows and utterances. Before the
+            first and after the last knot the coefficient is constant.
 
     Raises:
-        ValueError: there is no knot, ``seen`` does not increase, or a coefficient is not finite and at least 0.
+        ValueError: ``knots`` is empty, ``seen`` does not increase, or a coefficient is negative or not finite.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import ScheduledKLController
@@ -59,7 +59,7 @@ class ScheduledKLController(KLController):
     """
 
     step: Tensor
-    """int64 ``[]``: measurements seen."""
+    """int64 ``[]``: number of measurements so far."""
 
     def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
         checked = [(operator.index(at), at_least_zero(coef, "coef of a knot")) for at, coef in knots]
@@ -81,11 +81,11 @@ class ScheduledKLController(KLController):
 
 
 def as_controller(coef: Tensor | float | KLController) -> KLController:
-    """A number becomes a :class:`ConstantKLController`; a controller stays the one it is.
+    """Convert a number to a :class:`ConstantKLController`; a controller is returned unchanged.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: the number is not one, finite and at least 0.
+        TypeError: it is neither a number nor a controller.
+        ValueError: the number is negative or not finite.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import as_controller

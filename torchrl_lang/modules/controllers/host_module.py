@@ -1,4 +1,4 @@
-"""Modules of small buffers that stay on the CPU and, when asked, live in memory that several processes share."""
+"""Modules with small buffers that stay on the CPU and can be in memory that several processes share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Handle = tuple[bytes, bytes, int, torch.dtype, torch.Size]
 
 
 class HostModule(nn.Module):
-    """A module of buffers that stay on the CPU, in their own dtype, and can be shared between processes.
+    """A module whose buffers stay on the CPU, keep their dtype, and can be shared between processes.
 
-    ``.to(...)``, ``.cuda()``, ``.half()`` and the like leave the buffers where and as they are: a scalar on the CPU
-    multiplies tensors of any device without waiting for it. The ``state_dict`` holds copies of the buffers.
+    ``.to(...)``, ``.cuda()``, ``.half()`` and similar methods do not change the buffers: a scalar on the CPU can be
+    multiplied with tensors on any device without synchronization. The ``state_dict`` holds copies of the buffers.
 
     Examples:
         >>> import pickle
@@ -35,19 +35,19 @@ class HostModule(nn.Module):
 
     @property
     def shared(self) -> bool:
-        """Whether the buffers lie in shared memory."""
+        """Whether the buffers are in shared memory."""
         return self._handles is not None
 
     def share_memory(self) -> Self:
-        """Move the buffers to memory that every process of this machine sees which receives this module.
+        """Move the buffers to memory that is shared with every process of this machine that receives this module.
 
-        The module may go there by pickle, cloudpickle, spawn or fork. Changes in place are then seen by all, and so is
-        ``load_state_dict``. Nothing is locked: let one process write. Sharing twice changes nothing.
-        ``share_memory()`` of a module around this one does the same.
+        The module may be sent by pickle, cloudpickle, spawn or fork. All processes then see in-place changes, including
+        those of ``load_state_dict``. There is no lock: only one process should write. Sharing twice changes nothing.
+        ``share_memory()`` of a parent module does the same.
 
-        Copies of a shared module, shallow or deep, are shared too, since TorchRL deep-copies what it hands to workers
+        Copies of a shared module, shallow or deep, are shared too, because TorchRL deep-copies what it sends to workers
         (``create_env_kwargs``, a ``postproc``). For an independent one build another and load the ``state_dict``. Keep
-        the module alive while others may still receive it; torch frees the memory with its last user.
+        the module alive until all workers have received it; torch frees the memory with its last user.
         """
         if self._handles is None:
             self._handles = {
@@ -57,26 +57,26 @@ class HostModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # A module around this one passes its own share_memory() down as a function of tensors like any other.
+        # The share_memory() of a parent module arrives here as a function of tensors like any other.
         probe = fn(torch.zeros((), device="cpu"))
         if probe.device.type == "cpu" and probe.is_shared():
             self.share_memory()
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        # Copies: when torch sends a tensor to another process it moves the tensor's memory, away from those who share.
+        # Copies, because torch moves the memory of a tensor that it sends to another process.
         for name, buffer in self.named_buffers(recurse=False):
             destination[prefix + name] = buffer.clone()
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        # Always in place, assign=True or not: another tensor would have another dtype, device or memory.
+        # Always in place, even with assign=True: another tensor would have another dtype, device or memory.
         metadata = {**local_metadata, "assign_to_params_buffers": False}
         super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
-    # By name, whatever pickles: torch's shared tensors are shared only with processes that inherit a file descriptor,
-    # and are copied by the cloudpickle with which TorchRL sends environment factories to its workers.
+    # Send the name of the memory: torch's shared tensors are shared only with processes that inherit a file descriptor,
+    # and the cloudpickle with which TorchRL sends environment factories to its workers copies them.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buffers": {}} if self.shared else self.__dict__.copy()
 

@@ -18,21 +18,20 @@ class LagrangeKLController(KLController):
 
     ``lambda <- clamp(lambda + lr * (KL - target), 0, max_coef)`` and ``coef = clamp(lambda + proportional * (KL -
     target), 0, max_coef)``. With a proportional term this is the PI control of the multiplier of Stooke et al. 2020
-    (arXiv 2007.03964), which damps the swing about the target. Where the constraint is inactive the
-    coefficient goes to 0. One step an update, however many measurements it stands for.
+    (arXiv 2007.03964), which damps oscillations around the target. While the constraint is inactive the coefficient
+    goes to 0. Each update is one step, whatever its number of measurements.
 
     Args:
-        coef: the multiplier at the start, within 0 and ``max_coef``.
-        target: the KL allowed, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
-            or a turn) on rows and utterances.
-        lr: step of the ascent, above 0.
-        proportional: weight of the present violation, at least 0.
-        max_coef: upper bound. While nothing brings the KL down (a policy not yet training, one wild batch) the
-            multiplier climbs, and needs as long to come down again; at 100 the KL has long outweighed rewards of
-            order 1.
+        coef: initial multiplier, between 0 and ``max_coef``.
+        target: the maximal KL, above 0, in nats per measurement: per action for steps, per sequence (an episode or a
+            turn) for rows and utterances.
+        lr: step size of the ascent, above 0.
+        proportional: weight of the current violation, at least 0.
+        max_coef: upper bound. It limits how far the multiplier rises while nothing reduces the KL (a policy that does
+            not train yet, an outlier batch), because it takes as long to fall again.
 
     Raises:
-        ValueError: an argument lies outside what is said above.
+        ValueError: an argument is out of range.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import LagrangeKLController

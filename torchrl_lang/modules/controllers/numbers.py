@@ -1,4 +1,4 @@
-"""Checks of the numbers that controllers are given."""
+"""Checks of the numbers that controllers get."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FLOAT32 = torch.finfo(torch.float32)
 
 def scalar(value: float) -> Tensor:
     """A buffer of one number, float32 ``[]``."""
-    # On the CPU even under torch.device(...), which building a model on a GPU or on "meta" may have set.
+    # On the CPU even inside torch.device(...), which code that builds a model on a GPU or on "meta" may set.
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def finite(value: Tensor | float, name: str) -> float:
-    """The number, or an error that says by ``name`` what is wrong with it."""
+    """Convert a value to a float; errors refer to it as ``name``."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} must be one number, got a tensor of shape {tuple(value.shape)}: take its mean.")
@@ -33,7 +33,7 @@ def finite(value: Tensor | float, name: str) -> float:
 
 
 def at_least_zero(value: Tensor | float, name: str) -> float:
-    """The number, if it is not negative."""
+    """Convert a value to a float, which must not be negative."""
     number = finite(value, name)
     if number < 0:
         raise ValueError(f"{name} must be at least 0, got {number}.")
@@ -41,7 +41,7 @@ def at_least_zero(value: Tensor | float, name: str) -> float:
 
 
 def above_zero(value: Tensor | float, name: str) -> float:
-    """The number, if it is positive in float32."""
+    """Convert a value to a float, which must be positive in float32."""
     number = finite(value, name)
     if number < _FLOAT32.tiny:
         raise ValueError(f"{name} must be above 0 in float32, got {number}.")

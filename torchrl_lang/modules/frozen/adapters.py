@@ -1,4 +1,4 @@
-"""PEFT's adapters, known by what they have: found, told apart from the base weights, and switched off for a while."""
+"""Find PEFT adapters by their attributes, separate them from base weights, and disable them temporarily."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["adapter_layers", "adapter_weights", "refuse_merged", "without_adapte
 
 @contextmanager
 def without_adapters(actor: nn.Module) -> Iterator[None]:
-    """No adapters, evaluation mode, no gradients; afterwards every module is as it was."""
+    """Disable adapters and gradients and set evaluation mode, then restore the state of every module."""
     layers = adapter_layers(actor)
     refuse_merged(layers)
     layers = [layer for layer in layers if not layer.disable_adapters]
-    # Switching off and on again also sets which adapters train.
+    # Enabling adapters again also sets which of them train.
     trains = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
     try:
         for layer in layers:
@@ -41,7 +41,7 @@ def adapter_layers(actor: nn.Module) -> list[Any]:
 
 
 def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
-    """All that the adapters hold."""
+    """All weights of the adapters."""
     for layer in adapter_layers(actor):
         for name in layer.adapter_layer_names:
             held = getattr(layer, name, None)
@@ -53,7 +53,7 @@ def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
 
 
 def refuse_merged(layers: list[Any]) -> None:
-    """Raise where adapters are part of the base weights, and so cannot be switched off."""
+    """Raise if adapters are merged into the base weights, so that they cannot be disabled."""
     merged = [layer for layer in layers if layer.merged_adapters]
     if merged:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A frozen reference of an actor, which holds twice only what has to be held twice."""
+"""Frozen references of an actor that share all weights that do not train."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 class FrozenActor:
     """An actor whose weights do not change, to be run within :meth:`eval_mode`.
 
-    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so whoever keeps it as an attribute
-    does not register its weights. It can be pickled and deep-copied.
+    Made by :func:`frozen_copy` or :func:`adapters_off`. It is not an ``nn.Module``, so that modules with such an
+    attribute do not register its weights. It can be pickled and deep-copied.
 
     Args:
         actor: the module to run.
-        shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
-        copied: True where ``actor`` and its submodules are the reference's own objects, in evaluation mode.
+        shared: names of the weights that are shared with the policy; the others belong to ``actor`` alone.
+        copied: True if ``actor`` and its submodules are the reference's own objects, in evaluation mode.
         differentiable: whether gradients flow through the reference.
-        adapters: the policy's PEFT layers, which may merge their adapters into weights that are shared.
+        adapters: the policy's PEFT layers, which may merge their adapters into shared weights.
     """
 
     def __init__(
@@ -53,21 +53,20 @@ class FrozenActor:
         self._remember()
 
     def eval_mode(self) -> AbstractContextManager[Any]:
-        """The context in which ``actor`` is to be run: evaluation mode, no gradients, adapters off where so made.
+        """The context in which to run ``actor``: evaluation mode, no gradients, and adapters disabled if requested.
 
-        Adapters are switched for all threads at once. So only the thread that made the reference may do it (of a copy,
-        the first that does), or the policy would run without its adapters in another thread.
+        Adapters are disabled for all threads. So only the thread that made the reference may do it (for a copy, the
+        first thread that does); otherwise the policy could run without its adapters in another thread.
 
         Raises:
-            RuntimeError: adapters are to be switched off by another thread, such as that of a prefetching replay
-                buffer.
+            RuntimeError: adapters would be disabled by another thread, such as that of a prefetching replay buffer.
         """
         if not self._copied:
             if not self._in_own_thread():
                 raise RuntimeError(
-                    "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
-                    "made it (a replay buffer with prefetch=, say): the policy could run without its adapters there. "
-                    "Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+                    "adapters_off disables the policy's own adapters, and this is another thread than the one that "
+                    "made it (for instance of a replay buffer with prefetch=): the policy could run without its "
+                    "adapters. Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
                 )
             return without_adapters(self.actor)
         return nullcontext() if self.differentiable else torch.no_grad()
@@ -85,13 +84,13 @@ class FrozenActor:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the weights in ``state``; those that are shared with the policy must be equal already.
+        """Load the weights in ``state``; those that are shared with the policy must be equal already.
 
         Args:
-            state: as :meth:`state` gave it.
+            state: the result of :meth:`state`.
 
         Raises:
-            ValueError: names, shapes or dtypes differ, or a shared weight does. Then nothing has been changed.
+            ValueError: names, shapes or dtypes differ, or a shared weight does. Nothing is changed then.
         """
         own = dict(self._weights())
         if own.keys() != state.keys():
@@ -118,9 +117,9 @@ class FrozenActor:
         self._remember()
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Apply ``fn``, as ``nn.Module.to`` hands it down, to a copied actor; an actor with adapters is left alone.
+        """Apply ``fn``, as ``nn.Module.to`` passes it, to a copied actor, but not to an actor with adapters.
 
-        Parameters that are shared move along, the policy's with them: they live on one device, in one dtype.
+        Shared parameters are converted in the policy, too, because they are on one device in one dtype.
         """
         if self._copied:
             self.check_unchanged()
@@ -128,12 +127,12 @@ class FrozenActor:
             self._remember()
 
     def check_unchanged(self) -> None:
-        """Raise unless the weights shared with the policy are still frozen and still the same.
+        """Raise unless the weights shared with the policy are still frozen and unchanged.
 
-        Costs a look at each one's version counter. Only where a counter has moved are the weights themselves compared;
-        what writes through ``.data`` moves none and goes unnoticed. PEFT merges adapters in that way, so
-        the policy's layers are asked whether they have; a copy of this object knows none to ask. A function that was
-        compiled around this does not look; a transform looks again at each reset and each ``state_dict()``.
+        Compares version counters, and the weights themselves only if a counter has changed. Writes through ``.data`` do
+        not change counters and are not detected. PEFT merges adapters this way, so the policy's layers are checked for
+        it, except by a copy of this object. A function that was compiled around this does not check; a transform checks
+        at each reset and each ``state_dict()``.
 
         Raises:
             RuntimeError: they are not.
@@ -156,7 +155,7 @@ class FrozenActor:
         self._look()
 
     def _in_own_thread(self) -> bool:
-        """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
+        """Whether this thread made this object or, for a copy, was the first to ask; True when compiling."""
         if torch.compiler.is_compiling():
             return True
         if self._thread is None:
@@ -167,8 +166,8 @@ class FrozenActor:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
 
     def _remember(self) -> None:
-        """Take the weights as they are now for those of the reference."""
-        # Shared weights need a fingerprint from the start: later nobody could tell whether they are still the same.
+        """Store the current weights as those of the reference."""
+        # Shared weights need a fingerprint from the start, to detect later changes.
         self._fingerprint = self._current() if self._shared_names else None
         self._look()
 
@@ -176,7 +175,7 @@ class FrozenActor:
         return fingerprint(sorted(self._weights()))  # names are unique, so no tensors are compared
 
     def _look(self) -> None:
-        """Remember the shared weights as they are now."""
+        """Store the version counters of the shared weights."""
         self._shared = [tensor for name, tensor in self._weights() if name in self._shared_names]
         self._versions = [tensor._version for tensor in self._shared]
 
@@ -192,25 +191,24 @@ class FrozenActor:
 
 
 def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiable: bool = False) -> FrozenActor:
-    """A copy of ``actor`` that stays as it is while ``actor`` trains.
+    """A copy of ``actor`` that does not change while ``actor`` trains.
 
-    Weights with ``requires_grad=False`` are shared, weights that train are copied. So a reference of a policy of which
-    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
-    a frozen trunk costs the head. Modules are always new and in evaluation mode, buffers are copied.
+    Weights with ``requires_grad=False`` are shared, trainable weights are copied. So a reference of a policy of which
+    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) takes the memory of those blocks, and
+    one of a head on a frozen trunk that of the head. Modules are always new and in evaluation mode, buffers are copied.
 
-    A function in the actor (a lambda, a bound method) is not a module: the copy calls the very same one. So whatever
-    model such a function calls must be frozen, or it must be a submodule of the actor.
+    A function in the actor (a lambda, a bound method) is not a module: the copy calls the same function. So a model
+    that such a function calls must be frozen, or be a submodule of the actor.
 
     Args:
-        actor: any module of tensordicts; used as it is now, and not changed.
-        share: False copies everything, for policies whose frozen weights will change after all, e.g. by merging their
-            adapters into them now and then.
-        differentiable: gradients flow through the reference to its inputs and to the weights copied from ones that
-            train; otherwise it is run without.
+        actor: any TensorDictModule; it is not changed.
+        share: False copies everything, for policies whose frozen weights may change, e.g. by merging adapters into
+            them.
+        differentiable: let gradients flow through the reference to its inputs and to copies of trainable weights;
+            otherwise it is run without gradients.
 
     Raises:
-        ValueError: a lazily initialised weight has no value yet, or weights are to be shared that have PEFT adapters
-            merged into them.
+        ValueError: a lazily initialised weight has no value yet, or PEFT adapters are merged into weights to share.
 
     Examples:
         >>> import torch
@@ -243,17 +241,18 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
 
 
 def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
-    """The same actor, with its PEFT adapters switched off whenever it is run as the reference; nothing is copied.
+    """The same actor with its PEFT adapters disabled while it is run as the reference; nothing is copied.
 
-    Within :meth:`FrozenActor.eval_mode` the policy itself runs without adapters, so leave it before the policy's turn,
-    and enter it in the thread that called this: others raise, among them that of a prefetching replay buffer.
+    Inside :meth:`FrozenActor.eval_mode` the policy itself runs without adapters, so leave the context before running
+    the policy, and enter it only in the thread that called this function; other threads, such as that of a prefetching
+    replay buffer, raise an error.
 
     Args:
-        actor: holds PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
+        actor: contains PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
 
     Raises:
         ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so
-            that there is nothing to switch back to.
+            the reference would change.
 
     Examples:
         >>> from peft import LoraConfig, get_peft_model
@@ -280,7 +279,7 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
 
 
 def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All that defines an actor but its adapters."""
+    """All weights that define an actor, except its adapters."""
     adapters = {id(tensor) for tensor in adapter_weights(actor)}
     return ((name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters)
 

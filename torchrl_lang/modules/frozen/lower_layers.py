@@ -1,4 +1,4 @@
-"""Lower layers that policy and reference have in common, run once for both."""
+"""Run the lower layers that policy and reference share only once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ States = Tensor | tuple[Tensor, ...]
 
 
 def shared_depth(policy: Trunk, reference: Trunk) -> int:
-    """How many leading blocks of two trunks are one and the same: frozen, and made of the very same parameters.
+    """Number of leading blocks that two trunks share: frozen, with the same parameters.
 
-    Zero where the embeddings below them are not, or where the blocks of a model cannot be told.
+    Zero if the embeddings below them differ, or if the blocks of a model are not found.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
@@ -49,14 +49,14 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
 
 
 class SharedLowerLayers:
-    """States of policy and reference on the same rows, with the blocks below the first different one run once.
+    """States of policy and reference on the same rows, with the common lower blocks run once.
 
-    While a policy drops activations in those blocks the reference runs them for itself, since it drops none.
+    If the policy has active dropout in those blocks, the reference runs them separately, without dropout.
 
     Args:
         policy: the policy's trunk.
-        reference: the reference's, e.g. that of :func:`~torchrl_lang.transforms.frozen_copy`.
-        eval_mode: makes the context in which the reference is run, :meth:`FrozenActor.eval_mode` of a reference.
+        reference: the reference's trunk, e.g. of :func:`~torchrl_lang.transforms.frozen_copy`.
+        eval_mode: returns the context in which to run the reference, such as :meth:`FrozenActor.eval_mode`.
 
     Raises:
         ValueError: the trunks split their batches in different ways.
@@ -99,12 +99,12 @@ class SharedLowerLayers:
         return shared_depth(self.policy, self.reference)
 
     def states(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[States, States]:
-        """What either trunk returns for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
+        """The outputs of both trunks for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
 
-        Gradients flow through the policy's alone, where the caller has them on.
+        Gradients flow through the policy's outputs only, if the caller enables them.
         """
         depth = self.depth
-        # What is compiled does not notice that a block was replaced.
+        # Compiled code does not notice that a block was replaced.
         depth = 0 if self.policy.compiled or self.reference.compiled or _drops(self.policy, depth) else depth
         with _recording(self.policy, depth) as outputs:
             mine = self.policy(tokens, attention_mask)
@@ -113,11 +113,11 @@ class SharedLowerLayers:
 
 
 class _Recall(nn.Module):
-    """Stands in for a block: returns the recorded outputs one after the other, whatever comes in."""
+    """Replaces a block: returns the recorded outputs one after the other, whatever the input."""
 
     def __init__(self, block: nn.Module, outputs: list[Any]) -> None:
         super().__init__()
-        vars(self)["block"] = block  # no submodule: it only answers what a model asks of its blocks
+        vars(self)["block"] = block  # not a submodule: it only provides attributes of the block
         self.recorded = iter(outputs)
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -129,7 +129,7 @@ class _Recall(nn.Module):
 
 @contextmanager
 def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
-    """Collect what the last of ``depth`` blocks returns, once for each run of the model."""
+    """Collect the outputs of the last of ``depth`` blocks, one per run of the model."""
     outputs: list[Any] = []
     if not depth:
         yield outputs
@@ -144,7 +144,7 @@ def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
 
 @contextmanager
 def _replaying(trunk: Trunk, depth: int, outputs: list[Any]) -> Iterator[None]:
-    """Let the first ``depth`` blocks return what was recorded instead of computing it."""
+    """Make the first ``depth`` blocks return recorded outputs instead of computing them."""
     blocks = transformer_blocks(trunk) if depth else nn.ModuleList()
     originals = list(blocks[:depth])
     try:
@@ -168,12 +168,12 @@ def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Ten
 
 
 def _drops(trunk: Trunk, depth: int) -> bool:
-    """Whether anything up to the last of ``depth`` blocks would drop activations now."""
+    """Whether dropout is active anywhere up to the last of ``depth`` blocks."""
     if not depth or not trunk.training:
         return False
     above = {id(module) for block in transformer_blocks(trunk)[depth:] for module in block.modules()}
     below = [module for module in trunk.modules() if id(module) not in above and module.training]
-    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
+    # Attention stores its dropout rate as a number, as in self.attention_dropout; so do routers with jitter.
     rates = [rate for module in below for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
     rates += [module.p for module in below if isinstance(module, nn.modules.dropout._DropoutNd)]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
