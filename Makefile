@@ -3,14 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage tests/data tests/evaluation
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test quick check docs bench clean
 
 demo: $(STAMP)  ## Play, learn and compare: about ten minutes, pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
 test: check docs  ## Lint, types, documentation, tests and the documentation's examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+quick: $(STAMP)  ## While editing, under a minute: lint, and the core's tests without those marked slow
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(QUICK)
 
 check: $(STAMP)  ## Lint, import order and types
 	$(BIN)/ruff check .

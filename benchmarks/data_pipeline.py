@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from benchmarks.common import interleaved, one_core, ratio
 from benchmarks.common import row as _row
 from torchrl_lang.data import DatasetWriter, RowDataset, generate_dataset, load_dataset, row_buffer
-from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 BATCH, BATCHES = 256, 40
 MAX_MINUTES_A_MILLION, MIN_LARGE_TO_SMALL = 5.0, 0.95
@@ -29,7 +29,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def _run(home: str, games: int, copies: int, repeats: int) -> list[dict[str, Any]]:
     task = WordleTask.of("100", "official")
-    env, player = task.env(2048), mediocre_player(task, seed=0)
+    env, player = task.env(2048), task.player("mediocre", 0).policy
     start = time.perf_counter()
     small = generate_dataset(env, player, f"{home}/small", episodes=games, seed=0, progress=False)
     minutes = (time.perf_counter() - start) / games * 1e6 / 60

@@ -25,7 +25,6 @@ from torchrl_lang.transforms import (
     KLRewardTransform,
     ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
-    WrapperReference,
 )
 
 Job = Callable[[TensorDictBase], Any]
@@ -87,11 +86,13 @@ def _jobs(
         both = _retrieve_kl(policy, reference)(ragged.copy()).select(GEN, REF)
     divergence = KLDivergenceTransform(log_prob_key="token_log_prob", mask_key="action_mask")
     adjustment = RewardAdjustmentTransform(COEF, reward_key="token_reward")
-    through_wrapper = WrapperReference(_scorer(reference), rows=True)
     return {
         "scoring: TorchRL's RetrieveLogProb": (_retrieve(reference), dense),
         "scoring: ReferenceModelLogProbTransform": (score, rows),
-        "scoring: the same of a TransformersWrapper": (ReferenceModelLogProbTransform(through_wrapper), rows),
+        "scoring: the same of a TransformersWrapper": (
+            ReferenceModelLogProbTransform(_scorer(reference)),
+            dense,
+        ),
         "penalty: TorchRL's RetrieveKL": (_retrieve_kl(policy, reference), ragged),
         "penalty: KLConstrainedTransform": (KLConstrainedTransform(ref_actor, COEF), acted),
         "penalty: KLConstrainedTransform, policy run again": (
@@ -153,7 +154,7 @@ def _cases(rows: TensorDictBase, policy: PreTrainedModel, reference: PreTrainedM
         ),
         "scoring, a TransformersWrapper of GPT-2": (
             lambda: _scorer(gpt2)(dense.copy()),
-            lambda: ReferenceModelLogProbTransform(WrapperReference(_scorer(gpt2), rows=True))(rows.copy()),
+            lambda: ReferenceModelLogProbTransform(_scorer(gpt2))(dense.copy()),
         ),
         "scoring, no graph through the reference": (
             lambda: _without_graph(_retrieve(reference)(dense.copy())[SCORES]),
@@ -218,7 +219,8 @@ def _retrieve_kl(
 
 def _dense(rows: TensorDictBase) -> TensorDict:
     """The rows in TorchRL's layout, padded."""
-    entries = {"tokens": {"full": rows["tokens"]}, "masks": {"all_attention_mask": rows["attention_mask"]}}
+    masks = {"all_attention_mask": rows["attention_mask"], "all_assistant_mask": rows["action_mask"]}
+    entries = {"tokens": {"full": rows["tokens"]}, "masks": masks}
     return TensorDict(entries | {"reward": rows["token_reward"][..., None]}, batch_size=rows.batch_size)
 
 

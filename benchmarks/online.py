@@ -19,12 +19,13 @@ from torchrl_lang.modules.decoding.model_runner import CachedRunner
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import PPOLoss
-from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
+from torchrl_lang.recipes.initial_policy import load_initial_policy
+from torchrl_lang.recipes.online import OnlineRun, kl_transform
 from torchrl_lang.recipes.options import write_options
-from torchrl_lang.recipes.ppo import PPO, PPOLearner, TextWorldPPO
-from torchrl_lang.recipes.tasks import Task
-from torchrl_lang.recipes.textworld_task import TextWorldTask
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.ppo import PPO, PPOLearner
+from torchrl_lang.recipes.tasks.base import Task
+from torchrl_lang.recipes.tasks.textworld import TextWorldTask
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 WORDS, MAX_OUTSIDE = "100", 0.10
 MODEL = {"layers": 3, "width": 64, "heads": 4}
@@ -41,20 +42,20 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", PPO, repeats=3 if quick else 12)
+    found = _profile(WordleTask.of(WORDS, "official"), "Wordle", repeats=3 if quick else 12)
     try:
         require_textworld()
     except ImportError as error:
         print(f"  TextWorld: nothing measured: {error}")
         return found
     corridors = TextWorldTask.of("coin_collector", options={"level": 5}, games=24, valid=4, test=4)
-    return found + _profile(corridors, "TextWorld", TextWorldPPO, repeats=3 if quick else 6)
+    return found + _profile(corridors, "TextWorld", repeats=3 if quick else 6)
 
 
-def _profile(task: Task, name: str, recipe: type[PPO], *, repeats: int) -> list[dict[str, Any]]:
+def _profile(task: Task, name: str, *, repeats: int) -> list[dict[str, Any]]:
     outside, words, speed, parts = [], [], [], dict.fromkeys(PARTS, 0.0)
     with TemporaryDirectory() as folder:
-        loop = _online_run(task, Path(folder), recipe)
+        loop = _online_run(task, Path(folder))
         try:
             for iteration in range(1, repeats + 2):
                 watch, began = Stopwatch(), time.perf_counter()
@@ -81,15 +82,15 @@ def _profile(task: Task, name: str, recipe: type[PPO], *, repeats: int) -> list[
     ]
 
 
-def _online_run(task: Task, folder: Path, recipe: type[PPO]) -> OnlineRun:
-    """A run from an untrained model, with the recipe's own settings."""
+def _online_run(task: Task, folder: Path) -> OnlineRun:
+    """A run from an untrained model, with the preset of the task."""
     control, size = task.tokenizer().control, task.tokenizer().vocab_size
     length = task.env(1).row_length + task.action_length
     lm = causal_lm(vocab_size=size, max_length=length, pad=control.pad, initializer_range=0.125, **MODEL)
     save_language_model(folder / "start" / "model", lm, tokenizer=task.tokenizer().config())
-    options = recipe(start=folder / "start", out=folder / "run", value_warmup=0)
+    options = PPO.for_task(task, start=folder / "start", out=folder / "run", value_warmup=0)
     write_options(options.start / "config.json", options, notes=task.notes())
-    start = begin(options)
-    loop = OnlineRun(options, start, keep_near(options, start), PPOLearner(options, start))
+    start = load_initial_policy(options)
+    loop = OnlineRun(options, start, kl_transform(options, start), PPOLearner(options, start))
     loop.games.restart(0)
     return loop

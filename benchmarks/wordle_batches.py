@@ -7,7 +7,7 @@ import tempfile
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import generate_dataset, row_buffer
-from torchrl_lang.recipes.wordle_task import WordleTask, mediocre_player
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 VOCABULARY, PAD, MAX_LENGTH = 35, 29, 74
 
@@ -16,7 +16,7 @@ def wordle_batches(count: int = 8, rows: int = 64, *, games: int = 2000) -> list
     """Batches of the demo's data, each trimmed to its longest row; the same ones every time."""
     task = WordleTask.of("100", "official")
     with tempfile.TemporaryDirectory() as folder:
-        player = mediocre_player(task, seed=0)
+        player = task.player("mediocre", 0).policy
         dataset = generate_dataset(task.env(1024), player, f"{folder}/data", episodes=games, seed=0, progress=False)
         buffer = row_buffer(dataset[:], rows, seed=0, drop_last=True)
         return [buffer.sample() for _ in range(count)]

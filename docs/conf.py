@@ -1,6 +1,16 @@
-"""How the documentation is built: Sphinx with furo, pages in Markdown, the reference out of the docstrings."""
+"""How the documentation is built: Sphinx with furo, pages in Markdown, the API reference from the docstrings."""
 
+import importlib
+import re
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import FunctionType
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
 
 project = "torchrl_lang"
 author = "The torchrl_lang developers"
@@ -10,10 +20,8 @@ version = release = installed_version("torchrl-lang")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
@@ -24,7 +32,52 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+
+
+def setup(app: Sphinx) -> None:
+    """Have every public name of every package in the reference."""
+    app.connect("source-read", add_constants)
+    app.connect("env-check-consistency", check_public_names)
+
+
+def add_constants(app: Sphinx, page: str, source: list[str]) -> None:
+    """Document the constants of ``__all__``, too: autodoc finds only those that a module itself documents."""
+
+    def with_constants(directive: re.Match[str]) -> str:
+        name = directive[1]
+        package = importlib.import_module(name)
+        constants = [key for key in package.__all__ if not isinstance(getattr(package, key), type | FunctionType)]
+        once = "" if hasattr(package, "__path__") else f"   :exclude-members: {', '.join(constants)}\n"
+        return directive[0] + once + "".join(constant(name, key, getattr(package, key)) for key in constants)
+
+    source[0] = re.sub(r"^\.\. automodule:: (\S+)\n(?:   :.*\n)*", with_constants, source[0], flags=re.M)
+
+
+def constant(package: str, name: str, value: object) -> str:
+    """The entry of a constant: its value where that is a text, and the docstring where it is defined."""
+    entry = [f".. py:data:: {name}", f"   :module: {package}"]
+    if isinstance(value, str):
+        entry.append(f"   :value: {value!r}")
+    for module in sorted(key for key in sys.modules if key.startswith("torchrl_lang")):
+        if vars(sys.modules[module]).get(name) is value:
+            docs = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name))
+            if docs:
+                entry += ["", *(f"   {line}" for line in docs)]
+                break
+    return "\n" + "\n".join(entry) + "\n"
+
+
+def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of public names that the reference lacks; `make docs` takes a warning for an error."""
+    documented = {name for name, *_ in env.domains["py"].get_objects()}
+    pages = sorted(path.stem for path in Path(app.srcdir, "api").glob("*.md") if path.stem != "index")
+    packages = {page: importlib.import_module(f"torchrl_lang.{page}") for page in pages}
+    for page, package in packages.items():
+        for name in package.__all__:
+            same = [p for p, other in packages.items() if getattr(other, name, None) is getattr(package, name)]
+            if not any(f"torchrl_lang.{p}.{name}" in documented for p in same):
+                logging.getLogger(__name__).warning("%s of torchrl_lang.%s is not in the reference", name, page)

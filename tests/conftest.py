@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 
+from .processes import use_a_server
+
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the commands that tests start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+use_a_server()

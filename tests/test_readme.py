@@ -1,40 +1,40 @@
-"""The README's Python code runs as it stands."""
+"""The README is a landing page: its code runs as it stands, its links lead somewhere, and it is short."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
+from docs import performance_page
+from tests.docs.pages import run
 
 README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+TEXT = README.read_text(encoding="utf-8")
 
 
-def test_there_is_code_to_run():
-    assert len(BLOCKS) >= 2
-
-
-# What must be true after each block.
-CHECKS = [
-    lambda space: space["returns"].mean() > -2.5,  # it learned
-    lambda space: space["rows"]["tokens"].shape[-1] == space["base"].row_length and len(space["rows"]) > 0,
-    lambda space: (
-        space["steps"]["next", "kl"].abs().median() < 1e-3  # nothing has trained yet
-        and space["near"].coef < 0.1
-        and "raw_reward" in space["steps"]["next"].keys()
-    ),
-    lambda space: (
-        space["rows"]["terminated"].all()
-        and space["rows"]["advantage"].isfinite().all()
-        and (space["rows"]["kl"] != 0).any()  # the policy has moved, and pays for it
-    ),
-]
-
-
-@pytest.mark.parametrize("index", range(len(BLOCKS)))
-def test_code_runs(index, tmp_path, monkeypatch):
+def test_the_code_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    space = {"__name__": "readme"}
-    exec(compile(BLOCKS[index], f"README block {index}", "exec"), space)
-    assert CHECKS[index](space)
+    space, printed = run(TEXT, "README.md")
+    assert space["returns"].mean() > -2.5
+    assert printed[0].startswith("dataset -7.")
+
+
+def test_every_link_leads_to_a_file():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", TEXT)
+    assert len(links) > 20
+    assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_it_is_short_and_has_the_two_commands_at_the_top():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 120
+    assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in lines[:15]}
+
+
+def test_its_figures_of_speed_are_those_of_the_records():
+    page = performance_page.page()
+    for recorded, shown in (
+        ("| 4 layers, 128 wide: ILQL / plain step | 0.59", "costs 0.59 of"),
+        ("| AgileRL's ILQL step / ours | 3.8", "step 3.8 times"),
+    ):
+        assert (recorded in page, shown in TEXT) == (True, True)

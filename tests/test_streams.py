@@ -16,10 +16,11 @@ from torchrl_lang.recipes.errors import describe
 
 PRINTING = """
 import dataclasses, runpy, sys, types
-play = sys.modules["torchrl_lang.recipes.wordle_play"] = types.ModuleType("wordle_play")
-play.WordlePlay = dataclasses.make_dataclass("WordlePlay", [])
-play.main = lambda options: print("71.0 \\u00b1 1.4 % \\U0001f7e9")
-sys.argv = ["torchrl_lang", "play", "wordle"]
+from torchrl_lang.recipes.options import Options
+demo = sys.modules["torchrl_lang.recipes.demo"] = types.ModuleType("demo")
+demo.Demo = dataclasses.make_dataclass("Demo", [], bases=(Options,))
+demo.main = lambda options: print("71.0 \\u00b1 1.4 % \\U0001f7e9")
+sys.argv = ["torchrl_lang", "demo"]
 runpy.run_module("torchrl_lang", run_name="__main__", alter_sys=True)
 """
 """The command line, with a command that only prints and needs no torch."""
@@ -59,7 +60,7 @@ def test_a_table_is_printed_where_only_ascii_can_be():
 def test_nobody_guesses(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of a closed input
     assert main(["play", "wordle"]) == 2
-    assert capsys.readouterr().err.startswith("torchrl_lang: Standard input is closed, so nobody can guess")
+    assert capsys.readouterr().err.startswith("torchrl_lang: Standard input is closed, so nobody can play")
     monkeypatch.setattr(sys, "stdin", io.StringIO("crane\n"))  # which then ends
     assert main(["play", "wordle", "--seed", "0"]) == 0
     out = capsys.readouterr().out
@@ -71,7 +72,7 @@ def test_ctrl_c_while_somebody_guesses(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "torchrl_lang.recipes.wordle_play.play_human", lambda env: play_human(env, input_fn=interrupted)
+        "torchrl_lang.recipes.tasks.wordle.play_human", lambda env: play_human(env, input_fn=interrupted)
     )
     assert main(["play", "wordle"]) == 130
     assert capsys.readouterr().err == "torchrl_lang: stopped\n"

@@ -11,65 +11,69 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from torchrl_lang.recipes.errors import describe
 from torchrl_lang.recipes.options import add_options, options_from
+from torchrl_lang.recipes.tasks import TASKS, task_class
 
 __all__ = ["main"]
 
 
-class Recipe(NamedTuple):
-    """Where a recipe lives: imported when it is asked for, so that ``--help`` does not wait for torch."""
-
-    module: str
-    options: str
-
-    def load(self) -> tuple[Any, Any]:
-        """Its options' class and its main function."""
-        module = importlib.import_module(f"torchrl_lang.recipes.{self.module}")
-        return getattr(module, self.options), module.main
+Load = Callable[[], tuple[Any, Callable[[Any], Any]]]
+"""Imports a recipe and returns its options class and its function; ``--help`` does not wait for that."""
 
 
-COMMANDS: dict[str, tuple[str, dict[str, Recipe]]] = {
-    "generate": (
-        "make a data set",
-        {"wordle": Recipe("wordle_data", "WordleData"), "textworld": Recipe("textworld_data", "TextWorldData")},
-    ),
+def _recipe(module: str, options: str) -> Load:
+    def load() -> tuple[Any, Callable[[Any], Any]]:
+        recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
+        return getattr(recipe, options), recipe.main
+
+    return load
+
+
+def _of_task(task: str, module: str, options: str) -> Load:
+    def load() -> tuple[Any, Callable[[Any], Any]]:
+        recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
+        return getattr(task_class(task), options), recipe.main
+
+    return load
+
+
+COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
+    "generate": ("generate a dataset", {task: _of_task(task, "datasets", "data_options") for task in TASKS}),
     "train": (
-        "learn from a data set, or from the games of a policy",
+        "train on a dataset, or on games of a policy",
         {
-            "wordle_bc": Recipe("bc", "BC"),
-            "wordle_ilql": Recipe("ilql", "ILQL"),
-            "wordle_ppo": Recipe("ppo", "PPO"),
-            "wordle_rejection": Recipe("rejection", "Rejection"),
-            "textworld_bc": Recipe("bc", "TextWorldBC"),
-            "textworld_ilql": Recipe("ilql", "TextWorldILQL"),
-            "textworld_ppo": Recipe("ppo", "TextWorldPPO"),
-            "textworld_rejection": Recipe("rejection", "TextWorldRejection"),
+            "bc": _recipe("bc", "BC"),
+            "ilql": _recipe("ilql", "ILQL"),
+            "ppo": _recipe("ppo", "PPO"),
+            "rejection": _recipe("rejection", "Rejection"),
         },
     ),
-    "evaluate": (
-        "judge a trained run",
-        {
-            "wordle": Recipe("wordle_evaluate", "WordleEvaluate"),
-            "textworld": Recipe("textworld_evaluate", "TextWorldEvaluate"),
-        },
+    "play": (
+        "play yourself, or watch a policy",
+        {task: _of_task(task, "play", "play_options") for task in TASKS},
     ),
-    "play": ("play yourself, or watch", {"wordle": Recipe("wordle_play", "WordlePlay")}),
 }
-WHOLE = {
-    "demo": ("play, learn and compare, about ten minutes", Recipe("demo", "Demo")),
-    "textworld": ("the same on TextWorld, half an hour, or five minutes", Recipe("textworld_demo", "TextWorldDemo")),
+"""Commands that take the name of a task or of an algorithm."""
+WHOLE: dict[str, tuple[str, Load]] = {
+    "evaluate": ("evaluate a finished run", _recipe("evaluate", "Evaluate")),
+    "demo": ("generate, train and compare on Wordle in ten minutes", _recipe("demo", "Demo")),
+    "textworld": (
+        "the same on TextWorld in half an hour",
+        _recipe("textworld_demo", "TextWorldDemo"),
+    ),
 }
-"""Commands that go all the way by themselves."""
+"""Commands that take options alone."""
+RESUMABLE = ("train", "demo", "textworld")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come; whoever cleans up after Ctrl-C does so here as well."""
+    """Raised on SIGTERM, so that code that cleans up after Ctrl-C does so here as well."""
 
 
 class UsageError(ValueError):
@@ -79,8 +83,8 @@ class UsageError(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
-    0: done. 2: something that the user can correct, described in one line on standard error. 130 and 143: stopped by
-    SIGINT (Ctrl-C) or SIGTERM. 141: nobody reads standard output any more. Our own bugs raise.
+    0: success. 2: an error that the user can correct, described in one line on standard error. 130 and 143: stopped by
+    SIGINT (Ctrl-C) or SIGTERM. 141: the reader of standard output has gone. Bugs raise.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     options = None
@@ -90,14 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_listing())
         elif parsed is not None:
             whole = parsed.command in WHOLE
-            recipe = WHOLE[parsed.command][1] if whole else COMMANDS[parsed.command][1][parsed.recipe]
-            kind, run = recipe.load()
+            load = WHOLE[parsed.command][1] if whole else COMMANDS[parsed.command][1][parsed.recipe]
+            kind, run = load()
             options = options_from(kind, parsed)
             run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
-        resumes = bool(argv) and (argv[0] == "train" or argv[0] in WHOLE)
-        _report("stopped" + "; the same command continues from the last checkpoint" * resumes)
+        resumes = argv[:1] and argv[0] in RESUMABLE
+        _report("stopped" + "; the same command continues from the last checkpoint" * bool(resumes))
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -115,7 +119,7 @@ def _report(message: str) -> None:
 
 
 def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that its reader has closed; if so, what is still to be written is dropped."""
+    """Whether standard output is a pipe that its reader has closed; if so, further output is discarded."""
     if not hasattr(select, "poll"):  # on Windows
         return False
     pipe = select.poll()
@@ -127,7 +131,7 @@ def _nobody_reads() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are one line, as all others are."""
+    """Raises errors, so that they are printed as one line like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see `{self.prog} --help`.")
@@ -145,31 +149,40 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """The parser; only the recipe that is asked for is imported for its options."""
     parser = _Parser(prog="python -m torchrl_lang", description="Reinforcement learning on language.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("list", help="list what there is")
-    for name, (text, recipe) in WHOLE.items():
+    commands.add_parser("list", help="list all recipes")
+    for name, (text, load) in WHOLE.items():
         whole = commands.add_parser(name, help=text)
         if argv[:1] == [name]:
-            add_options(whole, recipe.load()[0])
+            _add_recipe(whole, load)
     for name, (text, recipes) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(recipes))
-        for recipe_name, recipe in recipes.items():
+        for recipe_name, load in recipes.items():
+            recipe = choices.add_parser(recipe_name)
             if list(argv[:2]) == [name, recipe_name]:
-                options = recipe.load()[0]
-                add_options(choices.add_parser(recipe_name, help=options.__doc__, description=options.__doc__), options)
-            else:
-                choices.add_parser(recipe_name)
+                _add_recipe(recipe, load)
     return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
+    """The options of a recipe, with the presets of all tasks in their help."""
+    options, _ = load()
+    parser.description = options.__doc__
+    tasks = TASKS if options.preset else ()
+    add_options(parser, options, {task: task_class(task).presets.get(options.preset, {}) for task in tasks})
 
 
 def _listing() -> str:
     lines = []
     for name, (text, recipes) in COMMANDS.items():
         lines.append(f"{name}: {text}")
-        for recipe_name, recipe in recipes.items():
-            lines.append(f"  {name} {recipe_name:19} {recipe.load()[0].__doc__.splitlines()[0]}")
-    lines += [f"{name}: {recipe.load()[0].__doc__.splitlines()[0]}" for name, (_, recipe) in WHOLE.items()]
-    return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND RECIPE --help"])
+        lines += [f"  {name} {recipe:13} {_first_line(load)}" for recipe, load in recipes.items()]
+    lines += [f"{name}: {_first_line(load)}" for name, (_, load) in WHOLE.items()]
+    return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND [RECIPE] --help"])
+
+
+def _first_line(load: Load) -> str:
+    return load()[0].__doc__.splitlines()[0]
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -186,7 +199,7 @@ def _format_warning(
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
-    """What is printed for characters that standard output cannot encode."""
+    """A replacement for characters that standard output cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end]
     return text.replace("±", "+-").encode("ascii", "replace").decode("ascii"), error.end

@@ -88,7 +88,7 @@ def _dataset(home: Path, data: Path, finished: Path) -> list[Artifact]:
     uses = [
         Use("load_dataset", None, snapshots.dataset),
         Use("load_dataset(verify=True)", None, snapshots.verified_dataset),
-        Use("train wordle_bc --data", train, lambda folder: snapshots.results(folder.with_name("out"))),
+        Use("train bc --data", train, lambda folder: snapshots.results(folder.with_name("out"))),
     ]
     return [Artifact("dataset", data, uses)]
 
@@ -133,7 +133,7 @@ def _finished(home: Path, data: Path, finished: Path) -> list[Artifact]:
     run = home / "run"
     shutil.copytree(finished, run)
     shutil.rmtree(run / "checkpoints")
-    started = Use("train wordle_ppo --start", start, lambda folder: snapshots.results(folder.with_name("out")))
+    started = Use("train ppo --start", start, lambda folder: snapshots.results(folder.with_name("out")))
     return [
         Artifact(
             "run",
@@ -191,5 +191,5 @@ def _pretrained(home: Path, data: Path, finished: Path) -> list[Artifact]:
     def results(path: Path) -> Any:
         return snapshots.results(path.with_name("out"))
 
-    uses = [Use("load_language_model", None, snapshots.model), Use("train wordle_bc --pretrained", train, results)]
+    uses = [Use("load_language_model", None, snapshots.model), Use("train bc --pretrained", train, results)]
     return [Artifact("foreign model", folder, uses, cost=2, checked=False)]

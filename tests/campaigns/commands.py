@@ -109,16 +109,16 @@ def generate(out: Path, words: Path, *more: object) -> list[object]:
 
 
 def train(recipe: str, data: Path, out: Path, *more: object) -> list[object]:
-    return ["train", f"wordle_{recipe}", "--data", data, "--out", out, *MODEL, "--steps", 3, *more]
+    return ["train", recipe, "--data", data, "--out", out, *MODEL, "--steps", 3, *more]
 
 
 def train_online(recipe: str, start: Path, out: Path, *more: object) -> list[object]:
     options = ONLINE if recipe == "ppo" else ONLINE[:-2]
-    return ["train", f"wordle_{recipe}", "--start", start, "--out", out, *options, *more]
+    return ["train", recipe, "--start", start, "--out", out, *options, *more]
 
 
 def evaluate(run: Path, *more: object) -> list[object]:
-    return ["evaluate", "wordle", "--run", run, "--games", 2, "--no-plots", *more]
+    return ["evaluate", "--run", run, "--games", 2, "--no-plots", *more]
 
 
 def problem_of_refusal(ended: Ended, names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from tests.campaigns.snapshots import Snapshot, differences
 from tests.campaigns.victim import Killer
 
 TIMEOUT = 120.0
-WRITTEN_BY_EVALUATE = ("evaluation.json", "transcripts.txt")
+WRITTEN_BY_EVALUATE = ("evaluation.json", "table.txt", "transcripts.txt")
 
 
 @dataclass

@@ -177,7 +177,9 @@ def _after(ended: Ending, start: Path, folder: Path, kind: str, files: set[str] 
     if judged.status != 0:
         return "does not go on", last_lines(judged.err)
     more = {
-        name for name in _files(folder) ^ files if name.split("/")[-1] not in ("evaluation.json", "transcripts.txt")
+        name
+        for name in _files(folder) ^ files
+        if name.split("/")[-1] not in ("evaluation.json", "table.txt", "transcripts.txt")
     }
     # The checkpoints at hand depend on which is best, and workers play other games each time.
     more = {name for name in more if not name.startswith("checkpoints/step-")}

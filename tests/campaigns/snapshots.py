@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.data import RowDataset, load_dataset
 from torchrl_lang.modules import SavedModel, load_language_model
-from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.training import Checkpointer, RandomState
 
 Snapshot = dict[str, Any]

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import processes
 from tests.campaigns import mutations
 from tests.campaigns.artifacts import Artifact, Use
-from tests.campaigns.commands import Ended, environment, problem_of_refusal
+from tests.campaigns.commands import Ended, problem_of_refusal
 from tests.campaigns.isolation import Died, run_forked
 from tests.campaigns.jsonl_reader import Bad, read_line
 from tests.campaigns.mutations import Mutant, attack
@@ -27,9 +26,8 @@ from tests.campaigns.report import Outcome, table
 
 def run(name, count, *only):
     """A program of its own: attacks are forked from it, and the process of the tests may have other threads."""
-    command = [sys.executable, "-m", "tests.campaigns", name, "--count", str(count), "--seed", "0"]
-    command += ["--only", *only] if only else []
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
+    command = ["-m", "tests.campaigns", name, "--count", count, "--seed", "0", *(["--only", *only] if only else [])]
+    return processes.run(*command, timeout=600)
 
 
 def test_damage_is_refused_or_harmless():

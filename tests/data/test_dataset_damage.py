@@ -281,6 +281,7 @@ def test_data_sets_of_the_first_version_are_read_and_verified(tmp_path):
         load_dataset(folder)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_step_leaves_no_half_data_set_and_the_next_no_leftovers(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a killed process loses nothing that it wrote
     folder, old = tmp_path / "data", ROWS[:1]

@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.processes import run
 from torchrl_lang.data import (
     CharTokenizer,
     DatasetWriter,
@@ -108,8 +108,9 @@ def test_a_failed_writer_leaves_nothing(tmp_path, rows):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_unfinished_data_set_says_so(tmp_path, rows):
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "data")], timeout=120)
+    ended = run("-c", KILLED, tmp_path / "data")
     assert ended.returncode == -signal.SIGKILL
     with pytest.raises(FileNotFoundError, match="was interrupted"):
         load_dataset(tmp_path / "data")

@@ -165,6 +165,7 @@ def wordle(seed):
     return WordleEnv(WORDS, batch_size=[5], seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 def test_episodes_of_several_workers_are_told_apart(kind):
     makers = [functools.partial(wordle, seed) for seed in range(2)]

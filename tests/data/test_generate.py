@@ -30,6 +30,7 @@ def digest(folder):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [[1], [7], [64], [2, 3], []])
 def test_the_data_set_holds_the_first_episodes_to_begin(talk, tmp_path, batch):
     """Short or long, episode k of the seed is row k; so the batch size does not matter."""

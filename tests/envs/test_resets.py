@@ -84,7 +84,7 @@ def test_named_entries_are_checked(task, value):
             env.reset(TensorDict({key: value}, batch_size=[3]))
 
 
-@pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="spawn")])
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_side_by_side_each_environment_can_be_given_its_own(kind):
     env = kind(2, partial(CorridorEnv, length=4, batch_size=[2], seed=0))
     try:

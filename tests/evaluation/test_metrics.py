@@ -43,6 +43,15 @@ def test_by_hand():
     assert summary.invalid_rate is None
 
 
+def test_a_metric_of_the_task_is_in_summary_log_table_and_line():
+    summary = summarize(records(*GAMES), name="ilql", metrics={"optimality": lambda games: games.turns / 4})
+    assert summary.metrics == {"optimality": 13 / 16}
+    assert summary.scalars()["optimality"] == summary.as_dict()["metrics"]["optimality"] == 13 / 16
+    table = format_table([summary, summarize(records(*GAMES), name="bc")]).splitlines()
+    assert [line.split()[-1] for line in (table[0], *table[2:])] == ["optimality", "0.812", "-"]
+    assert format_line(summary).endswith("optimality 0.812")
+
+
 def test_kl_and_entropy_are_weighted_by_tokens():
     ratio, entropy = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([4.0, 3.0, 2.0, 1.0])
     summary = summarize(records(*GAMES, log_ratio=ratio, entropy=entropy))

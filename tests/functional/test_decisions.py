@@ -84,3 +84,13 @@ def test_shift_left_keeps_shape_and_dtype():
     values = torch.arange(12.0).reshape(2, 2, 3)
     assert shift_left(values).tolist() == [[[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]]
     assert shift_left(torch.ones(1, 1, dtype=torch.bool)).tolist() == [[False]]
+
+
+def test_any_batch_dimensions():
+    """The last dimension is the row's, however many stand before it."""
+    rows, *_ = zip(*TABLE, strict=True)
+    flat, shape = masks(rows), (5, 2)
+    real, agent = (mask.unflatten(0, shape) for mask in flat)
+    assert torch.equal(row_length(real), row_length(flat[0]).view(shape))
+    assert torch.equal(decision_mask(agent), decision_mask(flat[1]).unflatten(0, shape))
+    assert torch.equal(bootstrap_mask(real, agent), bootstrap_mask(*flat).unflatten(0, shape))

@@ -461,6 +461,7 @@ def peaks(n, vocabulary, chunk_size, dtype):
     return exact / n, projected / n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "chunk_size"), [(32, 1024), (32, 128), (128, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_stays_within_the_stated_bound(n, chunk_size, dtype):

@@ -89,3 +89,10 @@ def test_what_has_been_filtered_stays_out():
 def test_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         filter_logits(PROBS, **options)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.7}, {"temperature": 0.5, "top_k": 3, "top_p": 0.9}])
+def test_each_row_of_a_batch_is_filtered_by_itself(options):
+    logits = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([filter_logits(row, **options) for row in logits.flatten(0, 1)]).unflatten(0, (3, 2))
+    assert torch.equal(filter_logits(logits, **options), expected)

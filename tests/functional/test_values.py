@@ -107,3 +107,11 @@ def test_masked_mean_never_sees_what_is_masked():
     mean.backward()
     assert values.grad.tolist() == [0.5, 0, 0.5, 0]
     assert masked_mean(values.detach(), mask & False).item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_largest_weight_has_a_finite_square(dtype):
+    """And no smaller bound stands in the way."""
+    weight = advantage_weight(torch.tensor([6e4, 1e3], dtype=dtype), 1.0)
+    assert weight.square().isfinite().all()
+    assert (weight > torch.finfo(dtype).max ** 0.48).all()

@@ -70,7 +70,7 @@ def assert_same(rule, states):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])
-@pytest.mark.parametrize(("options", "filters"), itertools.product(GUIDED, FILTERS), ids=str)
+@pytest.mark.parametrize(("options", "filters"), list(itertools.product(GUIDED, FILTERS)), ids=str)
 def test_same_numbers_as_the_whole_table(options, filters, kind):
     rule = NextTokenDistribution(
         [3, 11], vocab_size=V - 40, **filters, guidance=ValueGuidance(*make_heads(kind), **options)

@@ -244,6 +244,7 @@ def probed(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", HOSTILE, ids=lambda attack: attack.__name__)
 def test_hostile_folders_are_refused(probed, attack):
     assert probed["plain"].startswith("GPT2LMHeadModel")

@@ -53,6 +53,7 @@ def saved(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_transformers_alone_reads_text_and_generates(saved, tmp_path):
     prompts = [tokenizer.encode("ab") for _, tokenizer, _, _ in saved]
     tasks = [[str(folder), texts, prompt] for (folder, _, texts, _), prompt in zip(saved, prompts, strict=True)]

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import pytest
+
+from tests.processes import Program
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_that_share_a_model(tmp_path):
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.modules.sharding_worker"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], cwd=root, env=environment, **pipes)
-        for rank in range(2)
-    ]
-    said = []
+    workers = [Program("-m", "tests.modules.sharding_worker", rank, tmp_path / "store") for rank in range(2)]
     try:
-        for worker in workers:
-            said.append(worker.communicate(timeout=240)[0])
+        assert [worker.wait(240) for worker in workers] == [0, 0], "\n".join(worker.stderr for worker in workers)
     finally:
         for worker in workers:
             worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)

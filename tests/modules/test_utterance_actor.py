@@ -189,6 +189,7 @@ def seeded_wordle():
     return WordleEnv(["crane", "slate", "light"], batch_size=[4], seed=0)
 
 
+@pytest.mark.slow
 def test_a_seeded_actor_goes_on_with_its_numbers_in_a_worker_process():
     options = {"frames_per_batch": 32, "total_frames": 32, "auto_register_policy_transforms": False}
     torch.manual_seed(0)

@@ -24,14 +24,21 @@ GOLDEN_CONTROL = ControlTokens(
 
 
 def tiny_lm(
-    kind: str = "gpt2", *, vocab_size: int = TOKENIZER.vocab_size, max_length: int = 40, seed: int = 0
+    kind: str = "gpt2", *, vocab_size: int = TOKENIZER.vocab_size, max_length: int = 40, seed: int = 0, layers: int = 2
 ) -> PreTrainedModel:
     """A model with large weights, so that its next-token distributions are far from uniform."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         extra = {} if kind == "gpt2" else {"num_key_value_heads": 1}  # grouped queries where the kind has them
         lm = causal_lm(
-            kind, vocab_size=vocab_size, layers=2, width=WIDTH, heads=2, max_length=max_length, pad=CONTROL.pad, **extra
+            kind,
+            vocab_size=vocab_size,
+            layers=layers,
+            width=WIDTH,
+            heads=2,
+            max_length=max_length,
+            pad=CONTROL.pad,
+            **extra,
         )
     with torch.no_grad():
         for parameter in lm.parameters():

@@ -44,7 +44,7 @@ def make_rows(n=6, seed=0, width=T):
 def make_actor(seed=0, **options):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lm = causal_lm("gpt2", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
+        lm = causal_lm("gpt2", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
         return language_actor(lm, **options)
 
 

@@ -11,8 +11,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch.distributions import Categorical
 
 from tests.objectives.conftest import make_actor, make_bc, make_rows
+from torchrl_lang.functional import categorical_kl, decision_mask
 from torchrl_lang.modules import split_actor
 from torchrl_lang.objectives import BCLoss
+from torchrl_lang.transforms import ConstantKLController, frozen_copy
 
 
 class Table(torch.nn.Module):
@@ -86,3 +88,60 @@ def test_without_weight_the_environments_words_are_not_read_as_labels():
 def test_an_unknown_normalizer_is_named():
     with pytest.raises(ValueError, match="'all' or 'action', got 'most'"):
         make_bc(actor_normalizer="most")
+
+
+def dense_logits(actor, rows):
+    trunk, head, _ = split_actor(actor)
+    return head.module(trunk.module(rows["tokens"], rows["attention_mask"]))
+
+
+@pytest.mark.parametrize("weight", [0.3, 2.0, ConstantKLController(0.3)], ids=["0.3", "2", "controller"])
+def test_divergence_from_a_reference(weight):
+    """``loss_kl`` is the weight times the exact divergence of the decisions' distributions; no other figure moves."""
+    rows, actor, other = make_rows(), make_actor(), make_actor(seed=5)
+    reference, number = frozen_copy(other), 0.3 if isinstance(weight, ConstantKLController) else weight
+    decision = decision_mask(rows["action_mask"])
+    kl = categorical_kl(dense_logits(actor, rows), dense_logits(other, rows))[decision]
+    plain = BCLoss(actor)(rows)["loss_actor"]
+    for reduction, expected in (("sum", kl.sum()), ("mean", kl.mean())):
+        out = BCLoss(actor, kl_weight=weight, reference=reference, reduction=reduction)(rows)
+        torch.testing.assert_close(out["loss_kl"], number * expected)
+        torch.testing.assert_close(out["kl"], kl.mean().detach())
+    torch.testing.assert_close(out["loss_actor"], plain)
+    dense = BCLoss(actor, kl_weight=weight, reference=reference, reduction="none")(rows)["loss_kl"]
+    torch.testing.assert_close(dense[decision], number * kl)
+    assert (dense[~decision] == 0).all()
+
+
+def test_rows_out_of_the_loss_have_no_divergence():
+    rows, actor = make_rows(), make_actor()
+    loss = BCLoss(actor, kl_weight=0.7, reference=frozen_copy(make_actor(seed=5)))
+    kept = torch.tensor([True, True, False, True, False, True])
+    masked = loss(rows.clone().set(("collector", "mask"), kept))
+    expected = loss(rows[kept])
+    torch.testing.assert_close(masked["loss_kl"], expected["loss_kl"])
+    torch.testing.assert_close(masked["kl"], expected["kl"])
+
+
+def test_the_divergence_pulls_back_to_the_reference():
+    rows, actor = make_rows(), make_actor()
+    other = make_actor(seed=5)
+    loss = BCLoss(actor, kl_weight=1.0, reference=frozen_copy(other))
+    loss(rows)["loss_kl"].backward()
+    assert all(p.grad is None for p in other.parameters())
+    before = loss(rows)["kl"]
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.sub_(1e-3 * parameter.grad)
+    assert loss(rows)["kl"] < before
+
+
+def test_a_reference_and_its_weight_come_together():
+    with pytest.raises(ValueError, match="give both or none"):
+        BCLoss(make_actor(), reference=frozen_copy(make_actor()))
+    assert make_bc().out_keys == ["loss_actor"]
+    assert BCLoss(make_actor(), kl_weight=0.1, reference=frozen_copy(make_actor())).out_keys == [
+        "loss_actor",
+        "loss_kl",
+        "kl",
+    ]

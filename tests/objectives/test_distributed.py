@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.objectives.conftest import make_ilql, make_rows, total
+from tests.processes import Program
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_average_their_gradients(tmp_path):
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
-    command = [sys.executable, "-m", "tests.objectives.ddp_worker"]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), str(tmp_path / "grads")], cwd=root, env=environment
-        )
-        for rank in range(2)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    files = [tmp_path / "store", tmp_path / "grads"]
+    workers = [Program("-m", "tests.objectives.ddp_worker", rank, *files) for rank in range(2)]
+    try:
+        assert [worker.wait() for worker in workers] == [0, 0], workers[0].stderr
+    finally:
+        for worker in workers:
+            worker.kill()
     loss = make_ilql(reduction="sum")
     total(loss(make_rows())).backward()
     found = load_file(tmp_path / "grads")

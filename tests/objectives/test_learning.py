@@ -22,6 +22,8 @@ from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.training import adamw, seed_everything, train_steps
 
 LENGTH, WIDTH = 4, 32
+pytestmark = pytest.mark.slow
+
 BEST = float(corridor_value(LENGTH - 1))
 
 

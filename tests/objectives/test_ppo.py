@@ -114,6 +114,7 @@ def test_contract(name, make_loss, rows):
     getattr(contract, name)(make_loss, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["in-pieces", "utterance"])
 def test_compile_gives_the_same_losses(name, rows):
     contract.test_compile_gives_the_same_losses(LOSSES[name], rows)
@@ -673,6 +674,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_finds_the_straight_walk():
     env = corridor(64)
     policy = speaker(env, spread=0.1)
@@ -694,6 +696,7 @@ def test_it_finds_the_straight_walk():
     assert out["explained_variance"] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_it_finds_the_best_trade_off(estimator):
     """``pi(a) ~ ref(a) exp(R(a) / coef)``, with the divergence in the loss and several epochs a batch."""

@@ -110,6 +110,7 @@ def test_a_copied_loss_is_tied_to_its_own_actor(rows):
     assert embedding_of(loss).weight.grad is None
 
 
+@pytest.mark.slow
 def test_training_lowers_the_losses(rows):
     loss = make_detached(cql_weight=1.0)
     follow = SoftUpdate(loss, tau=0.1)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import Program, run
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
-from torchrl_lang.recipes.options import add_options, option, options_from
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.options import Options, add_options, option, options_from
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
 
@@ -43,18 +41,20 @@ def train(recipe, data, out, *more):
 def test_list_names_every_recipe(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    named = ("generate wordle", "train wordle_bc", "train wordle_ilql", "play wordle", "demo", "textworld")
+    named = ("generate wordle", "train bc", "train ilql", "play wordle", "demo", "textworld")
     assert all(name in out for name in named)
 
 
 def test_train_evaluate_and_watch(data, tmp_path, capsys):
     run = tmp_path / "ilql"
-    assert train("wordle_ilql", data, run, "--steps", "6", "--eval-every", "3") == 0
+    assert train("ilql", data, run, "--steps", "6", "--eval-every", "3") == 0
     assert (run / "log.csv").read_text().startswith("step,")
-    assert main(["evaluate", "wordle", "--run", str(run), "--games", "8", "--beta", "0", "4"]) == 0
+    assert main(["evaluate", "--run", str(run), "--games", "8", "--beta", "0", "4"]) == 0
     assert "ilql beta 4" in capsys.readouterr().out
     assert (run / "guesses.png").stat().st_size > 1000
-    assert len(json.loads((run / "evaluation.json").read_text())) == 2
+    figures = json.loads((run / "evaluation.json").read_text())
+    assert figures["task"] == "wordle"
+    assert [player["name"] for player in figures["players"]] == ["ilql sample", "ilql greedy", "ilql beta 4 greedy"]
     assert "game" in (run / "transcripts.txt").read_text().lower()
     assert main(["play", "wordle", "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
 
@@ -65,12 +65,12 @@ def test_the_best_model_by_return_is_saved_not_the_last(data, tmp_path, monkeypa
     weights = {}
     run = tmp_path / "bc"
 
-    def judge(self, policy, **_):
+    def evaluate(self, policy, **_):
         weights[len(weights)] = {key: value.clone() for key, value in policy.state_dict().items()}
         return Summary("", 8, next(returns), 0.1, 0.5, 0.1, 3.0), None
 
-    monkeypatch.setattr(WordleTask, "judge", judge)
-    assert train("wordle_bc", data, run, "--steps", "6", "--eval-every", "2") == 0
+    monkeypatch.setattr(WordleTask, "evaluate", evaluate)
+    assert train("bc", data, run, "--steps", "6", "--eval-every", "2") == 0
     saved = load_file(run / "model" / "model.safetensors")["transformer.wpe.weight"]
     name = next(key for key in weights[0] if key.endswith("wpe.weight"))
     assert torch.equal(saved, weights[1][name])
@@ -80,17 +80,17 @@ def test_the_best_model_by_return_is_saved_not_the_last(data, tmp_path, monkeypa
 def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
     options = ["--steps", "60", "--eval-every", "10"]
-    assert train("wordle_ilql", data, tmp_path / "whole", *options) == 0
-    command = [sys.executable, "-m", "torchrl_lang", "train", "wordle_ilql", "--data", str(data), "--out"]
+    assert train("ilql", data, tmp_path / "whole", *options) == 0
+    command = ["-m", "torchrl_lang", "train", "ilql", "--data", str(data), "--out"]
     command += [str(tmp_path / "killed"), *SMALL, *options]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    process = Program(*command)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "model").exists()
-    assert subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120).returncode == 0
+    assert run(*command).returncode == 0
     whole, killed = (tmp_path / name / "model" for name in ("whole", "killed"))
     for file in ("model.safetensors", "heads.safetensors"):
         left, right = load_file(whole / file), load_file(killed / file)
@@ -99,8 +99,8 @@ def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
 
 
 def test_a_run_is_not_continued_with_other_options(data, tmp_path, capsys):
-    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
-    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2", "--lr", "0.5") == 2
+    assert train("bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+    assert train("bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2", "--lr", "0.5") == 2
     assert "lr was 0.002 and is 0.5" in capsys.readouterr().err
 
 
@@ -108,29 +108,29 @@ def test_a_run_is_not_continued_on_other_games(data, tmp_path, capsys):
     """Not even where the other data set stands at the same place."""
     other = tmp_path / "data"
     assert main(["generate", "wordle", "--out", str(other), "--games", "64", "--words", "20", "--batch", "32"]) == 0
-    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
-    assert train("wordle_bc", other, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 2
+    assert train("bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+    assert train("bc", other, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 2
     error = capsys.readouterr().err
     assert "other options: notes, dataset" in error
 
 
 def test_a_start_that_failed_does_not_spoil_the_folder(data, tmp_path, capsys):
     for wrong in (["--fraction", "2"], ["--eval-every", "0"], ["--width", "15"]):
-        assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", *wrong) == 2
-    assert train("wordle_bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
+        assert train("bc", data, tmp_path / "run", "--steps", "2", *wrong) == 2
+    assert train("bc", data, tmp_path / "run", "--steps", "2", "--eval-every", "2") == 0
 
 
-@pytest.mark.parametrize("recipe", ["wordle_bc", "wordle_ilql"])
+@pytest.mark.parametrize("recipe", ["bc", "ilql"])
 def test_a_pretrained_model_is_fitted_to_the_task(data, tmp_path, recipe):
     """A folder as Hugging Face writes it, with another vocabulary."""
     folder = tmp_path / "pretrained"
     causal_lm("qwen2", vocab_size=100, layers=1, width=16, heads=2, max_length=128).save_pretrained(folder)
     run = tmp_path / "run"
     assert train(recipe, data, run, "--steps", "2", "--eval-every", "2", "--pretrained", str(folder)) == 0
-    assert main(["evaluate", "wordle", "--run", str(run), "--games", "4"]) == 0
+    assert main(["evaluate", "--run", str(run), "--games", "4"]) == 0
 
 
-@pytest.mark.parametrize("recipe", ["wordle_bc", "wordle_ilql"])
+@pytest.mark.parametrize("recipe", ["bc", "ilql"])
 def test_only_the_top_of_a_pretrained_model_trains(data, tmp_path, recipe):
     folder, run = tmp_path / "pretrained", tmp_path / "run"
     causal_lm("llama", vocab_size=35, layers=2, width=16, heads=2, max_length=128).save_pretrained(folder)
@@ -145,13 +145,13 @@ def test_only_the_top_of_a_pretrained_model_trains(data, tmp_path, recipe):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "wordle_bc", "--data", "nowhere", "--out", "x"], "There is no data set in nowhere"),
-        (["evaluate", "wordle", "--run", "nowhere"], "There is no run in nowhere"),
+        (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no data set in nowhere"),
+        (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),
         (["generate", "wordle", "--out", "x", "--words", "0"], "from 1 to"),
         (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "No word list at"),
     ],
 )
-def test_what_a_user_can_mend_is_said_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+def test_errors_that_a_user_can_correct_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     error = capsys.readouterr().err
@@ -160,8 +160,8 @@ def test_what_a_user_can_mend_is_said_in_a_line(arguments, message, capsys, tmp_
 
 
 def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
-    assert train("wordle_bc", data, tmp_path / "bc", "--steps", "2", "--eval-every", "2") == 0
-    assert main(["evaluate", "wordle", "--run", str(tmp_path / "bc"), "--games", "4", "--beta", "8"]) == 2
+    assert train("bc", data, tmp_path / "bc", "--steps", "2", "--eval-every", "2") == 0
+    assert main(["evaluate", "--run", str(tmp_path / "bc"), "--games", "4", "--beta", "8"]) == 2
     assert "learned no values" in capsys.readouterr().err
 
 
@@ -179,7 +179,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys):
 
 
 @dataclass
-class Everything:
+class Everything(Options):
     """Each kind of option."""
 
     path: Path = option(Path("x"), "a path")

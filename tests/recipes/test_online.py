@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,14 +16,15 @@ import torch
 from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
+from tests.processes import Program, run, spawned
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import row_log_prob
-from torchrl_lang.recipes.collection import Games
-from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
+from torchrl_lang.recipes.collect import Games
+from torchrl_lang.recipes.initial_policy import load_initial_policy
+from torchrl_lang.recipes.online import OnlineRun, kl_transform
 from torchrl_lang.recipes.ppo import PPO, PPOLearner
-from torchrl_lang.recipes.start import load_start
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 from .test_workers import children, listed, shared_names
 
@@ -43,12 +43,19 @@ def start(tmp_path_factory):
     assert main(["generate", "wordle", *data]) == 0
     model = ["--layers", "2", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8"]
     bc = ["--data", str(folder / "data"), "--out", str(folder / "bc"), "--steps", "4", "--eval-every", "4"]
-    assert main(["train", "wordle_bc", *bc, *model]) == 0
+    assert main(["train", "bc", *bc, *model]) == 0
     return folder / "bc"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def spawn():
+    """Workers of the recipes end with the process that is their parent."""
+    with spawned():
+        yield
+
+
 def arguments(recipe, start, out, *more):
-    options = QUICK if recipe == "wordle_ppo" else SMALL
+    options = QUICK if recipe == "ppo" else SMALL
     return ["train", recipe, "--start", str(start), "--out", str(out), *options, *more]
 
 
@@ -75,7 +82,7 @@ def assert_moved(before, after, *, some=True):
     assert any(not torch.equal(before[key], after[key]) for key in shared) == some
 
 
-@pytest.mark.parametrize("recipe", ["wordle_ppo", "wordle_rejection"])
+@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
 def test_a_run_plays_learns_and_can_be_judged(recipe, start, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(arguments(recipe, start, run)) == 0
@@ -86,7 +93,7 @@ def test_a_run_plays_learns_and_can_be_judged(recipe, start, tmp_path, capsys):
     assert_moved(weights_of(start), weights_of(run))
     record = json.loads((run / "config.json").read_text())
     assert record["reference"] == f"the model in {start / 'model'}, frozen"
-    assert main(["evaluate", "wordle", "--run", str(run), "--games", "8"]) == 0
+    assert main(["evaluate", "--run", str(run), "--games", "8"]) == 0
     assert "run" in capsys.readouterr().out
     assert main(arguments(recipe, start, tmp_path / "on", "--start", str(run))) == 0  # and be a start itself
 
@@ -95,12 +102,9 @@ def test_a_killed_run_ends_with_the_same_numbers(start, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = ["--iterations", "12"]
-    assert main(arguments("wordle_ppo", start, whole, *more)) == 0
-    call = arguments("wordle_ppo", start, killed, *more)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *call], env=environment, stderr=subprocess.DEVNULL
-    )
+    assert main(arguments("ppo", start, whole, *more)) == 0
+    call = arguments("ppo", start, killed, *more)
+    process = Program("-m", "torchrl_lang", *call)
     wait_for_a_checkpoint(killed)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -123,8 +127,8 @@ def wait_for_a_checkpoint(run):
 def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, monkeypatch):
     """Interrupted between two checkpoints; the games that were kept come back with the second call."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(arguments("wordle_rejection", start, whole, "--iterations", "6", *more)) == 0
-    call = arguments("wordle_rejection", start, broken, "--iterations", "6", *more)
+    assert main(arguments("rejection", start, whole, "--iterations", "6", *more)) == 0
+    call = arguments("rejection", start, broken, "--iterations", "6", *more)
     play, left = Games.play, iter(range(3))
 
     def three_times(games, **options):
@@ -143,11 +147,11 @@ def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, mo
 def test_a_start_that_has_changed_is_refused(start, tmp_path, capsys):
     run, copy = tmp_path / "run", tmp_path / "start"
     subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
-    assert main(arguments("wordle_ppo", copy, run)) == 0
-    other = arguments("wordle_ppo", start, tmp_path / "other", "--value-warmup", "0")
+    assert main(arguments("ppo", copy, run)) == 0
+    other = arguments("ppo", start, tmp_path / "other", "--value-warmup", "0")
     assert main(other) == 0
     subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
-    assert main(arguments("wordle_ppo", copy, run)) == 2
+    assert main(arguments("ppo", copy, run)) == 2
     assert "reference" in capsys.readouterr().err
 
 
@@ -156,13 +160,13 @@ def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, c
     pytest.importorskip("peft")
     run, copy = tmp_path / "run", tmp_path / "start"
     subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
-    call = arguments("wordle_ppo", copy, run, "--lora-rank", "2")
+    call = arguments("ppo", copy, run, "--lora-rank", "2")
     assert main(call) == 0
     saved = load_file(run / "checkpoints" / "step-000000004" / "tensors.safetensors")
     assert any("lora_A" in key for key in saved)
     assert not any("base_layer" in key or "wte" in key for key in saved)
     assert main(call) == 0  # a run that is over stays as it is
-    assert main(arguments("wordle_ppo", start, tmp_path / "other")) == 0
+    assert main(arguments("ppo", start, tmp_path / "other")) == 0
     subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
     capsys.readouterr()
     assert main(call) == 2
@@ -171,7 +175,7 @@ def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, c
 
 def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
-    assert main(arguments("wordle_ppo", start, run)) == 0
+    assert main(arguments("ppo", start, run)) == 0
     for tensors in run.glob("checkpoints/*/tensors.safetensors"):
         tensors.write_bytes(tensors.read_bytes()[:-8])
     closed, close = [], Games.close
@@ -182,25 +186,25 @@ def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tm
 
     monkeypatch.setattr(Games, "close", closing)
     with pytest.warns(UserWarning, match=r"left out.* .*tensors.safetensors is damaged"):
-        assert main(arguments("wordle_ppo", start, run)) == 2
+        assert main(arguments("ppo", start, run)) == 2
     assert "All checkpoints in" in capsys.readouterr().err
     assert closed == [True]
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, tmp_path):
     run = tmp_path / "run"
-    assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+    assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
     logged = log_of(run)
     (run / "checkpoints" / "step-000000004" / "state.json").unlink()
     with pytest.warns(UserWarning, match=r"left out.*step-000000004.state.json is missing"):
-        assert main(arguments("wordle_ppo", start, run, "--eval-every", "2")) == 0
+        assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
     assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]
 
 
 def test_no_game_is_lost_where_each_iteration_ends_with_a_checkpoint(start, tmp_path):
     """One turn an iteration: eight games begin in it, and are played to their end."""
     run = tmp_path / "run"
-    assert main(arguments("wordle_ppo", start, run, "--turns", "1", "--eval-every", "1")) == 0
+    assert main(arguments("ppo", start, run, "--turns", "1", "--eval-every", "1")) == 0
     assert [row["games"] for row in log_of(run)] == ["8"] * 4
 
 
@@ -259,7 +263,7 @@ def test_adapters_train_beside_frozen_weights(start, tmp_path):
     """The reference is the model without them; the saved model has them merged."""
     pytest.importorskip("peft")
     run = tmp_path / "run"
-    assert main(arguments("wordle_ppo", start, run, "--lora-rank", "2", "--lr", "0.01")) == 0
+    assert main(arguments("ppo", start, run, "--lora-rank", "2", "--lr", "0.01")) == 0
     log = log_of(run)
     assert abs(float(log[0]["kl"])) < 1e-5
     assert float(log[-1]["kl"]) != 0
@@ -267,12 +271,12 @@ def test_adapters_train_beside_frozen_weights(start, tmp_path):
     changed = {key for key in before if key in after and not torch.equal(before[key], after[key])}
     assert changed
     assert all("attn" in key or "mlp" in key for key in changed)
-    assert main(["evaluate", "wordle", "--run", str(run), "--games", "4", "--no-plots"]) == 0
+    assert main(["evaluate", "--run", str(run), "--games", "4", "--no-plots"]) == 0
 
 
 def test_only_the_top_trains(start, tmp_path):
     run = tmp_path / "run"
-    assert main(arguments("wordle_ppo", start, run, "--top-layers", "1", "--accumulate", "2")) == 0
+    assert main(arguments("ppo", start, run, "--top-layers", "1", "--accumulate", "2")) == 0
     before, after = weights_of(start), weights_of(run)
     changed = {key for key in before if key in after and not torch.equal(before[key], after[key])}
     assert changed
@@ -281,7 +285,7 @@ def test_only_the_top_trains(start, tmp_path):
 
 def test_half_precision(start, tmp_path):
     """Acting, the reference and learning compute alike, so the policy starts at its reference."""
-    assert main(arguments("wordle_ppo", start, tmp_path / "run", "--bf16")) == 0
+    assert main(arguments("ppo", start, tmp_path / "run", "--bf16")) == 0
     log = log_of(tmp_path / "run")
     assert abs(float(log[0]["kl"])) < 0.05
     assert all(float(row["ESS"]) > 0.9 for row in log if row["ESS"])
@@ -289,20 +293,20 @@ def test_half_precision(start, tmp_path):
 
 def test_examples_are_played_and_not_learned(start):
     options = PPO(start=start, out=Path("unused"), examples=0.4, games=64, turns=6)
-    begun = begin(options)
-    near = keep_near(options, begun)
-    run = OnlineRun(options, begun, near, PPOLearner(options, begun))
+    begun = load_initial_policy(options)
+    kl = kl_transform(options, begun)
+    run = OnlineRun(options, begun, kl, PPOLearner(options, begun))
     with torch.no_grad():
         for parameter in begun.policy.decoder.actor.parameters():
             parameter.mul_(1.1)  # away from the start, so that there is something to pay for
     try:
-        rows = run.learner.choose(near(run.games.play(to_end=True).rows))
+        rows = run.learner.choose(kl(run.games.play(to_end=True).rows))
     finally:
         run.games.close()
-    said, learned = rows["action_mask"], rows["train_mask"]
-    shown = said & ~learned
-    assert not (learned & ~said).any()
-    assert 0.3 < shown.sum() / said.sum() < 0.5
+    written, learned = rows["action_mask"], rows["train_mask"]
+    shown = written & ~learned
+    assert not (learned & ~written).any()
+    assert 0.3 < shown.sum() / written.sum() < 0.5
     assert (rows["token_log_prob"][learned] != 0).double().mean() > 0.8  # the sixth token is always the end
     assert (rows["token_log_prob"][shown] == 0).all()
     assert (rows["kl"][learned] != 0).any()
@@ -310,7 +314,7 @@ def test_examples_are_played_and_not_learned(start):
     assert rows["advantage"].isfinite().all()
 
 
-@pytest.mark.parametrize("recipe", ["wordle_ppo", "wordle_rejection"])
+@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
 def test_runs_with_examples_learn_and_are_judged_without(recipe, start, tmp_path):
     run = tmp_path / "run"
     assert main(arguments(recipe, start, run, "--examples", "0.3", "--collector", "sync")) == 0
@@ -321,12 +325,12 @@ def test_runs_with_examples_learn_and_are_judged_without(recipe, start, tmp_path
 
 
 def test_workers_play_with_the_weights_of_the_learner(start, tmp_path):
-    """Each row says how old the weights were that played it."""
+    """Each row has the age of the weights that played it."""
     run = tmp_path / "run"
     more = ["--collector", "async", "--max-staleness", "3", "--value-warmup", "0", "--lr", "0.01", "--iterations", "6"]
-    assert main(arguments("wordle_ppo", start, run, *more)) == 0
+    assert main(arguments("ppo", start, run, *more)) == 0
     assert_learned_of(log_of(run))
-    assert main(arguments("wordle_ppo", start, run, *more)) == 0  # a run that is over stays as it is
+    assert main(arguments("ppo", start, run, *more)) == 0  # a run that is over stays as it is
     assert not [pid for pid in children(os.getpid()) if "spawn_main" in command_line(pid)]
 
 
@@ -341,21 +345,15 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     """Nobody is left behind, and the same command goes on."""
     run = tmp_path / "run"
     moving = ["--lr", "0.01", "--value-warmup", "0", "--eval-every", "5"]
-    long = arguments("wordle_ppo", start, run, "--collector", kind, "--iterations", "4000", *moving)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *long],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    long = arguments("ppo", start, run, "--collector", kind, "--iterations", "4000", *moving)
+    process = Program("-m", "torchrl_lang", *long)
     wait_for_a_checkpoint(run)
     workers = [pid for pid in children(process.pid) if "spawn_main" in command_line(pid)]
     assert len(workers) == 2
     names = shared_names([process.pid, *workers])
     os.kill(workers[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "torchrl_lang: A worker that played games has died" in errors
+    assert process.wait() == 2
+    assert "torchrl_lang: A worker that played games has died" in process.stderr
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     assert not listed(names)
     assert_learned_of(log_of(run))
@@ -368,9 +366,7 @@ FAILING = """
 import sys, torch
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor
-from torchrl_lang.recipes.collection import Games
-from torchrl_lang.recipes.online import OnlineRun, begin, keep_near
-from torchrl_lang.recipes.ppo import PPO, PPOLearner
+from torchrl_lang.recipes.collect import Games
 
 class Task:
     def env(self, n, *, seed, device):
@@ -391,9 +387,7 @@ if __name__ == "__main__":
 def test_a_program_whose_workers_fail_at_once_ends(tmp_path):
     """Before the first batch: nothing that was meant for the workers keeps the interpreter."""
     (tmp_path / "failing.py").write_text(FAILING)
-    call = [sys.executable, str(tmp_path / "failing.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=180)
+    ended = run(tmp_path / "failing.py", timeout=180)
     assert ended.returncode == 1
     assert "no such game" in ended.stderr
 
@@ -416,20 +410,20 @@ def command_line(pid):
     ids=["start", "games", "examples", "workers", "warmup", "kl", "both"],
 )
 def test_wrong_options_say_what_to_do(more, message, start, tmp_path, capsys):
-    assert main(arguments("wordle_ppo", start, tmp_path / "run", *more)) == 2
+    assert main(arguments("ppo", start, tmp_path / "run", *more)) == 2
     assert message in capsys.readouterr().err
 
 
 def test_workers_do_not_see_weights_that_nobody_sent(start):
-    """A step of the optimiser that is half done must not speak."""
-    begun = load_start(start, torch.device("cpu"))
+    """Half of an optimizer step must not be visible in the workers."""
+    begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="sync"))
     options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
     games = Games(begun.task, begun.policy, **options)
     try:
         multiply(begun, 0.9)  # as a checkpoint does that is restored before anybody plays
         assert error(begun, games.play().rows) < 1e-3
         multiply(begun, 1.5)
-        assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # said by the weights before
+        assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # sampled with the earlier weights
         games.weights_changed()
         assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
     finally:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from torchrl_lang.recipes.tasks import open_dataset
-from torchrl_lang.recipes.wordle_data import WordleData, main
+from torchrl_lang.recipes.datasets import main, open_dataset
+from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import FileError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.processes import Program
 from torchrl_lang.__main__ import main
 from torchrl_lang.objectives import BCLoss
 
@@ -39,11 +39,11 @@ def run(home, tmp_path):
 
 
 def train(home, out, *more):
-    return ["train", "wordle_bc", "--data", str(home / "data"), "--out", str(out), *SHORT, *more]
+    return ["train", "bc", "--data", str(home / "data"), "--out", str(out), *SHORT, *more]
 
 
 def evaluate(run):
-    return ["evaluate", "wordle", "--run", str(run), "--games", "4", "--no-plots"]
+    return ["evaluate", "--run", str(run), "--games", "4", "--no-plots"]
 
 
 def refused(capsys, arguments):
@@ -63,36 +63,30 @@ def refused(capsys, arguments):
 def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
     """With another seed the second would end with a model that the first had trained."""
     call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
-    first = subprocess.Popen(
-        [sys.executable, "-m", "torchrl_lang", *call],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    first = Program("-m", "torchrl_lang", *call)
     try:
         deadline = time.monotonic() + 200
         while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
-            assert first.poll() is None
+            assert first.returncode is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         error = refused(capsys, [*call, "--seed", "1"])
         assert f"Another process trains in {tmp_path / 'run'}" in error
         first.send_signal(signal.SIGTERM)
-        out, errors = first.communicate(timeout=60)
+        first.wait(60)
     finally:
         first.kill()
     assert first.returncode == 143
-    assert out == ""
-    assert errors.splitlines()[-1] == "torchrl_lang: stopped; the same command continues from the last checkpoint"
-    assert "Traceback" not in errors
+    assert first.stdout == ""
+    assert first.stderr.splitlines()[-1] == "torchrl_lang: stopped; the same command continues from the last checkpoint"
+    assert "Traceback" not in first.stderr
     assert not list(tmp_path.rglob("*.writing*"))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs /proc")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_torch_is_being_imported(number, status, tmp_path):
-    call = [sys.executable, "-m", "torchrl_lang", "train", "wordle_bc", "--data", "x", "--out", str(tmp_path / "run")]
+    call = [sys.executable, "-m", "torchrl_lang", "train", "bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
@@ -176,7 +170,7 @@ def without(name):
         (without("words"), 'has no field "notes.words"'),
         (without("rules"), 'has no field "notes.rules"'),
         (notes(task=["wordle"]), "has ['wordle'] as \"notes.task\", expected str"),
-        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld"),
+        (notes(task="os"), "is about the task 'os', the recipes have wordle, textworld, random_walks"),
         (notes(words="crane"), "has 'crane' as \"notes.words\", expected list"),
         (notes(words=["crane", 7]), 'has 7 as "notes.words.1", expected str'),
         (notes(words=[]), "holds no task (The word list is empty"),
@@ -224,12 +218,12 @@ def test_a_damaged_log(home, run, content, message, capsys):
 
 def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     data, file = home / "data", home / "words.txt"
-    assert f"{data} lies in the data set {data}" in refused(capsys, train(home, data))
-    assert f"lies in the data set {data}" in refused(capsys, train(home, data / "rows" / "run"))
+    assert f"{data} lies in the dataset {data}" in refused(capsys, train(home, data))
+    assert f"lies in the dataset {data}" in refused(capsys, train(home, data / "rows" / "run"))
     assert f"{file} is a file, not a folder" in refused(capsys, train(home, file))
     assert "Not a directory" in refused(capsys, train(home, file / "run"))
     generate = ["generate", "wordle", "--games", "4", "--out"]
-    assert f"lies in the data set {data}" in refused(capsys, [*generate, str(data / "more")])
+    assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
     assert f"{file} is a file, not a folder" in refused(capsys, [*generate, str(file)])
     assert sorted(path.name for path in home.iterdir()) == ["data", "run", "words.txt"]
 

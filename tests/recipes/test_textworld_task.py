@@ -12,6 +12,7 @@ from torchrl.envs import Compose, TransformedEnv
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+from tests.engines import reused
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import (
@@ -19,23 +20,24 @@ from torchrl_lang.envs.textworld import (
     ExpertPlayer,
     RandomAdmissiblePlayer,
     game_texts,
+    solution,
+    split_games,
     word_tokenizer,
 )
 from torchrl_lang.evaluation import play_games
-from torchrl_lang.recipes import bc, ilql, textworld_data, textworld_demo, textworld_evaluate
-from torchrl_lang.recipes.tasks import open_dataset, task_from_notes
-from torchrl_lang.recipes.textworld_data import TextWorldData
-from torchrl_lang.recipes.textworld_evaluate import TextWorldEvaluate
-from torchrl_lang.recipes.textworld_task import TextWorldTask, solution, split_games
-from torchrl_lang.recipes.trained import load_run
+from torchrl_lang.recipes import bc, datasets, evaluate, ilql, textworld_demo
+from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
+from torchrl_lang.recipes.evaluate import Evaluate
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.tasks.textworld import TextWorldData, TextWorldTask
 from torchrl_lang.storage import Fields
 from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, WinReward
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(pytestconfig):
-    """Games are built once and kept in pytest's cache."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Games are built once and kept in pytest's cache; the engine's processes serve one test after another."""
+    with pytest.MonkeyPatch.context() as patch, reused():
         patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("recipes")))
         yield
 
@@ -169,7 +171,7 @@ def test_records_that_hide_who_won_are_refused(coins):
         records = play_games(env, ExpertPlayer(), games=1)
     finally:
         env.close()
-    with pytest.raises(KeyError, match=r"do not say which games were won: .*keep=\['won'\]"):
+    with pytest.raises(KeyError, match=r"do not contain 'won': .*keep=\['won'\]"):
         coins.won(records)
 
 
@@ -183,12 +185,12 @@ def test_tasks_that_cannot_be():
 def test_judging_plays_the_held_out_games_in_turn(coins):
     held = len(coins.sets().test)
     expert = {"offers": "expert", "split": "test", "seed": 0}
-    summary, records = coins.judge(ExpertPlayer(), games=2 * held, name="expert", **expert)
+    summary, records = coins.evaluate(ExpertPlayer(), games=2 * held, name="expert", **expert)
     assert (summary.name, summary.games, summary.win_rate, summary.mean_turns) == ("expert", 2 * held, 1.0, 2.0)
     assert torch.equal(records.rows["tokens"][:held], records.rows["tokens"][held:])
-    _, narrow = coins.judge(ExpertPlayer(), games=2 * held, batch=1, **expert)
+    _, narrow = coins.evaluate(ExpertPlayer(), games=2 * held, batch=1, **expert)
     assert torch.equal(records.rows["tokens"], narrow.rows["tokens"])
-    chance, _ = coins.judge(RandomAdmissiblePlayer(seed=0), games=32, offers="admissible", seed=0)
+    chance, _ = coins.evaluate(RandomAdmissiblePlayer(seed=0), games=32, offers="admissible", seed=0)
     assert chance.win_rate > 0
     assert chance.mean_turns > 2.0
 
@@ -198,8 +200,8 @@ SHORT = {"steps": 4, "eval_every": 4}
 
 
 def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
-    told = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
-    data = textworld_data.main(TextWorldData(out=tmp_path / "data", episodes=24, **told))
+    options = {"kind": "coin_collector", "level": 2, "games": 8, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
+    data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **options))
     dataset = load_dataset(data)
     task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
     assert len(dataset) == 24
@@ -207,11 +209,11 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     bc.main(bc.BC(data=data, out=tmp_path / "bc", **SMALL, **SHORT))
     ilql.main(ilql.ILQL(data=data, out=tmp_path / "ilql", **SMALL, **SHORT))
     capsys.readouterr()
-    textworld_evaluate.main(TextWorldEvaluate(run=tmp_path / "ilql", also=(tmp_path / "bc",), beta=(2.0,)))
+    evaluate.main(Evaluate(run=tmp_path / "ilql", also=(tmp_path / "bc",), beta=(2.0,)))
     out = capsys.readouterr().out
     figures = json.loads((tmp_path / "ilql" / "evaluation.json").read_text())
     names = [player["name"] for player in figures["players"]]
-    assert names == ["random admissible", "expert", "ilql beta 2 greedy", "bc sample", "bc greedy"]
+    assert names == ["random", "expert", "ilql beta 2 greedy", "bc sample", "bc greedy"]
     assert all(name in out for name in names)
     held = figures["games"]
     assert held == len(task.sets().test)
@@ -220,26 +222,24 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
     assert "game 0: return" in (tmp_path / "ilql" / "transcripts.txt").read_text()
     monkeypatch.setattr(TextWorldTask, "tokenizer", lambda task: word_tokenizer(["go east, take coin."]))
     for opened in (lambda: open_dataset(data), lambda: load_run(tmp_path / "bc")):  # every word would be another
-        with pytest.raises(ValueError, match="was made with other tokens than its games are told in now"):
+        with pytest.raises(ValueError, match="another tokenizer than the current one of the task 'textworld'"):
             opened()
 
 
 def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
     """Data, imitation, PPO and a table; the second call finds everything there."""
-    told = {"games": 8, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
+    small = {"games": 8, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
     often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": told})
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": small})
     monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})
     practice = {"iterations": 2, "games": 4, "turns": 4, "value_warmup": 1, **often}
     monkeypatch.setattr(textworld_demo, "_PPO", {"coin_collector": practice})
     call = ["textworld", "--kinds", "coin_collector", "--out", str(tmp_path / "run")]
     assert main(call) == 0
     out = capsys.readouterr().out
-    assert all(
-        name in out for name in ("random admissible", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]")
-    )
+    assert all(name in out for name in ("random", "expert", "bc greedy", "ppo greedy", "[coin_collector 4/4]"))
     assert main(call) == 0
-    assert "using the data set that is there" in capsys.readouterr().out
-    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**told, "test": 1}})
+    assert "using the dataset in" in capsys.readouterr().out
+    monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": {**small, "test": 1}})
     assert main(call) == 2
-    assert "holds games of other options" in capsys.readouterr().err
+    assert "holds a dataset of other options" in capsys.readouterr().err

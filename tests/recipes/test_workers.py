@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Program
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -20,7 +20,7 @@ PLAYING = """
 import signal, sys, torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.recipes.collection import Games
+from torchrl_lang.recipes.collect import Games
 
 class Task:
     def env(self, n, *, seed, device):
@@ -65,28 +65,14 @@ def play(tmp_path):
     begun = []
 
     def start(kind):
-        process = subprocess.Popen(
-            [sys.executable, str(tmp_path / "playing.py"), kind],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        begun.append(process)
-        return process
+        begun.append(Program(tmp_path / "playing.py", kind))
+        return begun[-1]
 
     yield start
     for process in begun:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(process, line, times=1):
-    for _ in range(times):
-        while (read := process.stdout.readline()) != f"{line}\n":
-            assert read, process.communicate()[1]
+        process.kill()
 
 
 def children(pid):
@@ -134,30 +120,28 @@ def assert_nothing_left(pids, names):
 def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
     """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
     process = play(kind)
-    wait_for(process, "played", times=3)
+    process.wait_for("played", times=3)
     pids = children(process.pid)
     names = shared_names([process.pid, *pids])
     assert sum(name.startswith("sem.") for name in names) > 10
     assert not listed(names)  # so that nobody needs to clean up, however they end
     (os.killpg if whole_group else os.kill)(process.pid, number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == code
-    assert errors == ""
+    assert process.wait() == code
+    assert process.stderr == ""
     assert_nothing_left(pids, names)
 
 
 def test_a_start_of_workers_can_be_interrupted(play):
     """While they load what they need, which takes seconds."""
     process = play("sync")
-    wait_for(process, "begun")
+    process.wait_for("begun")
     deadline = time.monotonic() + 120
-    while len(pids := children(process.pid)) < 2:  # the tracker of resources and the first worker
+    while not (pids := children(process.pid)):  # the first worker
         assert time.monotonic() < deadline
         time.sleep(0.01)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    assert process.wait() == 130
     assert time.monotonic() - began < 30
-    assert process.returncode == 130
-    assert errors == ""
+    assert process.stderr == ""
     assert_nothing_left(pids, set())

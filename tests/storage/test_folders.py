@@ -1,17 +1,14 @@
 """A folder is written whole or not at all, wherever the writer is killed; one process at a time."""
 
 import errno
-import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from tests.kills import kills
+from tests.processes import Program
 from torchrl_lang.storage import (
     folder_lock,
     is_unfinished,
@@ -22,6 +19,7 @@ from torchrl_lang.storage import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_folder(tmp_path, replaces):
     target = tmp_path / "model"
@@ -108,20 +106,20 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert [item.name for item in path.parent.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_the_lock_falls_with_its_process(tmp_path):
     code = (
         "import sys, time; from torchrl_lang.storage import folder_lock\n"
         "with folder_lock(sys.argv[1], 'trains'): print('held', flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "held\n"
+    holder = Program("-c", code, tmp_path / "run")
+    holder.wait_for("held")
     with (
         pytest.raises(FileExistsError, match=r"Another process trains in .*: wait"),
         folder_lock(tmp_path / "run", "trains"),
     ):
         pass
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    holder.kill()
     with folder_lock(tmp_path / "run", "trains"):
         pass
     assert not list((tmp_path / "run").iterdir())

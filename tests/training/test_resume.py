@@ -3,26 +3,25 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import Program
 from torchrl_lang.training import CSVLog
 
 SCRIPT = Path(__file__).with_name("resumable.py")
-STEPS = 700
+STEPS = 400
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start(folder: Path) -> Program:
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, str(SCRIPT), str(folder), str(STEPS)], env=os.environ)
+    return Program(SCRIPT, folder, STEPS)
 
 
 def finish(folder: Path) -> None:
-    assert start(folder).wait(120) == 0
+    assert start(folder).wait() == 0
 
 
 def rows_logged(folder: Path) -> int:
@@ -35,10 +34,10 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(whole)
     moment = random.Random()
-    for least in (2, moment.randint(40, 120)):  # the first before there is a checkpoint, or just about
+    for least in (2, moment.randint(40, 90)):  # the first before there is a checkpoint, or just about
         run = start(killed)
         while rows_logged(killed) < least:
-            assert run.poll() is None, "the run ended before it could be killed"
+            assert run.returncode is None, "the run ended before it could be killed"
             time.sleep(0.0005)
         time.sleep(moment.random() * 0.01)
         run.send_signal(signal.SIGKILL)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import pytest
 import torch
-from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import MultiSyncCollector
 from torchrl.envs import ParallelEnv, Transform, TransformedEnv
 
 from tests.transforms.conftest import drift, make_actor, make_env
@@ -18,8 +17,8 @@ def transformed(transform=None):
     return env if transform is None else TransformedEnv(env, transform)
 
 
-def built_there():
-    return transformed(KLConstrainedTransform(make_actor("tanh-normal"), 0.3))
+def built_in_the_worker(controller):
+    return transformed(KLConstrainedTransform(make_actor("tanh-normal"), controller))
 
 
 def assert_adjusted(steps, before, coef):
@@ -34,33 +33,27 @@ def assert_adjusted(steps, before, coef):
 OPTIONS = {"frames_per_batch": 12, "total_frames": 48, "auto_register_policy_transforms": False}
 
 
-@pytest.mark.parametrize("place", ["env", "postproc"])
-def test_multi_sync_collector_follows_the_controller(place):
-    """The main process changes the coefficient; the next batch of the workers has the new one."""
+def test_multi_sync_collector_follows_the_controller():
+    """The main process changes the coefficient; the next batch of the workers has the new one.
+
+    One worker gets the transform, one builds it with its own reference; a second penalty is in ``postproc``.
+    """
     actor, before = make_actor("tanh-normal"), make_actor("tanh-normal")
     controller = ConstantKLController(0.3).share_memory()
     transform = KLConstrainedTransform(actor, controller)
+    behind = KLConstrainedTransform(actor, controller, out_keys="shaped", name="second")
     drift(actor)
-    make = functools.partial(transformed, None if place == "postproc" else transform)
-    postproc = transform if place == "postproc" else None
-    collector = MultiSyncCollector([make, make], actor, postproc=postproc, **OPTIONS)
+    makers = [functools.partial(transformed, transform), functools.partial(built_in_the_worker, controller)]
+    collector = MultiSyncCollector(makers, actor, postproc=behind, **OPTIONS)
     try:
         batches = iter(collector)
-        assert_adjusted(next(batches), before, 0.3)
-        controller.coef.fill_(0.05)
-        assert_adjusted(next(batches), before, 0.05)
-    finally:
-        collector.shutdown()
-
-
-def test_multi_async_collector():
-    """With a reference that each worker builds for itself, in its environment's factory."""
-    actor, before = make_actor("tanh-normal"), make_actor("tanh-normal")
-    drift(actor)
-    collector = MultiAsyncCollector([built_there, built_there], actor, **OPTIONS)
-    try:
-        for batch in collector:
-            assert_adjusted(batch, before, 0.3)
+        for coef in (0.3, 0.05):
+            controller.coef.fill_(coef)
+            steps = next(batches)
+            assert_adjusted(steps, before, coef)
+            out = steps["next"]
+            torch.testing.assert_close(out["second_kl"], out["kl"], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(out["shaped"], out["reward"] - coef * out["second_kl"].unsqueeze(-1))
     finally:
         collector.shutdown()
 
@@ -78,7 +71,7 @@ class Scaled(Transform):
 
 def test_workers_of_a_parallel_env_follow_a_controller():
     controller = ConstantKLController(0.3).share_memory()
-    env = ParallelEnv(2, lambda: transformed(Scaled(controller)))
+    env = ParallelEnv(2, functools.partial(transformed, Scaled(controller)))
     try:
         td = env.reset()
         for coef in (0.3, 0.05):

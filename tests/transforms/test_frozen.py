@@ -4,7 +4,6 @@ import copy
 import hashlib
 import io
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +21,7 @@ from torchrl.data import ListStorage, ReplayBuffer
 from torchrl.modules import ProbabilisticActor
 
 from tests.modules.toys import CONTROL, rows, tiny_lm
+from tests.processes import run
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, split_actor
 from torchrl_lang.modules.freezing import train_top_layers
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
@@ -124,9 +124,7 @@ print(bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex())
 
 
 def test_equal_weights_have_equal_fingerprints_in_another_process():
-    out = subprocess.run(
-        [sys.executable, "-c", _IN_ANOTHER_PROCESS], check=True, timeout=120, capture_output=True, text=True
-    )
+    out = run("-c", _IN_ANOTHER_PROCESS)
     assert out.stdout.split()[-1] == bytes(frozen_copy(small_actor()).fingerprint.tolist()).hex()
 
 
@@ -295,15 +293,6 @@ def test_a_torchrl_actor_with_a_recurrent_net():
     assert (actor.get_dist(x.clone()).logits - before).abs().max() > 0.01
 
 
-def test_a_tensor_left_in_a_graph_does_not_hinder():
-    actor, batch = small_actor(), observed()
-    actor.cached = actor.get_dist(batch).loc * 1
-    assert actor.cached.grad_fn is not None
-    reference = frozen_copy(actor)
-    assert reference.actor.cached.grad_fn is None
-    assert torch.equal(reference.actor.cached, actor.cached)
-
-
 def test_a_lazy_weight_is_refused():
     actor = TensorDictModule(nn.LazyLinear(2), in_keys=["x"], out_keys=["y"])
     with pytest.raises(ValueError, match="run it once first"):
@@ -385,7 +374,7 @@ def test_state_and_back():
     assert torch.equal(loc_of(restored, batch), loc_of(reference, batch))
     assert not torch.equal(other[0].module[0].weight, actor[0].module[0].weight)  # the policy was left alone
     converted = frozen_copy(copy.deepcopy(other).double())
-    with pytest.raises(ValueError, match="shapes or dtypes differ"):
+    with pytest.raises(ValueError, match="names, shapes or dtypes differ"):
         converted.load_state(state)
 
 
@@ -396,10 +385,10 @@ def test_a_state_that_does_not_fit_changes_nothing():
     good = {name: tensor.clone() for name, tensor in reference.state().items()}
     reference.load_state(good)
     missing = {name: tensor for name, tensor in good.items() if not name.endswith("3.bias")}
-    with pytest.raises(ValueError, match=r"missing \['module.0.module.3.bias'\]"):
+    with pytest.raises(ValueError, match=r"differ at \['module.0.module.3.bias'\]"):
         reference.load_state(missing)
     name = "module.0.module.3.weight"
-    with pytest.raises(ValueError, match="shapes or dtypes differ"):
+    with pytest.raises(ValueError, match="names, shapes or dtypes differ"):
         reference.load_state({**good, name: good[name].T})
     changed = {**good, name: good[name] + 1, "module.0.module.0.bias": good["module.0.module.0.bias"] + 1}
     with pytest.raises(ValueError, match=r"differ from the state: \['module.0.module.0.bias'\]"):

@@ -115,7 +115,7 @@ def test_a_policy_that_came_to_nan_has_passed():
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_limit_is_a_number_of_nats(limit):
-    with pytest.raises(ValueError, match=r"limit, in nats, must be (above 0|finite)"):
+    with pytest.raises(ValueError, match="limit, in nats, must be positive and finite"):
         KLLimitTransform(limit)
 
 
@@ -125,7 +125,7 @@ def test_a_compiled_step_is_the_same():
 
 @pytest.mark.parametrize("limit", ["3", None, [1.0]])
 def test_anything_else_is_no_limit(limit):
-    with pytest.raises(TypeError, match="limit, in nats, must be a number"):
+    with pytest.raises(TypeError, match="must be real number"):
         KLLimitTransform(limit)
 
 
@@ -194,7 +194,7 @@ def grouped(*keys):
 @pytest.mark.parametrize(
     ("kl_key", "keys", "expected"),
     [
-        ("kl", [("a", "done"), ("a", "terminated")], ("a", "episode_kl")),
+        (("a", "kl"), [("a", "done"), ("a", "terminated")], ("a", "episode_kl")),
         (("b", "kl"), [("a", "done"), ("b", "done"), "done"], ("b", "episode_kl")),
         (("c", "kl"), [("a", "done"), "done", "terminated"], "episode_kl"),
     ],
@@ -207,9 +207,9 @@ def test_done_is_found(kl_key, keys, expected):
     assert beside in env.full_done_spec.keys(True, True)
 
 
-def test_a_done_that_cannot_be_told_is_asked_for():
+def test_a_done_that_is_not_found_is_asked_for():
     keys = [("a", "done"), ("b", "done")]
-    with pytest.raises(ValueError, match=r"cannot tell which of \[\('a', 'done'\), \('b', 'done'\)\].*done_key="):
+    with pytest.raises(KeyError, match=r"none of \['done'\] among \[\('a', 'done'\),.*done_key="):
         _ = TransformedEnv(grouped(*keys), KLLimitTransform(LIMIT)).observation_spec
     named = TransformedEnv(grouped(*keys), KLLimitTransform(LIMIT, done_key=("b", "done"))).observation_spec
     assert ("b", "episode_kl") in named.keys(True, True)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
-import os
-import subprocess
-import sys
 import time
 import warnings
 from multiprocessing.reduction import ForkingPickler
@@ -18,14 +15,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.processes import METHOD, run
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
     ConstantKLController,
     LagrangeKLController,
     ScheduledKLController,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def make_controllers():
@@ -40,10 +36,10 @@ def state_of(controller):
     return {name: value.tolist() for name, value in controller.state_dict().items()}
 
 
-def serve(connection, controllers, pickled):
-    """A worker: holds the controllers that came by spawn and those in the bytes, and does what it is told."""
-    held = {"spawn": controllers, "cloudpickle": cloudpickle.loads(pickled)}
-    connection.send("ready")
+def serve(connection, controllers, pickled, unshared):
+    """A worker: holds the controllers that came by pickle and those in the bytes, updates them, sends state."""
+    held = {"pickle": controllers, "cloudpickle": cloudpickle.loads(pickled)}
+    connection.send(warnings_of(cloudpickle.loads(unshared)))
     while (message := connection.recv()) is not None:
         way, name, kl = message
         if kl is not None:
@@ -58,11 +54,13 @@ def work_in_a_fork(controller, connection):
 
 @pytest.fixture(scope="module")
 def worker():
-    """Shared controllers, and how to ask a spawned process about its own."""
+    """Shared controllers, a function that asks a spawned process about its own, and the warnings of an unshared one."""
     controllers = {name: controller.share_memory() for name, controller in make_controllers().items()}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, controllers, cloudpickle.dumps(controllers)), daemon=True)
+    unshared = cloudpickle.dumps(make_controllers()["lagrange"])
+    arguments = (theirs, controllers, cloudpickle.dumps(controllers), unshared)
+    process = context.Process(target=serve, args=arguments, daemon=True)
     process.start()
     theirs.close()
 
@@ -72,8 +70,8 @@ def worker():
         return ours.recv()
 
     assert ours.poll(120)
-    assert ours.recv() == "ready"
-    yield controllers, ask
+    warned = ours.recv()
+    yield controllers, ask, warned
     ours.send(None)
     process.join(60)
     assert process.exitcode == 0
@@ -82,9 +80,9 @@ def worker():
 
 
 @pytest.mark.parametrize("name", make_controllers())
-@pytest.mark.parametrize("way", ["spawn", "cloudpickle"])
+@pytest.mark.parametrize("way", ["pickle", "cloudpickle"])
 def test_updates_cross_between_processes_both_ways(worker, way, name):
-    controllers, ask = worker
+    controllers, ask, _ = worker
     mine = controllers[name]
     start = state_of(mine)
     assert ask(way, name, None) == start
@@ -98,13 +96,12 @@ def test_updates_cross_between_processes_both_ways(worker, way, name):
 
 
 def test_a_checkpoint_loaded_here_is_seen_there(worker):
-    controllers, ask = worker
+    controllers, ask, _ = worker
     other = LagrangeKLController(0.75, target=2.0)
-    for assign in (False, True):
-        controllers["lagrange"].update(9.0)
-        assert ask("spawn", "lagrange", None) != state_of(other)
-        controllers["lagrange"].load_state_dict(other.state_dict(), strict=True, assign=assign)
-        assert ask("spawn", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
+    controllers["lagrange"].update(9.0)
+    assert ask("pickle", "lagrange", None) != state_of(other)
+    controllers["lagrange"].load_state_dict(other.state_dict())
+    assert ask("pickle", "lagrange", None) == ask("cloudpickle", "lagrange", None) == state_of(other)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
@@ -168,7 +165,7 @@ def test_the_memory_goes_with_its_last_user():
     assert state_of(second) == state_of(theirs) == {"coef": 1.0, "multiplier": 1.0}
     del first, second, theirs
     gc.collect()
-    with pytest.raises(FileNotFoundError, match="keep the module that shared it alive"):
+    with pytest.raises(RuntimeError, match="shared memory"):
         cloudpickle.loads(pickled)
 
 
@@ -176,17 +173,14 @@ _KILLED = """
 import os, signal
 from torchrl_lang.modules.controllers import ConstantKLController
 controller = ConstantKLController(0.5).share_memory()
-print(controller._handles["coef"][1].decode().strip("/"), flush=True)
+print(controller.coef.untyped_storage()._share_filename_cpu_()[1].decode().strip("/"), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a folder of shared memory")
 def test_a_killed_process_leaves_nothing_behind():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RL_WARNINGS": "False"}
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run("-c", _KILLED)
     file = Path("/dev/shm", done.stdout.strip())
     assert file.name.startswith("torch_")
     until = time.monotonic() + 30
@@ -261,52 +255,48 @@ def test_a_compiled_reward_sees_later_updates(shared):
     assert len(compilations) == 1
 
 
-def use_elsewhere(connection, controller, pickled):
-    """In another process: how often each of two copies warns at three uses, and what it says."""
-    said = []
-    for held in (controller, cloudpickle.loads(pickled)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(3):
-                held()
-                held.update(5.0)
-        said.append([(w.category.__name__, str(w.message)) for w in caught if "another process" in str(w.message)])
-    connection.send(said)
+def warnings_of(controller):
+    """Messages about another process in three uses."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            controller()
+            controller.update(5.0)
+    return [(w.category.__name__, str(w.message)) for w in caught if "another process" in str(w.message)]
 
 
-def elsewhere(controller, method):
-    context = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe()
-    process = context.Process(target=use_elsewhere, args=(theirs, controller, cloudpickle.dumps(controller)))
-    process.start()
-    assert ours.poll(120)
-    said = ours.recv()
-    process.join(60)
-    assert process.exitcode == 0
-    return said
+def send_warnings(connection, controllers):
+    connection.send([warnings_of(controller) for controller in controllers])
 
 
-def assert_said_once(said):
-    for messages in said:
-        assert len(messages) == 1
-        assert messages[0][0] == "RuntimeWarning"
-        assert "share_memory()" in messages[0][1]
+def assert_warned_once(messages):
+    assert [category for category, _ in messages] == ["RuntimeWarning"]
+    assert "share_memory()" in messages[0][1]
 
 
-def test_a_copy_left_behind_by_spawn_says_so_once():
-    assert_said_once(elsewhere(make_controllers()["lagrange"], "spawn"))
+def test_an_unshared_copy_in_a_spawned_process_warns_once(worker):
+    assert_warned_once(worker[2])
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_a_copy_left_behind_by_fork_says_so_once():
-    for name in make_controllers():
-        assert_said_once(elsewhere(make_controllers()[name], "fork"))
-        assert elsewhere(make_controllers()[name].share_memory(), "fork") == [[], []]
-    assert elsewhere(ConstantKLController(0.5), "fork") == [[], []]
+def test_an_unshared_copy_in_a_forked_process_warns_once():
+    changing = list(make_controllers().values())
+    silent = [ConstantKLController(0.5), *(controller.share_memory() for controller in make_controllers().values())]
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=send_warnings, args=(theirs, [*changing, *silent]))
+    process.start()
+    assert ours.poll(120)
+    warned = ours.recv()
+    process.join(60)
+    assert process.exitcode == 0
+    for messages in warned[: len(changing)]:
+        assert_warned_once(messages)
+    assert warned[len(changing) :] == [[]] * len(silent)
 
 
 @pytest.mark.parametrize("name", make_controllers())
-def test_nothing_is_said_at_home(name):
+def test_no_warning_in_the_same_process(name):
     mine, loaded = make_controllers()[name], make_controllers()[name]
     loaded.load_state_dict(mine.state_dict())
     with warnings.catch_warnings():

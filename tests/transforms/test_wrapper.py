@@ -11,20 +11,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs.llm.transforms.kl import RetrieveLogProb
 from torchrl.modules.llm import TransformersWrapper
-from torchrl.modules.llm.policies import LLMWrapperBase
 from transformers import PreTrainedTokenizerFast
 
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.transforms import (
-    CurrentPolicy,
     KLConstrainedTransform,
     ReferenceModelLogProbTransform,
-    RowReference,
     WrapperReference,
     adapters_off,
     as_reference,
-    frozen_copy,
 )
+from torchrl_lang.transforms.references import as_policy
 
 SYMBOLS = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", *"abcdeusrintyo \n"]
 VOCABULARY = len(SYMBOLS)
@@ -102,28 +99,18 @@ def one_by_one(lm, tokens, attention):
     return out
 
 
-@pytest.mark.parametrize("pad_output", [True, False])
+@pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
-class TestNumbers:
-    def test_rows_are_scored_as_by_a_language_actor(self, kind, pad_output):
-        lm, rows = model(kind), whole_rows()
-        ours = RowReference(frozen_copy(language_actor(lm))).log_prob(rows, rows)
-        theirs = WrapperReference(wrapper(lm, pad_output=pad_output), rows=True).log_prob(rows, rows)
-        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
-        assert (theirs[rows["action_mask"]] < 0).all()
-        assert (theirs[~rows["action_mask"]] == 0).all()
-
-    @pytest.mark.parametrize("left", [False, True])
-    def test_conversations_whatever_side_is_padded(self, kind, pad_output, left):
-        lm, data = model(kind), conversations(whole_rows(), left)
-        whole = WrapperReference(wrapper(lm, pad_output=pad_output), assistant_only=False).log_prob(data, data)
-        expected = one_by_one(lm, data[FULL], data[ATTENTION])
-        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
-        agent = WrapperReference(wrapper(lm, pad_output=pad_output)).log_prob(data, data)
-        torch.testing.assert_close(agent, expected * data[ASSISTANT], atol=1e-5, rtol=1e-5)
+def test_conversations_whatever_side_is_padded(kind, left):
+    lm, data = model(kind), conversations(whole_rows(), left)
+    expected = one_by_one(lm, data[FULL], data[ATTENTION])
+    whole = WrapperReference(wrapper(lm), assistant_only=False).log_prob(data, data)
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    agent = WrapperReference(wrapper(lm)).log_prob(data, data)
+    torch.testing.assert_close(agent, expected * data[ASSISTANT], atol=1e-5, rtol=1e-5)
 
 
-def test_what_the_wrapper_itself_says():
+def test_the_log_probabilities_of_the_wrapper_itself():
     lm, data = model(), conversations(whole_rows(), left=True)
     scored = wrapper(lm, pad_output=True)(data.clone())
     ours = WrapperReference(wrapper(lm), assistant_only=False).log_prob(data, data)
@@ -149,43 +136,33 @@ class TestFrozen:
         assert not list(transform.parameters())
         assert list(transform.state_dict()) == ["reference_fingerprint"]
 
-    def test_another_model_is_known_on_load(self):
+    def test_another_model_is_refused_on_load(self):
         saved = ReferenceModelLogProbTransform(wrapper(model(seed=0))).state_dict()
         ReferenceModelLogProbTransform(wrapper(model(seed=0))).load_state_dict(saved)
         with pytest.raises(RuntimeError, match="another reference"):
             ReferenceModelLogProbTransform(wrapper(model(seed=1))).load_state_dict(saved)
 
-    def test_a_wrapper_that_batches_calls(self):
-        rows, batching = whole_rows(), wrapper(batching=True)
-        scores = WrapperReference(batching, rows=True).log_prob(rows, rows)
-        assert torch.equal(scores, WrapperReference(wrapper(), rows=True).log_prob(rows, rows))
-        assert batching.batching
-
     def test_adapters_switched_off(self):
-        lm, rows = model(), whole_rows()
-        plain = WrapperReference(wrapper(copy.deepcopy(lm)), rows=True).log_prob(rows, rows)
+        lm, data = model(), conversations(whole_rows(), left=True)
+        plain = WrapperReference(wrapper(copy.deepcopy(lm))).log_prob(data, data)
         lora = get_peft_model(lm, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-        tuned, base = wrapper(lora), WrapperReference(adapters_off(wrapper(lora)), rows=True)
-        torch.testing.assert_close(base.log_prob(rows, rows), plain)
-        live = WrapperReference(CurrentPolicy(tuned), rows=True).log_prob(rows, rows)
+        base = WrapperReference(adapters_off(language_actor(wrapper(lora).model)))
+        torch.testing.assert_close(base.log_prob(data, data), plain)
+        live = as_policy(wrapper(lora)).log_prob(data, data)
         assert (live - plain).abs().max() > 0.01
 
-    def test_leaves_the_users_wrapper_and_data_as_they_were(self):
-        theirs, data = wrapper(), conversations(whole_rows(), left=True)
+    def test_leaves_the_data_as_they_were(self):
+        data = conversations(whole_rows(), left=True)
         before, keys = data.clone(), set(data.keys(True))
-        theirs.train()
-        live = WrapperReference(CurrentPolicy(theirs))
-        live.log_prob(data, data)
-        assert theirs.training
-        assert not theirs.model._forward_pre_hooks
+        WrapperReference(wrapper()).log_prob(data, data)
         assert set(data.keys(True)) == keys
         assert (data == before).all()
 
     def test_pickled(self):
-        rows = whole_rows()
-        reference = WrapperReference(wrapper(), rows=True)
+        data = conversations(whole_rows(), left=True)
+        reference = WrapperReference(wrapper())
         again = pickle.loads(pickle.dumps(reference))  # noqa: S301
-        assert torch.equal(again.log_prob(rows, rows), reference.log_prob(rows, rows))
+        assert torch.equal(again.log_prob(data, data), reference.log_prob(data, data))
 
 
 class TestChain:
@@ -207,93 +184,48 @@ class TestChain:
         assert (out["next", "reward"].squeeze(-1)[~steps[ASSISTANT]] == 1).all()
         assert (out["next", "reward"].squeeze(-1)[steps[ASSISTANT]] != 1).all()
 
-    def test_rows_in_a_replay_buffer(self):
-        lm, rows = model(), whole_rows()
+    def test_in_a_replay_buffer(self):
+        lm, data = model(), conversations(whole_rows(), left=True)
         buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=6)
-        buffer.append_transform(ReferenceModelLogProbTransform(WrapperReference(wrapper(lm), rows=True)))
-        buffer.extend(rows)
+        buffer.append_transform(ReferenceModelLogProbTransform(wrapper(lm)))
+        buffer.extend(data)
         sample = buffer.sample()
-        expected = RowReference(frozen_copy(language_actor(lm))).log_prob(sample, sample)
-        torch.testing.assert_close(sample["ref_log_prob"], expected, atol=1e-5, rtol=1e-5)
+        expected = one_by_one(lm, sample[FULL], sample[ATTENTION]) * sample[ASSISTANT]
+        torch.testing.assert_close(sample[REF], expected, atol=1e-5, rtol=1e-5)
 
     def test_the_shape_of_the_batch_is_free(self):
-        rows = whole_rows()
-        reference = WrapperReference(wrapper(), rows=True)
-        flat = reference.log_prob(rows, rows)
-        assert torch.equal(reference.log_prob(rows.reshape(2, 3), rows), flat.reshape(2, 3, -1))
-        data = conversations(rows, left=True).reshape(2, 3)
-        assert WrapperReference(wrapper()).log_prob(data, data).shape == (2, 3, 14)
-        one = rows[2]
-        torch.testing.assert_close(reference.log_prob(one, one), flat[2])
+        data = conversations(whole_rows(), left=True)
+        reference = WrapperReference(wrapper())
+        flat = reference.log_prob(data, data)
+        assert torch.equal(reference.log_prob(data.reshape(2, 3), data), flat.reshape(2, 3, -1))
+        torch.testing.assert_close(reference.log_prob(data[2], data), flat[2])
 
-    @pytest.mark.parametrize("inplace", [True, False, "empty"])
-    def test_wherever_the_wrapper_writes(self, inplace):
-        rows = whole_rows()
-        scores = WrapperReference(wrapper(inplace=inplace), rows=True).log_prob(rows, rows)
-        assert torch.equal(scores, WrapperReference(wrapper(), rows=True).log_prob(rows, rows))
+    def test_padding_changes_nothing(self):
+        data, other = conversations(whole_rows(), left=True), conversations(whole_rows(), left=True)
+        other[FULL][~other[ATTENTION]] = 7
+        reference = WrapperReference(wrapper(model("gpt2")))
+        assert torch.equal(reference.log_prob(data, data), reference.log_prob(other, other))
 
-    def test_what_padding_holds_changes_nothing(self):
-        rows, other = whole_rows(), whole_rows()
-        other["tokens"][~other["attention_mask"]] = 7
-        reference = WrapperReference(wrapper(model("gpt2")), rows=True)
-        assert torch.equal(reference.log_prob(rows, rows), reference.log_prob(other, other))
-
-    def test_rows_without_an_action(self):
-        rows = whole_rows()
-        rows["action_mask"].fill_(False)
-        assert (WrapperReference(wrapper(), rows=True).log_prob(rows, rows) == 0).all()
-
-
-class LookUp(LLMWrapperBase):
-    """A wrapper around something that is no module: a table of log-probabilities by token, on an engine of its own."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.model, self.generate, self.input_mode = table.tolist(), False, "tokens"
-        self._min_batch_size = self._max_batch_size = self._batching_lock = None
-        self.masks_key, self.tokens_key, self.log_probs_key = "masks", "tokens", "log_probs"
-        self.in_keys, self.out_keys = [FULL], [SCORES]
-
-    def forward(self, tensordict):
-        return tensordict.set(SCORES, torch.tensor(self.model)[tensordict[FULL]])
-
-
-def test_an_engine_that_is_no_module():
-    rows, table = whole_rows(), -torch.rand(VOCABULARY) - 1
-    reference = WrapperReference(LookUp(table), rows=True)
-    expected = torch.where(rows["action_mask"], table[rows["tokens"]], 0)
-    torch.testing.assert_close(reference.log_prob(rows, rows), expected)
-    assert reference.frozen is None
-    assert not ReferenceModelLogProbTransform(reference).state_dict()
+    def test_conversations_without_an_action(self):
+        data = conversations(whole_rows(), left=True)
+        data[ASSISTANT].fill_(False)
+        assert (WrapperReference(wrapper()).log_prob(data, data) == 0).all()
 
 
 class TestErrors:
-    def test_generating(self):
-        with pytest.raises(ValueError, match="generate=False"):
-            as_reference(wrapper(generate=True))
-
-    def test_a_scorer_of_the_prompt(self):
-        scorer = wrapper(generate=True).get_new_version(generate=False, input_key=("tokens", "prompt"))
-        with pytest.raises(ValueError, match=r"input_key=\('tokens', 'full'\)"):
-            as_reference(scorer)
-
-    def test_no_tokenizer(self):
-        scorer = TransformersWrapper(model(), input_mode="tokens", generate=False)
-        with pytest.raises(ValueError, match="tokenizer="):
-            as_reference(scorer)
-
-    @pytest.mark.parametrize("mode", ["text", "history"])
-    @pytest.mark.parametrize("rows", [False, True])
-    def test_a_reader_of_something_else_than_tokens(self, mode, rows):
-        with pytest.raises(ValueError, match=f"reads '{mode}'.*input_mode='tokens'"):
-            WrapperReference(wrapper(mode=mode), rows=rows)
-
     def test_no_wrapper(self):
-        with pytest.raises(TypeError, match="got Qwen2ForCausalLM"):
+        with pytest.raises(TypeError, match=r"TorchRL's wrappers.*got a Qwen2ForCausalLM"):
             WrapperReference(model())
 
+    def test_an_engine_that_is_no_module(self):
+        engine = wrapper()
+        engine.__dict__["model"] = "an address"
+        engine._modules.pop("model", None)
+        with pytest.raises(TypeError, match=r"around a str.*FunctionReference"):
+            WrapperReference(engine)
+
     def test_rows_taken_for_conversations(self):
-        with pytest.raises(ValueError, match="rows=True"):
+        with pytest.raises(ValueError, match=r"pass RowReference"):
             as_reference(wrapper()).log_prob(whole_rows(), whole_rows())
 
     @pytest.mark.parametrize("key", [FULL, ATTENTION, ASSISTANT])
@@ -309,7 +241,7 @@ class TestErrors:
             as_reference(wrapper()).log_prob(data, data)
 
     def test_keys_of_others(self):
-        with pytest.raises(ValueError, match="input_key="):
+        with pytest.raises(ValueError, match="to TransformersWrapper itself"):
             as_reference(wrapper(), in_keys=["observation"])
 
     def test_an_exact_divergence(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class Summary:
     kl_per_game: float | None = None
     entropy: float | None = None
     """Mean over the agent's tokens of the policy's entropy."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Mean of each metric of the task, such as ``{"optimality": 0.98}``."""
 
     def as_dict(self) -> dict[str, Any]:
         """All statistics, ready for JSON (in which the keys of ``guesses`` are strings)."""
@@ -64,7 +66,7 @@ class Summary:
             "kl_per_game": self.kl_per_game,
             "entropy": self.entropy,
         }
-        return {key: value for key, value in named.items() if value is not None}
+        return {key: value for key, value in named.items() if value is not None} | self.metrics
 
 
 def summarize(
@@ -73,6 +75,7 @@ def summarize(
     name: str = "",
     won: Callable[[GameRecords], Tensor] | None = None,
     invalid: Callable[[GameRecords], Tensor] | None = None,
+    metrics: Mapping[str, Callable[[GameRecords], Tensor]] | None = None,
 ) -> Summary:
     """Compute summary statistics of games.
 
@@ -82,6 +85,7 @@ def summarize(
         won: maps records to bool ``[N]``, True for games won; default :func:`solved`.
         invalid: maps records to int ``[N]``, the number of invalid turns of each game, such as :func:`unanswered`;
             without it the rate of invalid turns is not measured.
+        metrics: further metrics by name; each maps records to ``[N]``, and its mean is recorded.
 
     Examples:
         >>> import torch
@@ -119,6 +123,7 @@ def summarize(
         kl_per_token=None if log_ratio is None else float(log_ratio.double().sum()) / tokens,
         kl_per_game=None if log_ratio is None else float(log_ratio.double().mean()),
         entropy=None if entropy is None else float(entropy.double().sum()) / tokens,
+        metrics={key: float(metric(records).double().mean()) for key, metric in (metrics or {}).items()},
     )
 
 

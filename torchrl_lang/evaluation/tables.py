@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torchrl_lang.evaluation.metrics import Summary
 
@@ -41,6 +42,16 @@ _COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
 ]
 
 
+def _metric_columns(rows: Sequence[Summary]) -> list[tuple[str, str, Callable[[Summary], str | None]]]:
+    """A column for each metric of the task."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return [(name, ">", partial(_metric, name)) for name in names]
+
+
+def _metric(name: str, summary: Summary) -> str | None:
+    return _number(summary.metrics.get(name))
+
+
 def format_table(rows: Sequence[Summary]) -> str:
     """A plain-text table with one line per policy; ``±`` is one standard error, ``turns`` the mean over games won.
 
@@ -57,7 +68,7 @@ def format_table(rows: Sequence[Summary]) -> str:
         ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.00
     """
     columns = []
-    for title, align, show in _COLUMNS:
+    for title, align, show in _COLUMNS + _metric_columns(rows):
         cells = [show(row) for row in rows]
         if any(cell is not None for cell in cells):
             texts = [title, *("-" if cell is None else cell for cell in cells)]
@@ -75,5 +86,5 @@ def format_line(summary: Summary) -> str:
         >>> format_line(Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290))
         'BC: games 1000, return -4.06 ± 0.06, won 71.0 ± 1.4 %, turns 3.58'
     """
-    cells = [(title, show(summary)) for title, _, show in _COLUMNS[1:]]
+    cells = [(title, show(summary)) for title, _, show in _COLUMNS[1:] + _metric_columns([summary])]
     return f"{summary.name}: " + ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)

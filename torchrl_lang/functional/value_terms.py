@@ -102,7 +102,9 @@ def advantage_weight(
     if weighting == "exp":
         # An infinite weight would make all gradients of a batch NaN: the exponent is clamped so that even squared
         # weights are finite.
-        weight = (temperature * advantage).clamp_max(math.log(torch.finfo(advantage.dtype).max) / 2).exp()
+        limits = torch.finfo(advantage.dtype)
+        bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # reduced by what rounding may add
+        weight = (temperature * advantage).clamp_max(bound).exp()
     elif weighting == "sign":
         beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
         weight = torch.where(advantage > 0, beta, 1 - beta)

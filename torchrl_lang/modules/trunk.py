@@ -126,10 +126,9 @@ class Trunk(nn.Module):
 
     def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
         """Recompute each layer in the backward pass instead of storing its activations; effective in training mode."""
-        if enabled:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            self.model.gradient_checkpointing_disable()
+        named = hasattr(self.model, "activation_checkpointing_enable")  # the newer name of the same in transformers
+        name = f"{'activation' if named else 'gradient'}_checkpointing_{'enable' if enabled else 'disable'}"
+        getattr(self.model, name)(*([{"use_reentrant": False}] if enabled else []))
         return self
 
     def compile(self, **options: Any) -> Trunk:  # type: ignore[override]

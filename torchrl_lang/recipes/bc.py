@@ -1,27 +1,24 @@
-"""Behaviour cloning: speak as the data speaks."""
+"""Behaviour cloning: imitate a dataset, or the best episodes of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.offline import TEXTWORLD, OfflineOptions, build_actor, build_lm, train_offline
-from torchrl_lang.recipes.options import with_defaults
-from torchrl_lang.recipes.tasks import open_dataset
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.training import seed_everything
 
-__all__ = ["BC", "TextWorldBC", "main"]
+__all__ = ["BC", "main"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BC(OfflineOptions):
-    """Behaviour cloning on a data set of games; with --fraction below 1 of the best ones alone."""
+    """Behaviour cloning on a dataset, or with --fraction below 1 on its best episodes."""
 
-
-@with_defaults(**TEXTWORLD)
-class TextWorldBC(BC):
-    """Behaviour cloning of experts in TextWorld games."""
+    preset: ClassVar[str] = "bc"
 
 
 def main(options: BC) -> float:

@@ -1,4 +1,4 @@
-"""The demo: scripted players leave a pile of mediocre games; copying them is one thing, learning from them another."""
+"""The Wordle demo: games by scripted players, BC and ILQL on them, and one table of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from threading import Event, Thread
 from typing import IO, Any
 
 from torchrl_lang.data import RowDataset
-from torchrl_lang.envs.wordle import OptimalPlayer
 from torchrl_lang.evaluation import (
     TILES,
     GameRecords,
@@ -24,85 +23,62 @@ from torchrl_lang.evaluation import (
     plot_learning_curves,
     write_transcripts,
 )
-from torchrl_lang.recipes import wordle_data
+from torchrl_lang.recipes.datasets import check_place, generate_once, open_dataset
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.tasks import check_place, of_kind, open_dataset
-from torchrl_lang.recipes.trained import load_run
-from torchrl_lang.recipes.wordle_task import WordleTask
+from torchrl_lang.recipes.run_common import print_stage
+from torchrl_lang.recipes.tasks.base import Task
+from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import folder_lock, write_file
 
 __all__ = ["Demo", "main"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Demo(Options):
-    """Scripted games, BC and ILQL from scratch on them, and one table: about ten minutes on two cores."""
+    """Wordle: scripted games, BC and ILQL from scratch on them, and a table, in ten minutes on two cores."""
 
-    out: Path = option(Path("runs/demo"), "folder of everything that the demo writes")
+    out: Path = option(Path("runs/demo"), "folder of all results")
     words: int = option(100, "how many of the shipped words", at_least=1, at_most=2250)
-    games: int = option(60_000, "games in the data set", at_least=1)
+    games: int = option(60_000, "games in the dataset", at_least=1)
     steps: int = option(5000, "training steps of BC and of ILQL", at_least=1)
-    eval_games: int = option(1000, "games a row of the table", at_least=1)
-    betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "strengths of ILQL's values in the table", at_least=0)
+    eval_games: int = option(1000, "games for each row of the table", at_least=1)
+    betas: tuple[float, ...] = option((2.0, 4.0, 8.0, 16.0), "weights of ILQL's values in the table", at_least=0)
     seed: int = option(0, "seed of everything", at_least=0)
 
 
 def main(options: Demo) -> Path:
-    """Run the demo; returns the folder with table, pictures, transcripts and ``results.json``."""
+    """Run the demo; returns the folder with table, plots, transcripts and ``results.json``."""
     check_place(options.out)
     with folder_lock(options.out, "runs this demo"):
-        _run(options)
+        began = time.monotonic()
+        print_stage("", 1, f"generate {options.games} games by scripted players of mixed skill, {options.words} words")
+        chosen: dict[str, Any] = {"games": options.games, "words": str(options.words), "seed": options.seed}
+        data = generate_once(WordleData(out=options.out / "data", **chosen))
+        print_stage("", 2, "train behaviour cloning (bc) and ILQL (ilql) from scratch, in parallel")
+        _train(options, data)
+        print_stage("", 3, f"play {options.eval_games} games with each")
+        summaries = _play(options, *open_dataset(data))
+        print_stage("", 4, "results")
+        _write(options, summaries, (time.monotonic() - began) / 60)
     return options.out
 
 
-def _run(options: Demo) -> None:
-    began = time.monotonic()
-    _say(1, f"{options.games} games by scripted players of mixed skill, on {options.words} words")
-    data = _make_data(options)
-    _say(2, "train behaviour cloning (bc) and ILQL (ilql) from scratch, side by side")
-    _train(options, data)
-    _say(3, f"play {options.eval_games} games with each")
-    dataset, task = open_dataset(data)
-    summaries = _play(options, dataset, of_kind(task, WordleTask, data))
-    _say(4, "what came out")
-    _write(options, summaries, (time.monotonic() - began) / 60)
-
-
-def _say(number: int, text: str) -> None:
-    print(f"\n[{number}/4] {text}", flush=True)
-
-
-def _make_data(options: Demo) -> Path:
-    """The data set; one that is there already from an earlier call is used again."""
-    folder = options.out / "data"
-    wanted = wordle_data.WordleData(out=folder, games=options.games, words=str(options.words), seed=options.seed)
-    if not (folder / "manifest.json").exists():
-        return wordle_data.main(wanted)
-    dataset, _ = open_dataset(folder)
-    if (len(dataset), dataset.manifest["notes"]) != (options.games, wordle_data.notes(wanted)):
-        raise ValueError(f"{folder} holds a data set of other options: delete {options.out} or give another --out.")
-    print(f"using the data set that is there: {folder}")
-    return folder
-
-
 def _train(options: Demo, data: Path) -> None:
-    """Both trainings at once, each with half of the cores: small models gain little from a second one."""
+    """Run both trainings in parallel, each with half of the cores: small models gain little from a second one."""
     shared = ["--data", data, "--steps", options.steps, "--seed", options.seed]
     shared += ["--eval-every", -(-options.steps // 9)]
-    commands = {
-        "bc": ["train", "wordle_bc", "--out", options.out / "bc", *shared],
-        "ilql": ["train", "wordle_ilql", "--out", options.out / "ilql", *shared],
-    }
+    commands = {name: ["train", name, "--out", options.out / name, *shared] for name in ("bc", "ilql")}
     threads = min(max((os.cpu_count() or 2) // 2, 1), 2)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    _run_side_by_side({name: list(map(str, words)) for name, words in commands.items()}, environment)
+    _run_in_parallel({name: list(map(str, words)) for name, words in commands.items()}, environment)
 
 
-def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
-    """Run commands of this package at once and show what they print; when one fails, stop all.
+def _run_in_parallel(commands: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> None:
+    """Run commands of this package in parallel and print their output; when one fails, stop all.
 
     Raises:
-        ValueError: a command failed; it has said why.
+        ValueError: a command failed; its message has been printed.
     """
     running = {
         name: subprocess.Popen(
@@ -122,7 +98,7 @@ def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mappin
         while any(process.poll() is None for process in running.values()) and not _failed(running):
             time.sleep(0.2)
     except KeyboardInterrupt:
-        stopped.set()  # the demo itself says so, once
+        stopped.set()  # the demo prints one message for all
         raise
     finally:
         failed = _failed(running)
@@ -132,7 +108,7 @@ def _run_side_by_side(commands: Mapping[str, Sequence[str]], environment: Mappin
         for reader in readers:
             reader.join()
     if failed:
-        raise ValueError(f"training {' and '.join(failed)} failed; its last words are above.")
+        raise ValueError(f"training {' and '.join(failed)} failed; its message is above.")
 
 
 def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
@@ -140,23 +116,23 @@ def _failed(running: Mapping[str, subprocess.Popen[str]]) -> list[str]:
 
 
 def _relay(stream: IO[str], stopped: Event) -> None:
-    """Print the lines of a stream until its end; drop them once the command was stopped."""
+    """Print the lines of a stream until its end; none after the commands were stopped."""
     for line in stream:
         if not stopped.is_set():
             print(line, end="", flush=True)
 
 
-def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Summary]:
-    """One row of the table a player; every player meets the same hidden words."""
+def _play(options: Demo, dataset: RowDataset, task: Task) -> dict[str, Summary]:
+    """The summary of each player; all play the same hidden words."""
     control = dataset.tokenizer.control
     seed = options.seed + 1000
     summaries = {"data": task.summary(GameRecords.from_rows(dataset[:], control), "data")}
     bc, ilql = load_run(options.out / "bc"), load_run(options.out / "ilql")
     players: dict[str, Any] = {"BC": bc.policy(seed=seed), "BC greedy": bc.policy(method="greedy")}
     players |= {f"ILQL beta {beta:g}": ilql.policy(beta, method="greedy") for beta in options.betas}
-    players["optimal (myopic)"] = OptimalPlayer(list(task.words), rules=task.rules, seed=seed)
+    players["optimal (myopic)"] = task.player("optimal", seed).policy
     for name, policy in players.items():
-        summaries[name], records = task.judge(policy, games=options.eval_games, seed=seed, name=name)
+        summaries[name], records = task.evaluate(policy, games=options.eval_games, seed=seed, name=name)
         print(f"{name}: mean return {summaries[name].mean_return:.2f}", flush=True)
         path = options.out / "transcripts" / f"{name.replace(' ', '_')}.txt"
         write_transcripts(path, records, dataset.tokenizer, games=10, title=name, spelling=TILES)
@@ -164,7 +140,7 @@ def _play(options: Demo, dataset: RowDataset, task: WordleTask) -> dict[str, Sum
 
 
 def _write(options: Demo, summaries: Mapping[str, Summary], minutes: float) -> None:
-    """Write the files, then print the table: whoever stops reading the output has lost nothing."""
+    """Write the files, then print the table, so that a closed output loses nothing."""
     out, table = options.out, format_table(list(summaries.values()))
     write_file(out / "table.txt", table + "\n")
     results = {

@@ -1,4 +1,4 @@
-"""Which errors are the user's to correct, and the line that the command line prints for them."""
+"""Errors that the user can correct, as one line for the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST = 2000
-"""Characters of a message; what comes from other libraries may be a page."""
+"""Maximum number of characters; messages of other libraries can be long."""
 _REMEDIES = {
     errno.ENOSPC: "make room on that disk and run the same command again",
     errno.EDQUOT: "make room within the quota of that disk and run the same command again",
@@ -30,12 +30,12 @@ _REMEDIES = {
 def describe(error: Exception, options: Any = None) -> str | None:
     """One line about an error that the user can correct, or ``None`` where it is a bug and its traceback is needed.
 
-    Errors of the system (a full disk, a missing permission) are the user's, and so are the errors that this package
-    raises itself: their messages say what to do. What another library raises we did not foresee.
+    Errors of the operating system (a full disk, a missing permission) and errors that this package raises itself can be
+    corrected by the user. Errors that other libraries raise are bugs.
 
     Args:
         error: the error.
-        options: of the command; their ``out`` or ``run`` is named where the system's error names no file.
+        options: of the command; their ``out`` or ``run`` is named if the error names no file.
 
     Examples:
         >>> from torchrl_lang.recipes.errors import describe
@@ -54,16 +54,16 @@ def describe(error: Exception, options: Any = None) -> str | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was asked for that is not there, on a GPU or beside it."""
+    """Whether an allocation failed, on a GPU or on the CPU."""
     return (
         isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"  # torch's; torch itself may not have been imported yet
+        or type(error).__name__ == "OutOfMemoryError"  # torch's; torch may not have been imported yet
         or (type(error) is RuntimeError and "can't allocate memory" in str(error))
     )
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether this package raised the error, not a library that it called."""
+    """Whether code of this package raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,9 +1,10 @@
-"""ILQL: learn what each token is worth from a fixed pile of games, then say what is worth most."""
+"""ILQL: learn the value of each token from a fixed dataset, and decode guided by these values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedModel
@@ -18,31 +19,28 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.offline import TEXTWORLD, OfflineOptions, build_actor, build_lm, train_offline
-from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.tasks import open_dataset
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.options import option
 from torchrl_lang.training import seed_everything
 
-__all__ = ["ILQL", "TextWorldILQL", "build_loss", "main"]
+__all__ = ["ILQL", "build_loss", "main"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ILQL(OfflineOptions):
-    """Implicit language Q-learning on a data set of games (arXiv 2206.11871)."""
+    """Implicit language Q-learning on a dataset (arXiv 2206.11871)."""
 
-    beta: float = option(4.0, "strength of the values in the policy that is evaluated while training", at_least=0)
-    gamma: float = option(0.99, "discount, one a token of the agent's", at_least=0, at_most=1)
-    expectile: float = option(0.8, "tau of the value's expectile regression", above=0, below=1)
-    value_weight: float = option(0.2, "weight of V's loss beside the policy's", at_least=0)
+    preset: ClassVar[str] = "ilql"
+
+    beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    gamma: float = option(0.99, "discount factor per token of the agent", at_least=0, at_most=1)
+    expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
+    value_weight: float = option(0.2, "weight of V's loss; the policy's has weight 1", at_least=0)
     qvalue_weight: float = option(0.2, "weight of Q's loss", at_least=0)
-    cql_weight: float = option(0.002, "weight of the conservative term", at_least=0)
-    lmbda: float = option(0.5, "above 0 the value regresses on lambda-returns of the target Q", at_least=0, at_most=1)
-    tau: float = option(0.02, "step of the target heads towards the online ones", above=0, at_most=1)
-
-
-@with_defaults(beta=2.0, **TEXTWORLD)
-class TextWorldILQL(ILQL):
-    """Implicit language Q-learning from experts of mixed care in TextWorld games."""
+    cql_weight: float = option(0.002, "weight of the CQL term", at_least=0)
+    lmbda: float = option(0.5, "above 0, V regresses on lambda-returns of the target Q", at_least=0, at_most=1)
+    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
 
 
 def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:

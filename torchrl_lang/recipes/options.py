@@ -7,12 +7,14 @@ import dataclasses
 import inspect
 import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Literal,
+    Self,
     TypeVar,
     Union,
     dataclass_transform,
@@ -23,16 +25,17 @@ from typing import (
 
 from torchrl_lang.recipes.ranges import Range, check_ranges
 
-if TYPE_CHECKING:  # it imports torch, for which `--help` shall not wait
+if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
+    from torchrl_lang.recipes.tasks.base import Task
     from torchrl_lang.storage import Fields
 
 __all__ = [
-    "RECORD_VERSION",
     "Options",
     "add_options",
     "check_record",
     "option",
     "options_from",
+    "positional",
     "read_options",
     "required",
     "with_defaults",
@@ -41,43 +44,60 @@ __all__ = [
 
 T = TypeVar("T")
 
-
-RECORD_VERSION = 1
-"""Of the record that :func:`write_options` writes; a record without a version is of this one."""
+_VERSION = 1
+"""Version of the record that :func:`write_options` writes; a record without a version has this one."""
 
 
 class Options:
-    """Base of every recipe's dataclass: values are checked when one is made, from the command line or in Python.
+    """Base of the option dataclasses of all recipes. Values are checked on construction.
 
     Examples:
         >>> import dataclasses
         >>> from torchrl_lang.recipes.options import Options, option
         >>> @dataclasses.dataclass(frozen=True)
         ... class Training(Options):
-        ...     steps: int = option(10, "steps to train", at_least=1)
+        ...     steps: int = option(10, "training steps", at_least=1)
         >>> Training(steps=0)
         Traceback (most recent call last):
             ...
         ValueError: steps must be at least 1, got 0.
     """
 
+    preset: ClassVar[str] = ""
+    """Name under which a task keeps option values for this recipe in :attr:`Task.presets`."""
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @classmethod
+    def for_task(cls, task: Task | type[Task], /, **given: Any) -> Self:
+        """Options for a task: ``given`` values first, then the task's preset, then the defaults."""
+        return cls(**{**task.presets.get(cls.preset, {}), **given})
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Self:
+        """Options from the values that were given on the command line."""
+        return cls(**given)
+
 
 def option(default: Any, text: str, **ends: float) -> Any:
-    """A dataclass field with a default, a line of help, and the ends of its :class:`Range`."""
+    """A dataclass field with a default, a help text and the bounds of its :class:`Range`."""
     return dataclasses.field(default=default, metadata={"help": text, "range": Range(**ends)})
 
 
+def positional(text: str) -> Any:
+    """A dataclass field that the command line may give without its name; ``None`` by default."""
+    return dataclasses.field(default=None, metadata={"help": text, "positional": True})
+
+
 def required(text: str) -> Any:
-    """A dataclass field that the command line must give."""
+    """A dataclass field without a default."""
     return dataclasses.field(metadata={"help": text})
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
-    """Make a frozen dataclass of a class that changes defaults of its base's fields; help, range and order stay.
+    """Make a frozen dataclass of a class that changes defaults of inherited fields; their help and range stay.
 
     Raises:
         TypeError: the base has no such field.
@@ -87,62 +107,77 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
         >>> from torchrl_lang.recipes.options import option, with_defaults
         >>> @dataclasses.dataclass(frozen=True)
         ... class Options:
-        ...     steps: int = option(10, "steps to train")
+        ...     steps: int = option(10, "training steps")
         >>> @with_defaults(steps=20)
         ... class Longer(Options):
         ...     every: int = option(5, "steps between evaluations")
         >>> Longer(), dataclasses.fields(Longer)[0].metadata["help"]
-        (Longer(steps=20, every=5), 'steps to train')
+        (Longer(steps=20, every=5), 'training steps')
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        fields, hints = {field.name: field for field in dataclasses.fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]
+        hints = get_type_hints(cls)
+        fields: dict[str, dataclasses.Field] = {}
+        for base in reversed(cls.__mro__):
+            fields |= getattr(base, "__dataclass_fields__", {})
         unknown = sorted(defaults.keys() - fields.keys())
         if unknown:
             raise TypeError(f"{cls.__name__} changes defaults of {unknown}, its base has {list(fields)}.")
         cls.__annotations__ = inspect.get_annotations(cls) | {name: hints[name] for name in defaults}
         for name, default in defaults.items():
             setattr(cls, name, dataclasses.field(default=default, metadata=fields[name].metadata))
-        return dataclasses.dataclass(frozen=True)(cls)
+        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     return decorate
 
 
-def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """Give ``parser`` a ``--name`` for every field of a dataclass: its type, default and help.
+def add_options(
+    parser: argparse.ArgumentParser, options: type, presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Give ``parser`` an option ``--name`` for every field of a dataclass; a help text names the default.
+
+    Only options that are given end up in the parsed arguments, so that a preset can replace the defaults of the others.
+
+    Args:
+        parser: where to add the options.
+        options: the dataclass.
+        presets: other defaults by name of the task, for the help text.
 
     Examples:
         >>> import argparse, dataclasses
-        >>> from torchrl_lang.recipes.options import add_options, option, options_from
+        >>> from torchrl_lang.recipes.options import Options, add_options, option, options_from
         >>> @dataclasses.dataclass
-        ... class Options:
-        ...     steps: int = option(10, "steps to train")
+        ... class Training(Options):
+        ...     steps: int = option(10, "training steps")
+        ...     seed: int = option(0, "random seed")
         >>> parser = argparse.ArgumentParser()
-        >>> add_options(parser, Options)
-        >>> options_from(Options, parser.parse_args(["--steps", "3"]))
-        Options(steps=3)
+        >>> add_options(parser, Training)
+        >>> options_from(Training, parser.parse_args(["--steps", "3"]))
+        Training(steps=3, seed=0)
     """
     hints = get_type_hints(options)
     for field in dataclasses.fields(options):
-        flag = "--" + field.name.replace("_", "-")
         text = field.metadata.get("help", "")
-        needed = field.default is dataclasses.MISSING
-        settings: dict[str, Any] = {"help": text, "dest": field.name}
-        if needed:
+        settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, **_reader(hints[field.name])}
+        if field.default is dataclasses.MISSING:
             settings["required"] = True
         else:
-            settings["default"] = field.default
+            notes = [f"default: {_shown(field.default)}"]
             allowed = field.metadata.get("range", Range())
-            ends = "" if allowed == Range() else f"; {allowed}"
-            settings["help"] += f" (default: {_shown(field.default)}{ends})"
-        settings |= _reader(hints[field.name])
+            notes += [] if allowed == Range() else [str(allowed)]
+            for task, values in (presets or {}).items():
+                notes += [f"{task}: {_shown(values[field.name])}"] if field.name in values else []
+            text += f" ({'; '.join(notes)})"
         if settings.get("nargs") == "*" and field.default:
             settings["nargs"] = "+"
-        parser.add_argument(flag, **settings)
+        if field.metadata.get("positional"):
+            parser.add_argument(settings.pop("dest"), nargs="?", help=text, **settings)
+        else:
+            parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
 
 
 def _reader(kind: Any) -> dict[str, Any]:
-    """What argparse needs to read a value of this type."""
+    """The arguments of ``add_argument`` for values of a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is Literal:
@@ -159,7 +194,7 @@ def _reader(kind: Any) -> dict[str, Any]:
 
 
 def _path(text: str) -> Path:
-    if not text:  # which pathlib takes for the current folder
+    if not text:  # pathlib would take it for the current folder
         raise argparse.ArgumentTypeError("expected a path, got an empty text")
     return Path(text)
 
@@ -168,17 +203,20 @@ def _shown(value: Any) -> str:
     return (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
-def options_from(options: type[T], arguments: argparse.Namespace) -> T:
-    """The dataclass from parsed arguments."""
-    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(options)}  # type: ignore[arg-type]
-    return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
+    """The options that parsed arguments describe."""
+    names = {field.name for field in dataclasses.fields(options)} & vars(arguments).keys()
+    values = {name: getattr(arguments, name) for name in names}
+    return options.from_given(
+        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
 
 
 def write_options(path: Path, options: Any, **more: Any) -> None:
-    """Record options, and whatever else makes a run what it is, as JSON."""
+    """Record options, and whatever else defines a run, as JSON."""
     from torchrl_lang.storage import write_file
 
-    record = {"version": RECORD_VERSION, **_plain(options), **more}
+    record = {"version": _VERSION, **_plain(options), **more}
     write_file(path, json.dumps(record, indent=2, default=str) + "\n")
 
 
@@ -197,14 +235,14 @@ def read_options(path: Path) -> Fields:
         f"give the folder of a run; if {path.parent} is one, put the file back as it was or train in another folder"
     )
     record = Fields.read(path, remedy=remedy)
-    version = record.take("version", int, RECORD_VERSION)
-    if version != RECORD_VERSION:
-        raise record.error(f"is a record of version {version}, this version of the library reads {RECORD_VERSION}")
+    version = record.take("version", int, _VERSION)
+    if version != _VERSION:
+        raise record.error(f"is a record of version {version}, this version of the library reads {_VERSION}")
     return record
 
 
 def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more: Any) -> None:
-    """Raise unless a run that is to be continued is what it began as; ``free`` options may differ.
+    """Raise unless a run is resumed with the options it was started with; ``free`` options may differ.
 
     Raises:
         ValueError: naming what differs.
@@ -213,11 +251,11 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
 
     before = read_options(path).content
     now = json.loads(json.dumps(_plain(options) | more, default=str))
-    # An option that is younger than the run had the effect of its default.
+    # An option that the run's version of the library did not have yet had the effect of its default.
     defaults = json.loads(json.dumps({field.name: field.default for field in dataclasses.fields(options)}, default=str))
     changed = [key for key, value in now.items() if before.get(key, defaults.get(key)) != value and key not in free]
     if changed:
-        # The values of options are short, the checksums of a data set are not.
+        # The values of options are short, the checksums of a dataset are not.
         shown = [
             key if key in more else f"{key} was {shorten(before.get(key))} and is {shorten(now[key])}"
             for key in changed

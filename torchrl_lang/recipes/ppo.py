@@ -1,43 +1,38 @@
-"""PPO: learn from the games that the policy itself plays, near to where it started."""
+"""PPO from a finished run, with a KL penalty to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tensordict import TensorDictBase
 
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import PPOLoss
-from torchrl_lang.recipes.online import begin, keep_near, train_online
+from torchrl_lang.recipes.initial_policy import InitialPolicy, load_initial_policy
+from torchrl_lang.recipes.online import Learner, kl_transform, train_online
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.start import Start
-from torchrl_lang.training import Stateful
+from torchrl_lang.recipes.options import option
 
-__all__ = ["PPO", "PPOLearner", "TextWorldPPO", "main"]
+__all__ = ["PPO", "PPOLearner", "main"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPO(OnlineOptions):
-    """Proximal policy optimisation (arXiv 1707.06347) from a finished run, near to it."""
+    """Proximal policy optimization (arXiv 1707.06347) from a finished run, with a KL penalty to it."""
 
-    clip_epsilon: float = option(
-        0.2, "how far a token's probability may move, as a ratio, before it gains nothing", above=0
-    )
-    value_lr: float = option(
-        3e-3, "peak learning rate of the values: they must follow a policy that moves slowly", above=0, at_most=1
-    )
-    value_weight: float = option(0.5, "weight of the values' loss", at_least=0)
+    preset: ClassVar[str] = "ppo"
+
+    clip_epsilon: float = option(0.2, "clipping range of the probability ratio", above=0)
+    value_lr: float = option(3e-3, "peak learning rate of the value head", above=0, at_most=1)
+    value_weight: float = option(0.5, "weight of the value loss", at_least=0)
     entropy_weight: float = option(0.0, "weight of the policy's entropy", at_least=0)
-    gamma: float = option(1.0, "discount from token to token of an utterance", at_least=0, at_most=1)
-    lmbda: float = option(0.95, "trust in what follows inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount from turn to turn", at_least=0, at_most=1)
-    turn_lmbda: float = option(0.95, "trust in what follows across turns", at_least=0, at_most=1)
-    detach_value: bool = option(True, "values read the states of the model and do not pull at them")
-    value_warmup: int = option(
-        10, "iterations in which values alone learn: wrong ones would push the policy about", at_least=0
-    )
+    gamma: float = option(1.0, "discount factor between tokens of an utterance", at_least=0, at_most=1)
+    lmbda: float = option(0.95, "lambda of the advantage estimate inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor between turns", at_least=0, at_most=1)
+    turn_lmbda: float = option(0.95, "lambda of the advantage estimate across turns", at_least=0, at_most=1)
+    detach_value: bool = option(True, "stop value gradients at the trunk")
+    value_warmup: int = option(10, "iterations at the beginning in which only the value head is trained", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,28 +42,10 @@ class PPO(OnlineOptions):
             )
 
 
-# Who imitates experts errs seldom, so that most of what a batch says is noise: small steps, over many games.
-@with_defaults(
-    iterations=40,
-    games=192,
-    turns=12,
-    epochs=4,
-    lr=5e-5,
-    kl_coef=0.1,
-    kl_target=1.5,
-    kl_horizon=2000,
-    turn_gamma=0.95,
-    eval_every=20,
-    eval_games=96,
-)
-class TextWorldPPO(PPO):
-    """Proximal policy optimisation in TextWorld games, from a run that imitates experts, near to it."""
+class PPOLearner(Learner):
+    """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""
 
-
-class PPOLearner:
-    """All games are learned from; log-probabilities and values are those that acting wrote."""
-
-    def __init__(self, options: PPO, start: Start) -> None:
+    def __init__(self, options: PPO, start: InitialPolicy) -> None:
         self.value_warmup, self.detach_value = options.value_warmup, options.detach_value
         self.rates = ((start.value, options.value_lr),)
         self.loss = PPOLoss(
@@ -89,22 +66,18 @@ class PPOLearner:
         return self.loss.estimate(rows, reuse_values=True)
 
     def losses(self, batch: TensorDictBase, iteration: int) -> TensorDictBase:
-        """All of them, or at first the values' alone."""
-        moves = self.moves_policy(iteration)
-        self.loss.detach_value = self.detach_value or not moves
+        """All losses; only the value loss during the value warmup."""
+        trains_policy = self.trains_policy(iteration)
+        self.loss.detach_value = self.detach_value or not trains_policy
         losses = self.loss(batch)
-        return losses if moves else losses.select("loss_critic", "explained_variance")
+        return losses if trains_policy else losses.select("loss_critic", "explained_variance")
 
-    def moves_policy(self, iteration: int) -> bool:
-        """Whether the values have been warmed up."""
+    def trains_policy(self, iteration: int) -> bool:
+        """Whether the value warmup is over."""
         return iteration > self.value_warmup
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """Nothing beside the loss."""
-        return {}
 
 
 def main(options: PPO) -> float:
     """Train; returns the best mean return."""
-    start = begin(options)
-    return train_online(options, start, keep_near(options, start), PPOLearner(options, start))
+    start = load_initial_policy(options)
+    return train_online(options, start, kl_transform(options, start), PPOLearner(options, start))

@@ -1,4 +1,4 @@
-"""The numbers that an option may have: declared beside its default, checked in one place."""
+"""Ranges of numeric options: declared beside the default, checked in one place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 __all__ = ["Range", "check_ranges"]
 
 _LARGEST = 2**31 - 1
-"""Integers without a limit of their own end here: no size, count or seed that is meant lies above."""
+"""Upper bound of integers without another one; larger sizes, counts or seeds are typing errors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Range:
 
 
 def check_ranges(options: Any) -> None:
-    """Raise unless every number and every choice among the fields of a dataclass is one that its field allows.
+    """Raise if a number or a choice among the fields of a dataclass is not allowed.
 
-    Numbers must be finite and lie in the field's :class:`Range`; each item of a tuple likewise, and a tuple whose
-    default holds something must not be empty.
+    Numbers must be finite and lie in the field's :class:`Range`; so must each item of a tuple. A tuple whose
+    default is not empty must not be empty.
 
     Raises:
         ValueError: with the field, its value and what is allowed.
@@ -81,7 +81,7 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """What a ``Literal`` inside a type allows."""
+    """The values of a ``Literal`` inside a type."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return tuple(choice for part in get_args(hint) for choice in _choices(part))

@@ -1,24 +1,25 @@
-"""TextWorld from end to end: experts play, a small model imitates them, goes on by itself, and is judged elsewhere."""
+"""The TextWorld demo: games by experts, BC on them, PPO from there, and a table on games with other solutions."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang.recipes import bc, ppo, textworld_data, textworld_evaluate
+from torchrl_lang.recipes import bc, evaluate, ppo
+from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.tasks import check_place
-from torchrl_lang.storage import Fields, folder_lock
+from torchrl_lang.recipes.run_common import print_stage
+from torchrl_lang.recipes.tasks.textworld import TextWorldData, TextWorldTask
+from torchrl_lang.storage import folder_lock
 
 __all__ = ["TextWorldDemo", "main"]
 
 Kind = Literal["coin_collector", "simple"]
 
-# What differs between the kinds: a corridor is learned from few games, an order of many words from more.
+# Options of the three stages where they differ from TextWorld's presets.
 _DATA: Mapping[str, dict[str, Any]] = {
     "coin_collector": {"games": 320, "valid": 48, "test": 64, "episodes": 1500, "epsilon": (0.0, 0.1, 0.3)},
     "simple": {"games": 400, "episodes": 3000, "foreign": 0.5},
@@ -38,61 +39,39 @@ _QUICK: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextWorldDemo(Options):
-    """TextWorld from end to end: experts' games, imitation, PPO, and a table on games that nobody learned from."""
+    """TextWorld: experts' games, BC, PPO, and a table on games with other solutions, in half an hour."""
 
-    out: Path = option(Path("runs/textworld"), "folder of everything that is written")
-    kinds: tuple[Kind, ...] = option(("coin_collector", "simple"), "which of the engine's kinds of game")
+    out: Path = option(Path("runs/textworld"), "folder of all results")
+    kinds: tuple[Kind, ...] = option(("coin_collector", "simple"), "the engine's kinds of game")
     quick: bool = option(False, "five minutes: the coin collector alone, with fewer games and steps")
-    seed: int = option(0, "seed of weights, games and words", at_least=0)
+    seed: int = option(0, "seed of weights, games and sampling", at_least=0)
 
 
 def main(options: TextWorldDemo) -> Path:
-    """Run all stages of each kind; what is there from an earlier call is used again. Returns the folder."""
+    """Run all stages for each kind, or resume them; returns the folder."""
     check_place(options.out)
     with folder_lock(options.out, "runs this demo"):
-        _all_kinds(options)
+        for kind in ("coin_collector",) if options.quick else options.kinds:
+            began = time.monotonic()
+            folder = options.out / (f"{kind}_quick" if options.quick else kind)
+            _run(options, kind, folder)
+            print(f"{kind}: {(time.monotonic() - began) / 60:.1f} minutes; all results are in {folder}\n", flush=True)
     return options.out
 
 
-def _all_kinds(options: TextWorldDemo) -> None:
-    for kind in ("coin_collector",) if options.quick else options.kinds:
-        began = time.monotonic()
-        folder = options.out / (f"{kind}_quick" if options.quick else kind)
-        _stages(options, kind, folder)
-        print(f"{kind}: {(time.monotonic() - began) / 60:.1f} minutes; everything is in {folder}\n", flush=True)
-
-
-def _stages(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
-    data, imitation, practice = (
-        {**chosen[kind], **(quick if options.quick else {})}
+def _run(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
+    data_options, bc_options, ppo_options = (
+        {**chosen[kind], **(quick if options.quick else {}), "seed": options.seed}
         for chosen, quick in zip((_DATA, _BC, _PPO), _QUICK, strict=True)
     )
-    _say(kind, 1, "experts play, some of whom err")
-    wanted = textworld_data.TextWorldData(out=folder / "data", kind=kind, seed=options.seed, **data)
-    if (folder / "data" / "manifest.json").exists():
-        _check(folder, wanted)
-    else:
-        textworld_data.main(wanted)
-    _say(kind, 2, "a model from scratch imitates them (bc)")
-    bc.main(bc.TextWorldBC(data=folder / "data", out=folder / "bc", seed=options.seed, **imitation))
-    _say(kind, 3, "it plays and learns from its own games, near to where it was (ppo)")
-    ppo.main(ppo.TextWorldPPO(start=folder / "bc", out=folder / "ppo", seed=options.seed, **practice))
-    _say(kind, 4, "all play games with other solutions than those that were learned from")
-    judged = textworld_evaluate.TextWorldEvaluate(run=folder / "ppo", also=(folder / "bc",), seed=options.seed + 1)
-    textworld_evaluate.main(judged)
-
-
-def _check(folder: Path, wanted: textworld_data.TextWorldData) -> None:
-    path = folder / "data" / "manifest.json"
-    notes = Fields.read(path, remedy=f"delete {folder / 'data'}, it is then made again").object("notes").content
-    played = {"epsilon": wanted.epsilon, "foreign": wanted.foreign, "seed_of_play": wanted.seed}
-    expected = json.loads(json.dumps(textworld_data.task_of(wanted).notes() | played))
-    if any(notes.get(key) != value for key, value in expected.items()):
-        raise ValueError(f"{folder / 'data'} holds games of other options: delete {folder} or give another --out.")
-    print(f"using the data set that is there: {folder / 'data'}")
-
-
-def _say(kind: str, number: int, text: str) -> None:
-    print(f"\n[{kind} {number}/4] {text}", flush=True)
+    print_stage(kind, 1, "generate games by experts, some of whom make random moves")
+    data = generate_once(TextWorldData(out=folder / "data", kind=kind, **data_options))
+    print_stage(kind, 2, "train a model from scratch on them (bc)")
+    bc.main(bc.BC.for_task(TextWorldTask, data=data, out=folder / "bc", **bc_options))
+    print_stage(kind, 3, "continue on its own games with a KL penalty (ppo)")
+    ppo.main(ppo.PPO.for_task(TextWorldTask, start=folder / "bc", out=folder / "ppo", **ppo_options))
+    print_stage(kind, 4, "evaluate on games with other solutions than those of training")
+    runs = {"run": folder / "ppo", "also": (folder / "bc",)}
+    evaluate.main(evaluate.Evaluate.for_task(TextWorldTask, **runs, seed=options.seed + 1))

@@ -1,4 +1,4 @@
-"""Worker processes that end with their parent, not with a signal to its group, and leave nothing behind."""
+"""Start and stop the worker processes of a collector: signals, dead parents, and shared memory."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["end_scheme", "end_with_parent", "is_alive", "start_workers"]
 
 C = TypeVar("C")
 _GIVE_UP = 10.0
-"""Seconds that a start which is interrupted may take to notice."""
+"""Seconds to wait for an interrupted start to end."""
 
 
 def start_workers(make: Callable[[], C]) -> C:
-    """Make a collector, which starts its worker processes by ``spawn`` and returns when all have loaded what they need.
+    """Make a collector, which starts its worker processes by ``spawn`` and returns when all of them are ready.
 
-    - Workers are born with SIGINT and SIGTERM blocked: Ctrl-C reaches the whole group of processes, and a worker that
-      dies of it in the midst of a message takes the others along. Their parent ends them.
-    - An interrupt or an error meanwhile kills those that have been started.
-    - The names of their semaphores are removed from shared memory as soon as all have opened them. What no longer has a
-      name ends with the last process that uses it, however all of them end.
+    - Workers start with SIGINT and SIGTERM blocked: Ctrl-C reaches all processes of the group, and a worker that dies
+      while it sends a message blocks the others. The parent process ends them instead.
+    - An interrupt or an error during the start kills the workers started so far.
+    - The names of their semaphores are removed from shared memory once all workers have opened them, so the memory is
+      freed with the last process that uses it, however the processes end.
     """
-    resource_tracker.ensure_running()  # else the first worker would start it, which unblocks the signals
+    resource_tracker.ensure_running()  # otherwise the first worker starts it, which unblocks the signals
     names = set(util._finalizer_registry)  # type: ignore[attr-defined]
     others = set(multiprocessing.active_children())
     made: Future[tuple[C, int]] = Future()
-    # In a thread of its own: processes inherit the signals that it blocks, and this thread still hears of them.
+    # In a separate thread, because workers inherit its blocked signals; this thread still receives them.
     thread = threading.Thread(target=_make, args=(make, made), daemon=True)
     thread.start()
     try:
@@ -45,7 +45,7 @@ def start_workers(make: Callable[[], C]) -> C:
         _abort(thread, made, others)
         raise
     _forget_names(names)
-    torch.set_num_threads(threads)  # TorchRL leaves some cores to the workers; the number is each thread's own
+    torch.set_num_threads(threads)  # TorchRL reserves cores for the workers; the setting is per thread
     return collector
 
 
@@ -59,7 +59,7 @@ def _make(make: Callable[[], C], made: Future[tuple[C, int]]) -> None:
 
 
 def _abort(thread: threading.Thread, made: Future[tuple[Any, int]], others: set[Any]) -> None:
-    """Kill the workers that have been started, and those that still will be."""
+    """Kill the workers that have been started, and those started until the thread ends."""
     until = time.monotonic() + _GIVE_UP
     while thread.is_alive() and time.monotonic() < until:
         for process in set(multiprocessing.active_children()) - others:
@@ -70,7 +70,7 @@ def _abort(thread: threading.Thread, made: Future[tuple[Any, int]], others: set[
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process, even one that hangs, soon after its parent is gone. (Workers' ``init_fn``.)"""
+    """End this process, even if it hangs, soon after its parent has ended. (Workers' ``init_fn``.)"""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -81,15 +81,15 @@ def end_with_parent(parent: int) -> None:
 
 
 def end_scheme(scheme: SharedMemWeightSyncScheme) -> None:
-    """End what TorchRL 0.14's collectors do not end: left to the interpreter's exit it starts threads, for ever."""
+    """Shut down a scheme that TorchRL 0.14's collectors leave open; otherwise the interpreter never exits."""
     for name in ("_weight_init_queues", "_instruction_queues", "_ack_queues"):
         for queue in getattr(scheme, name, {}).values():
-            queue.cancel_join_thread()  # of workers that have died nobody reads what is still to be sent
+            queue.cancel_join_thread()  # messages to dead workers are never read
     scheme.shutdown()
 
 
 def is_alive(process: Any) -> bool:
-    """Whether a worker runs, also where TorchRL has closed its handle."""
+    """Whether a worker runs; not if TorchRL has closed its handle."""
     try:
         return process.is_alive()
     except ValueError:  # closed
@@ -97,7 +97,7 @@ def is_alive(process: Any) -> bool:
 
 
 def _forget_names(before: set[Any]) -> None:
-    """Remove the names of semaphores that were made since: they serve to open them, and all have."""
+    """Remove the names of semaphores made since ``before``; all workers have opened them."""
     registry = util._finalizer_registry  # type: ignore[attr-defined]
     for key in [key for key in registry if key not in before]:
         finalizer = registry.get(key)

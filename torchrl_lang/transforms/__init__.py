@@ -1,4 +1,4 @@
-"""Transforms: rewards kept near a reference by their divergence, for any actor, in any place; rewards of turns."""
+"""Transforms: KL penalties against a frozen reference, for any actor, and additional rewards of turns."""
 
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,

@@ -20,17 +20,17 @@ from torchrl_lang.transforms.references.whole_rows import RowReference
 
 __all__ = ["distribution_kl", "row_kl", "row_log_probs"]
 
-# Decisions whose hidden states are folded over the vocabulary at a time.
+# Decisions at a time.
 _DECISIONS_AT_ONCE = 1024
 
 
 def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024) -> Tensor:
-    """``KL(p || q)``, in closed form; over the vocabulary in slices where it is categorical, head by head if composite.
+    """``KL(p || q)`` in closed form; of categorical distributions in chunks of the vocabulary.
 
     Args:
         p: batch shape ``[*B]``.
         q: the same kind of distribution.
-        chunk_size: entries of the vocabulary at a time.
+        chunk_size: tokens of the vocabulary at a time.
 
     Returns:
         float ``[*B]``.
@@ -76,7 +76,7 @@ def row_kl(
     forward: bool = False,
     chunk_size: int = 1024,
 ) -> Tensor:
-    """Exact divergence at every token that the agent wrote, given what stands before it, float ``[*B, T]``.
+    """Exact divergence at every token that the agent wrote, given the tokens before it, float ``[*B, T]``.
 
     Summed over a row it estimates the divergence of the distributions over rows, without bias where the policy wrote
     the row, and with less variance than sampled log-ratios (Rao-Blackwellised: arXiv 2504.10637).
@@ -89,7 +89,7 @@ def row_kl(
         reference: scores under the reference.
         tensordict: rows, see :mod:`torchrl_lang.schema`.
         forward: ``KL(reference || policy)`` instead of ``KL(policy || reference)``.
-        chunk_size: entries of the vocabulary at a time.
+        chunk_size: tokens of the vocabulary at a time.
 
     Raises:
         ValueError: policy and reference are different kinds of actors.
@@ -171,8 +171,8 @@ def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, 
         return kl
     if a is None or b is None or not torch.equal(a, b):
         raise ValueError(
-            "Policy and reference must be the same kind of actor: an UtteranceActor must end its utterances where "
-            "action_length says, and the other does not. Pass both as UtteranceActors of one action_length, or both "
+            "Policy and reference must be the same kind of actor: an UtteranceActor ends its utterances after "
+            "action_length tokens, and the other does not. Pass both as UtteranceActors of one action_length, or both "
             "as language actors."
         )
     return torch.where(a, 0.0, kl)

@@ -1,4 +1,4 @@
-"""Where an action and what belongs to it stand in a tensordict: the default keys of every transform here."""
+"""The default keys of the KL transforms: an action, its log-probability, its reward, its divergence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KL = "kl"
 
 @dataclass(frozen=True)
 class ActionKeys:
-    """Keys of an action, its log-probability under the policy that chose it, its reward, and the mask of what counts.
+    """Keys of an action, its log-probability under the policy that chose it, its reward, and the mask of its tokens.
 
     Examples:
         >>> from torchrl_lang.transforms import ActionKeys
@@ -35,7 +35,7 @@ class ActionKeys:
     ref_log_prob: NestedKey = REF_LOG_PROB
     kl: NestedKey = KL
     mask: NestedKey | None = None
-    """bool, the shape of the log-probability: True on what counts; None where all does."""
+    """bool, the shape of the log-probability: True on the tokens that count; None where all do."""
 
     @classmethod
     def of_action(
@@ -43,7 +43,7 @@ class ActionKeys:
         action: NestedKey | Sequence[NestedKey] = ACTION,
         log_prob: NestedKey | Sequence[NestedKey] | None = None,
     ) -> ActionKeys:
-        """One action a step, in TorchRL's names; a nested action keeps everything in its own group."""
+        """One action a step, in TorchRL's names; the keys of a nested action are in its group."""
         actions = key_list(action)
         group = actions[0][:-1] if isinstance(actions[0], tuple) and len(actions) == 1 else ()
         own = [sibling(key, f"{last_name(key)}_log_prob") for key in actions]
@@ -52,7 +52,7 @@ class ActionKeys:
         return cls(tuple(actions), tuple(log_probs), reward, ref, kl)
 
     def named(self, name: str) -> ActionKeys:
-        """The same with a name before what is written, so that two references can stand in one place.
+        """The same with a prefix on the keys that are written, for a second reference.
 
         Examples:
             >>> from torchrl_lang.transforms import ActionKeys
@@ -74,7 +74,7 @@ class ActionKeys:
 
 
 def key_list(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
-    """A key or several as a list: a string is a key, a tuple a nested key, a list several."""
+    """One key (a string or a nested tuple) or several as a list."""
     return [unravel_key(key) for key in ([keys] if isinstance(keys, (str, tuple)) else keys)]
 
 

@@ -1,4 +1,4 @@
-"""The whole chain: reference, divergence, adjusted reward and, where asked for, a limit."""
+"""The whole chain: reference, divergence, adjusted reward and an optional limit."""
 
 from __future__ import annotations
 
@@ -24,49 +24,45 @@ __all__ = ["KLConstrainedTransform"]
 
 
 class KLConstrainedTransform(Compose):
-    """Rewards kept near a reference: :class:`ReferenceModelLogProbTransform`, :class:`KLDivergenceTransform`,
-    :class:`RewardAdjustmentTransform` and, with a ``limit``, :class:`KLLimitTransform`, one behind the other.
+    """Penalizes divergence from a reference policy in the reward: :class:`ReferenceModelLogProbTransform`,
+    :class:`KLDivergenceTransform`, :class:`RewardAdjustmentTransform` and, with a ``limit``, :class:`KLLimitTransform`.
 
-    For an environment, a replay buffer (``append_transform``) or a collector (``postproc``); for one of them, or the
-    penalty would count twice, and doing so raises. The kind of actor decides what is scored: single actions; turns, of
+    Use it in one place: an environment, a replay buffer (``append_transform``) or a collector (``postproc``). A second
+    one raises, since the penalty would count twice. The kind of actor decides what is scored: single actions; turns, of
     an :class:`~torchrl_lang.modules.UtteranceActor`; whole rows, of ``RowReference(frozen_copy(utterance_actor))``,
-    whose numbers compare with the ``token_log_prob`` that acting wrote. A bare
-    :func:`~torchrl_lang.modules.language_actor` is scored over whole rows as well, but at temperature 1 and over the
-    whole vocabulary: give it together with ``policy=``, or with log-probabilities made by
-    :func:`~torchrl_lang.modules.row_log_prob`.
+    which compare with the ``token_log_prob`` of acting. A bare :func:`~torchrl_lang.modules.language_actor` scores
+    whole rows at temperature 1 over the whole vocabulary: give it together with ``policy=``, or with log-probabilities
+    made by :func:`~torchrl_lang.modules.row_log_prob`.
 
-    Rows made of an environment's steps hold the reward that this transform left there, the penalty of a turn at its
-    last token, and ``raw_reward`` beside it. To adjust rows instead, token by token, leave it out of the environment.
+    Rows made from an environment's steps keep the adjusted reward, the penalty of a turn at its last token, with
+    ``raw_reward`` beside it. To adjust rows token by token instead, leave the transform out of the environment.
 
     **Coming from TorchRL's old** ``KLRewardTransform(actor, coef, in_keys, out_keys, requires_grad)``: the first five
-    arguments are the same. What is different: the reward is ``R - coef * KL`` as its formula said (its code had the
-    sign the other way round); it runs with random policies only when told to (``missing="zero"``); a nested action is
-    found, or an error is raised, where the penalty was silently left out before; the raw reward and the divergence
-    stand beside the reward; the frozen copy moves with ``.to()`` and a checkpoint knows it again. Over ``ParallelEnv``
-    and ``SerialEnv`` it stands outside, ``TransformedEnv(ParallelEnv(...), KLConstrainedTransform(actor))``.
+    arguments are the same. The reward is ``R - coef * KL`` (the old code had the sign reversed); random policies need
+    ``missing="zero"``; nested actions are found, or an error is raised, where the penalty was silently left out. Over
+    ``ParallelEnv`` and ``SerialEnv`` it goes outside: ``TransformedEnv(ParallelEnv(...), KLConstrainedTransform(a))``.
 
     Args:
-        actor: the reference as it is now, e.g. the policy before training; see :class:`ReferenceModelLogProbTransform`
-            for everything else that can stand here.
-        coef: of the divergence: a number, or a :class:`KLController`.
+        actor: the reference as it is now, e.g. the policy before training; or whatever else
+            :class:`ReferenceModelLogProbTransform` takes.
+        coef: coefficient of the divergence: a number, or a :class:`KLController`.
         in_keys: the rewards; default ``"reward"`` (``"token_reward"`` for rows), in the action's group.
-        out_keys: where the adjusted rewards go, default over the raw ones, which then move to ``"raw_reward"``.
+        out_keys: the adjusted rewards, default in place of the raw ones, which move to ``"raw_reward"``.
         requires_grad: gradients flow through the penalty, to the policy's log-probability and to the copied reference,
-            which still is in nobody's ``parameters()``.
-        estimator: see :class:`KLDivergenceTransform`; ``"k1"`` is the one to take in a reward.
-        direction: see there.
-        per: see there.
+            which is in nobody's ``parameters()``.
+        estimator: see :class:`KLDivergenceTransform`; use ``"k1"`` in a reward.
+        direction: see :class:`KLDivergenceTransform`.
+        per: see :class:`KLDivergenceTransform`.
         placement: ``"token"`` or ``"last"``, see :class:`RewardAdjustmentTransform`.
         log_prob_key: the policy's log-probability, default as the actor writes it.
         action_key: the action, default as the actor writes it.
         mask_key: see :class:`KLDivergenceTransform`; default ``"action_mask"`` for rows.
         policy: the actor that is trained, for ``estimator="exact"`` and for data without log-probabilities.
         limit: nats at which an episode is truncated, see :class:`KLLimitTransform`.
-        auto_update: the controller follows every batch by itself; otherwise call :meth:`update`.
+        auto_update: update the controller with every batch; otherwise call :meth:`update`.
         missing: see :class:`KLDivergenceTransform`.
         embed_weights: keep the reference's weights in the ``state_dict``.
-        name: stands before the names of what is written (``"style"``: ``"style_kl"`` and so on), for a second reference
-            in the same place.
+        name: a prefix of the keys that are written (``"style"``: ``"style_kl"`` and so on), for a second reference.
 
     Examples:
         >>> import torch
@@ -118,8 +114,8 @@ class KLConstrainedTransform(Compose):
         mask_key = action_keys.mask if mask_key is None else mask_key
         if placement == "last" and mask_key is None:
             raise ValueError(
-                "placement='last' is for whole rows of tokens; the reward of an action or of a turn takes the whole "
-                "divergence anyway."
+                "placement='last' is for whole rows of tokens; from the reward of an action or a turn the whole "
+                "divergence is subtracted anyway."
             )
         rows = reference.action_keys == ActionKeys.row()
         policy = None if policy is None else as_policy(policy, rows=rows)
@@ -164,17 +160,17 @@ class KLConstrainedTransform(Compose):
 
     @property
     def divergence(self) -> KLDivergenceTransform:
-        """The one of the chain that computes the divergence."""
+        """The transform of the chain that computes the divergence."""
         return next(t for t in self.transforms if isinstance(t, KLDivergenceTransform))
 
     @property
     def reward_adjustment(self) -> RewardAdjustmentTransform:
-        """The one of the chain that adjusts the reward."""
+        """The transform of the chain that adjusts the reward."""
         return next(t for t in self.transforms if isinstance(t, RewardAdjustmentTransform))
 
     @property
     def controller(self) -> KLController:
-        """What gives the coefficient."""
+        """The controller of the coefficient."""
         return self.reward_adjustment.controller
 
     @property
@@ -183,7 +179,7 @@ class KLConstrainedTransform(Compose):
         return self.controller()
 
     def update(self, tensordict: TensorDictBase) -> None:
-        """Show the controller a batch that this transform has adjusted: steps with their ``"next"``, or rows.
+        """Update the controller with a batch that this transform has adjusted: steps with their ``"next"``, or rows.
 
         Raises:
             KeyError: the batch has no divergence.
@@ -192,7 +188,7 @@ class KLConstrainedTransform(Compose):
 
     def clone(self) -> Self:
         """A copy without an environment; the frozen model and the controller are the same ones."""
-        other = Transform.clone(self)  # that of Compose forgets the class
+        other = Transform.clone(self)  # Compose.clone returns a plain Compose
         other._modules["transforms"] = nn.ModuleList(t.clone() for t in self.transforms)
         for transform in other.transforms:
             transform.set_container(other)

@@ -1,4 +1,4 @@
-"""The divergence of the policy from its reference, estimated from what was done or exact."""
+"""The divergence of the policy from its reference, estimated from the sampled actions or exact."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.functional import KLDirection, kl_estimate
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.transforms.base import required
-from torchrl_lang.transforms.compose_utils import environment_of
+from torchrl_lang.transforms.base import required, required_mask
 from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl
 from torchrl_lang.transforms.keys import KL, REF_LOG_PROB, ActionKeys, key_list
 from torchrl_lang.transforms.reference_transform import ReferenceTransform
@@ -36,44 +35,42 @@ class KLDivergenceTransform(ReferenceTransform):
     http://joschu.net/blog/kl-approx.html):
 
     ===========  ==========================================  ======================================================
-    estimator    reverse, ``KL(pi || ref)``                  what for
+    estimator    reverse, ``KL(pi || ref)``                  use
     ===========  ==========================================  ======================================================
-    ``"k1"``     ``-log rho``                                a penalty in the *reward*: the policy gradient then
-                                                             follows the divergence's own, without bias
-    ``"k2"``     ``(log rho)**2 / 2``                        a term of a *loss*; its gradient is the divergence's
-    ``"k3"``     ``rho - 1 - log rho``                       *watching*: unbiased, never negative, little variance
-    ``"exact"``  ``sum_a pi(a) log(pi(a) / ref(a))``         no noise, where the distributions are at hand
+    ``"k1"``     ``-log rho``                                a penalty in the *reward*: the policy gradient is then
+                                                             that of the divergence, without bias
+    ``"k2"``     ``(log rho)**2 / 2``                        a term of a *loss*: its gradient is the divergence's
+    ``"k3"``     ``rho - 1 - log rho``                       *logging*: unbiased, never negative, low variance
+    ``"exact"``  ``sum_a pi(a) log(pi(a) / ref(a))``         no noise, where both distributions can be computed
     ===========  ==========================================  ======================================================
 
     k3 in a reward is *not* an unbiased penalty, and k1 in a loss has no gradient in the mean; see
-    :func:`~torchrl_lang.functional.kl_estimate`. The exact divergence is the same whatever was done, so as a reward it
-    holds an action responsible only for the divergence of later ones, never for its own: watch it, limit it, steer the
-    coefficient by it, give it to a critic, but penalise with k1. All log-probabilities are of the policy that acted,
-    and estimates need actions that were drawn: those of a deterministic policy estimate nothing. Where a squashed
-    action (``TanhNormal``) has come to lie on its bound, its log-probability as drawn and as computed from the action
-    part by float32's rounding, by a nat or so; ``"exact"`` knows no such trouble.
+    :func:`~torchrl_lang.functional.kl_estimate`. The exact divergence does not depend on the sampled action, so as a
+    reward it gives an action no credit for its own divergence: use it for logging, limits and controllers, and
+    penalize with k1. Log-probabilities must be those of the policy that acted, and estimates need sampled actions, not
+    those of a deterministic policy. Where a squashed action (``TanhNormal``) lies on its bound, the log-probability
+    recomputed from the action can differ from the sampled one by about a nat; ``"exact"`` does not.
 
     Args:
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
         direction: ``"reverse"``, ``KL(pi || ref)``, or ``"forward"``, ``KL(ref || pi)``, whose estimates are weighted
             by ``rho`` as the actions come from the policy.
-        per: ``"token"``: the shape of the log-probability. ``"sequence"``: summed over whatever lies beyond the batch,
+        per: ``"token"``: the shape of the log-probability. ``"sequence"``: summed over all dimensions beyond the batch,
             ``[*B, 1]`` for rows and utterances.
         log_prob_key: the policy's log-probability; several keys (heads of a composite action) are summed.
-        ref_log_prob_key: the reference's, from :class:`ReferenceModelLogProbTransform` or a column.
-        mask_key: bool, the shape of the log-probability; where False the divergence is zero, whatever stands there.
-        out_key: where the divergence goes.
-        policy: the actor that is trained, used as it is (no copy). ``"exact"`` takes its distribution from parameters
-            in the data (``loc`` and ``scale``, say) where they are, and runs it where not. For estimators it is run
-            where the data has no log-probability.
-        reference: for ``"exact"``: what :class:`ReferenceModelLogProbTransform` takes.
+        ref_log_prob_key: the reference's, from :class:`ReferenceModelLogProbTransform` or stored in the data.
+        mask_key: bool, the shape of the log-probability; where False the divergence is zero, even if an input is NaN.
+        out_key: the key of the divergence.
+        policy: the actor that is trained, used without a copy. ``"exact"`` reads the parameters of its distribution
+            from the data (e.g. ``loc`` and ``scale``) and runs it where they are missing; an estimator runs it where
+            the data has no log-probability.
+        reference: for ``"exact"``: as in :class:`ReferenceModelLogProbTransform`.
         chunk_size: for ``"exact"`` over a vocabulary: tokens at a time; memory is at most ``32 * chunk_size`` bytes a
             position, whatever the size of the vocabulary.
         missing: without the policy's log-probability raise (``"error"``), or take the divergence for zero (``"zero"``),
             for random policies, such as that of ``check_env_specs``.
         embed_weights: keep the weights of ``reference`` in the ``state_dict``.
-        differentiable: gradients flow to the log-probabilities of an estimator, where they carry any; a reward wants
-            none.
+        differentiable: let gradients flow to the log-probabilities of an estimator; a reward needs none.
 
     Raises:
         ValueError: unknown options; ``"exact"`` without policy or reference; on calls, shapes that differ.
@@ -118,8 +115,8 @@ class KLDivergenceTransform(ReferenceTransform):
             raise ValueError(
                 "An exact divergence needs both distributions: pass policy=, the actor that acts, and reference=."
             )
-        held = None if reference is None else as_reference(reference)
-        super().__init__(key_list(out_key), held, embed_weights=embed_weights)
+        reference = None if reference is None else as_reference(reference)
+        super().__init__(key_list(out_key), reference, embed_weights=embed_weights)
         self.estimator = estimator
         self.direction: KLDirection = direction
         self.per = per
@@ -129,9 +126,9 @@ class KLDivergenceTransform(ReferenceTransform):
         self.chunk_size = chunk_size
         self.differentiable = differentiable
         self.missing: MissingLogProb = missing
-        self.acting: Reference | None = None  # scores an environment's actions that came without a log-probability
-        rows = held is not None and held.action_keys == ActionKeys.row()
-        self.policy = None if policy is None else as_policy(policy, rows=rows)
+        self.acting: Reference | None = None  # scores actions in an environment that have no log-probability
+        rows = reference is not None and reference.action_keys == ActionKeys.row()
+        self.policy: Any = None if policy is None else as_policy(policy, rows=rows)
 
     def _acted_keys(self) -> list[NestedKey]:
         own = [] if self.policy is None else [*self.policy.in_keys, *self.policy.action_keys.action]
@@ -141,15 +138,13 @@ class KLDivergenceTransform(ReferenceTransform):
         with nullcontext() if self.differentiable else torch.no_grad():
             kl = self._exact(root, out) if self.estimator == "exact" else self._estimate(root, out)
         if self.mask_key is not None:
-            mask = required(type(self).__name__, self.mask_key, "It says which tokens count.", root, out)
-            if mask.dtype != torch.bool:
-                raise TypeError(f"mask_key={self.mask_key!r} must be bool, got {mask.dtype}: convert it with .bool().")
+            mask = required_mask(type(self).__name__, self.mask_key, root, out)
             if mask.shape != kl.shape:
                 raise ValueError(
                     f"mask_key={self.mask_key!r} has shape {tuple(mask.shape)}, the divergence {tuple(kl.shape)}: give "
                     "a mask of the tokens' shape."
                 )
-            kl = torch.where(mask, kl, 0)  # select rather than multiply: what is masked may be NaN
+            kl = torch.where(mask, kl, 0)  # a product would keep NaN
         if self.per == "sequence" and kl.ndim > root.batch_dims:
             kl = kl.flatten(root.batch_dims).sum(-1, keepdim=True)
         out.set(self.out_keys[0], kl)
@@ -169,11 +164,11 @@ class KLDivergenceTransform(ReferenceTransform):
         return kl_estimate(log_prob, ref, self.estimator, self.direction)  # type: ignore[arg-type]
 
     def _log_prob(self, root: TensorDictBase, ref: Tensor) -> Tensor:
-        """The policy's log-probability: from the data, from the policy, or, where that is allowed, the reference's."""
+        """The policy's log-probability: from the data, from the policy, or with ``missing="zero"`` the reference's."""
         found = [root.get(key, None) for key in self.log_prob_keys]
         if all(value is not None for value in found):
             return sum_heads(found)
-        policy = self.acting if self.policy is None and environment_of(self) is not None else self.policy
+        policy = self.acting if self.policy is None and self.environment is not None else self.policy
         if policy is not None:
             return policy.log_prob(root, root.empty())
         if self.missing == "zero":
@@ -189,7 +184,7 @@ class KLDivergenceTransform(ReferenceTransform):
         return {**super().__getstate__(), "acting": None}  # a copy would not learn what the policy learns
 
     def _exact(self, root: TensorDictBase, out: TensorDictBase) -> Tensor:
-        policy, reference = self.policy, self.held
+        policy, reference = self.policy, self.reference
         self.check_reference()
         forward = self.direction == "forward"
         if isinstance(policy, RowReference) and isinstance(reference, RowReference):
@@ -198,36 +193,31 @@ class KLDivergenceTransform(ReferenceTransform):
         return distribution_kl(*((q, p) if forward else (p, q)), chunk_size=self.chunk_size)
 
     def _policy_distribution(self, root: TensorDictBase) -> Distribution:
-        """From its parameters where the policy left them in the data, for they are of the policy that acted."""
-        policy: Any = self.policy
-        actor = policy.frozen.actor
+        """Of the policy that acted, where the data has its parameters; else of the policy as it is now."""
+        actor = self.policy.frozen.actor
         parameters = getattr(actor, "dist_params_keys", None)
         if parameters and all(root.get(key, None) is not None for key in parameters):
             return actor.build_dist_from_params(root)
-        return policy.distribution(root, root.empty())
+        return self.policy.distribution(root, root.empty())
 
-    def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
-        if self.estimator == "exact":
-            shape, dtype = self._exact_like(observation_spec)
+    def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        observations = specs["full_observation_spec"]
+        if self.estimator == "exact":  # from the reference alone: the policy may be a copy that must not run
+            step = self.reference.example_step(self.environment, specs)
+            dist = self.reference.distribution(step, step.copy())
+            like = distribution_kl(dist, dist, chunk_size=self.chunk_size)
+        elif self.ref_log_prob_key in observations.keys(True, True):
+            like = observations[self.ref_log_prob_key]
         else:
-            if self.ref_log_prob_key not in observation_spec.keys(True, True):
-                raise KeyError(
-                    f"The environment has no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before "
-                    f"{type(self).__name__}."
-                )
-            ref = observation_spec[self.ref_log_prob_key]
-            shape, dtype = ref.shape, torch.promote_types(ref.dtype, torch.float32)
-        batch = observation_spec.shape
+            raise KeyError(
+                f"The environment has no {self.ref_log_prob_key!r}: put ReferenceModelLogProbTransform before "
+                f"{type(self).__name__}."
+            )
+        shape, batch = like.shape, observations.shape
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])
-        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observation_spec.device)}
-
-    def _exact_like(self, observation_spec: Composite) -> tuple[torch.Size, torch.dtype]:
-        """From the reference alone: there may be no policy here to run."""
-        step = self.held.made_up_step(self.parent, observation_spec)
-        dist = self.held.distribution(step, step.copy())
-        kl = distribution_kl(dist, dist, chunk_size=self.chunk_size)
-        return kl.shape, kl.dtype
+        dtype = like.dtype if self.estimator == "exact" else torch.promote_types(like.dtype, torch.float32)
+        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observations.device)}
 
 
 def _up_to_one(shape: torch.Size) -> torch.Size:

@@ -1,4 +1,4 @@
-"""The transform that TorchRL once had, with the penalty's sign as its formula says."""
+"""The ``KLRewardTransform`` that TorchRL removed, with the sign of its formula."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["KLRewardTransform"]
 class KLRewardTransform(KLConstrainedTransform):
     """``R - coef * KL(actor now || actor as it was)``, for any actor: a drop-in for TorchRL's old one.
 
-    The divergence is the log-ratio of the sampled action (k1), as it was there. For everything else, estimators,
-    controllers, limits, use :class:`KLConstrainedTransform`, of which this is the plain case.
+    The divergence is the log-ratio of the sampled action (k1). For estimators, controllers and limits use
+    :class:`KLConstrainedTransform`.
 
     In an environment, an action without a log-probability (a random one, as of ``check_env_specs``) is scored by
-    ``actor`` as it is now. In a batch, which may be older than that, a missing log-probability is an error.
+    ``actor`` as it is now. In a batch, which may come from an older policy, a missing log-probability is an error.
 
     Args:
         actor: the policy, of which a frozen copy is taken as it is now.
-        coef: of the divergence.
+        coef: coefficient of the divergence.
         in_keys: the reward, default ``"reward"`` in the action's group.
-        out_keys: where the adjusted reward goes, default over the raw one.
+        out_keys: the adjusted reward, default in place of the raw one.
         requires_grad: gradients flow through the copy.
 
     Examples:

@@ -19,34 +19,31 @@ __all__ = ["ReferenceModelLogProbTransform"]
 class ReferenceModelLogProbTransform(ReferenceTransform):
     """Writes the log-probability of the taken action under a frozen reference.
 
-    The reference runs without gradients, in evaluation mode and on its ``in_keys`` only; nothing it computes on the way
-    stays in the data. It is not in ``parameters()``, so no optimiser finds it, and follows ``.to()``. A checkpoint
-    keeps a fingerprint of it: a ``state_dict`` that is loaded beside another reference raises, so a run that is
-    resumed cannot go on with a policy as its own reference unnoticed. With ``embed_weights`` the weights are in the
-    ``state_dict``, and loading restores them.
+    The log-probability has the shape that the reference's distribution gives it: ``[*B]`` for an action, ``[*B, K]``
+    for the tokens of an utterance, ``[*B, T]`` for the tokens of a row, zero where the agent wrote nothing. It is
+    written under ``"next"`` in an environment and on steps, into the data itself on rows and flat data.
 
-    In an environment it writes under ``"next"``, beside the reward that the action earned, and so on a batch of steps;
-    on rows and on flat data into the data itself.
+    The reference runs without gradients, in evaluation mode and on its ``in_keys`` only; its other outputs are dropped.
+    It is not in ``parameters()`` and follows ``.to()``. The ``state_dict`` holds a fingerprint of its weights, or with
+    ``embed_weights`` the weights, which loading restores. Loading beside another reference raises, so that a resumed
+    run does not take the trained policy for its own reference.
 
     Args:
         reference: an actor (of which a frozen copy is made: weights that train are copied, frozen ones shared), a
-            :class:`FrozenActor`, the key of a column, a scoring LLM wrapper of TorchRL, a function ``tensordict ->
-            log_prob``, or any :class:`Reference`; see :func:`as_reference`.
-        in_keys: what the reference reads, default what its actor says.
-        action_key: where the action stands, default where its actor writes it.
-        out_key: where the log-probability goes; default ``"ref_log_prob"``, in the action's group.
+            :class:`FrozenActor`, the key of stored log-probabilities, a language-model wrapper of TorchRL, a function
+            ``tensordict -> log_prob``, or any :class:`Reference`; see :func:`as_reference`.
+        in_keys: the entries that the reference reads, default those of its actor.
+        action_key: the key of the action, default as its actor writes it.
+        out_key: the key of the log-probability; default ``"ref_log_prob"``, in the action's group.
         embed_weights: keep the weights of the reference in the ``state_dict``.
         policy: for whole rows: the actor that trains. Where the data has no log-probability of it, that is written too,
             in the same pass: lower layers that both share run once.
-
-    The log-probability has the shape that the reference's distribution gives it: ``[*B]`` for an action, ``[*B, K]``
-    for the tokens of an utterance, ``[*B, T]`` for the tokens of a row, zero where nothing was said.
 
     Raises:
         TypeError: ``reference`` is nothing that can score an action.
         KeyError: on calls, an entry is missing.
         RuntimeError: on ``load_state_dict``, the checkpoint was made with another reference; on calls, weights that the
-            reference shares with the policy have changed (a compiled call does not look; resets and ``state_dict`` do).
+            reference shares with the policy have changed (a compiled call does not check).
 
     Examples:
         >>> import torch
@@ -88,17 +85,13 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
 
     def _compute(self, root: TensorDictBase, out: TensorDictBase) -> None:
         self.check_reference()
-        key = self.held.action_keys.log_prob[0]
-        if (
-            isinstance(self.policy, RowReference)
-            and isinstance(self.held, RowReference)
-            and root.get(key, None) is None
-        ):
-            log_prob, ref_log_prob = row_log_probs(self.policy, self.held, root)
+        key = self.reference.action_keys.log_prob[0]
+        if isinstance(self.policy, RowReference) and root.get(key, None) is None:
+            log_prob, ref_log_prob = row_log_probs(self.policy, self.reference, root)
             out.set(key, log_prob)
         else:
-            ref_log_prob = self.held.log_prob(root, out)
+            ref_log_prob = self.reference.log_prob(root, out)
         out.set(self.out_key, ref_log_prob)
 
-    def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
-        return {self.out_key: self.held.log_prob_spec(self.parent, observation_spec)}
+    def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        return {self.out_key: self.reference.log_prob_spec(self.environment, specs)}

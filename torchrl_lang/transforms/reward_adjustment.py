@@ -1,4 +1,4 @@
-"""The reward less a multiple of the divergence."""
+"""The reward minus a multiple of the divergence."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.schema import RAW_REWARD, REWARD
-from torchrl_lang.transforms.base import ActionTransform, required, set_spec
+from torchrl_lang.transforms.base import ActionTransform, required, required_mask
 from torchrl_lang.transforms.keys import KL, key_list, last_name, sibling
 
-__all__ = ["RewardAdjustmentTransform"]
+__all__ = ["RewardAdjustmentTransform", "match_reward"]
 
 
 class RewardAdjustmentTransform(ActionTransform):
-    """Makes the reward ``R - coef * KL`` and keeps the raw one.
-
-    In an environment the raw reward is an observation; TorchRL's ``RewardSum`` of it goes before this transform.
+    """Replaces the reward by ``R - coef * KL`` and keeps the raw one.
 
     The divergence is brought to the reward's shape: one value an action becomes ``[*B, 1]``, tokens of an utterance are
-    summed into its reward, tokens of a row stay with the reward of each token.
+    summed into its reward, tokens of a row are subtracted from the reward of each token.
+
+    In an environment the raw reward is an observation; TorchRL's ``RewardSum`` of it goes before this transform.
 
     Args:
         coef: a number, or a :class:`KLController` that changes it.
         reward_key: the reward; several keys are adjusted by the same divergence.
         kl_key: the divergence, from :class:`KLDivergenceTransform`.
-        out_key: where the adjusted reward goes, as many as there are rewards; default over the raw one.
-        raw_key: where the raw reward is kept when it is written over, one a reward; default ``"raw_reward"`` beside it,
-            ``"raw_"`` and its name where there are several. Rows made of an environment's steps take it along, so that
-            a second penalty is refused, where its name ends in ``"raw_reward"``.
-        placement: ``"token"`` takes each token's divergence off its own reward; ``"last"`` the sum over the row off the
-            reward of the last token that the agent wrote.
+        out_key: the adjusted reward, as many keys as there are rewards; default in place of the raw one.
+        raw_key: the raw reward when it is replaced, as many keys as there are rewards; default ``"raw_reward"`` beside
+            it, ``"raw_"`` and its name where there are several. Rows made from an environment's steps keep the entry if
+            its name ends in ``"raw_reward"``, so that a second penalty is refused.
+        raw_name: the name of the raw reward where ``raw_key`` is not given.
+        placement: ``"token"`` subtracts each token's divergence from its own reward; ``"last"`` subtracts the sum over
+            the row from the reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
-        auto_update: hand the mean divergence of every batch to the controller, after the batch was adjusted: of a
+        auto_update: pass the mean divergence of every batch to the controller, after the batch was adjusted: of a
             sequence where the data are rows or utterances, of an action where they are steps.
-        measured_keys: entries of the policy without which a divergence was not measured but made up (of a random
-            policy), so that ``auto_update`` leaves it out.
+        measured_keys: entries without which ``auto_update`` skips a batch, e.g. the policy's log-probability, which a
+            random policy does not write.
 
     Raises:
         ValueError: options contradict each other; on calls, shapes do not fit, or the reward was adjusted before.
@@ -70,8 +72,7 @@ class RewardAdjustmentTransform(ActionTransform):
         auto_update: bool = False,
         measured_keys: Sequence[NestedKey] = (),
     ) -> None:
-        if placement not in ("token", "last"):
-            raise ValueError(f"placement must be 'token' or 'last', got {placement!r}.")
+        one_of("placement", placement, ("token", "last"))
         if placement == "last" and mask_key is None:
             raise ValueError("placement='last' needs mask_key=, the mask of the tokens that the agent wrote.")
         rewards = key_list(reward_key)
@@ -108,7 +109,7 @@ class RewardAdjustmentTransform(ActionTransform):
                 raise ValueError(
                     f"The reward {reward!r} was adjusted before (without the penalty it is {raw!r}), and the penalty "
                     "would count twice: use the transform in one place, environment, collector, rows or replay buffer. "
-                    "Rows can be made with the environment's own rewards, rows_from_rollout(..., reward_key=None). For "
+                    "To make rows with the environment's own rewards use rows_from_rollout(..., reward_key=None). For "
                     "a second reference give this one a raw_key= of its own (name= in KLConstrainedTransform)."
                 )
 
@@ -116,21 +117,21 @@ class RewardAdjustmentTransform(ActionTransform):
         name = type(self).__name__
         kl = required(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
         kl_here = self._on_last(kl, root) if self.placement == "last" else kl
-        # The largest number in place of infinity: a coefficient of zero times infinity would be no number at all.
+        # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
         penalty = self.controller() * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key in zip(self.reward_keys, self.adjusted_keys, strict=True):
             reward = required(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
             reward = reward if reward.is_floating_point() else reward.float()
-            out.set(out_key, reward - fit(penalty, reward, self.kl_key, reward_key))
+            out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
             if reward_key in self.raw_keys:
                 out.set(self.raw_keys[reward_key], reward)
         if self.auto_update and all(root.get(key, None) is not None for key in self.measured_keys):
             self._measure(kl, root)
 
     def update(self, tensordict: TensorDictBase) -> None:
-        """Show the controller a batch that was adjusted before: steps with their ``"next"``, or rows.
+        """Update the controller with a batch that was adjusted before: steps with their ``"next"``, or rows.
 
-        Steps that a collector padded (``("collector", "mask")``) don't count.
+        Steps that a collector padded (``("collector", "mask")``) are left out.
 
         Raises:
             KeyError: the batch has no divergence.
@@ -142,7 +143,7 @@ class RewardAdjustmentTransform(ActionTransform):
         self._measure(kl, tensordict)
 
     def _measure(self, kl: Tensor, root: TensorDictBase) -> None:
-        """The mean over a batch, ``[*B, ...]``, of the sums over what lies beyond it."""
+        """Update with the mean over a batch, ``[*B, ...]``, of the sums over the dimensions beyond it."""
         batch_dims = root.batch_dims
         total = kl.detach().flatten(batch_dims).sum(-1) if kl.ndim > batch_dims else kl.detach()
         real = root.get(("collector", "mask"), None)
@@ -152,49 +153,43 @@ class RewardAdjustmentTransform(ActionTransform):
         mean = total.mean()
         if not mean.isfinite():
             raise ValueError(
-                f"The controller cannot follow a mean divergence of {float(mean)}: in "
-                f"{int((~total.isfinite()).sum())} of {total.numel()} measurements one model cannot do what the other "
-                "did (a forbidden or filtered token, an action out of bounds), or the policy has come to NaN."
+                f"The controller cannot use a mean divergence of {float(mean)}: in "
+                f"{int((~total.isfinite()).sum())} of {total.numel()} measurements the action has probability zero "
+                "under one model (a forbidden or filtered token, an action out of bounds), or the policy is NaN."
             )
         self.controller.update(mean, total.numel())
 
     def _on_last(self, kl: Tensor, root: TensorDictBase) -> Tensor:
         """The sum over the row at the last token that the agent wrote, ``[*B, T]``."""
-        written = required(type(self).__name__, self.mask_key or (), "It says which tokens the agent wrote.", root)
-        if written.dtype != torch.bool:
-            raise TypeError(f"mask_key={self.mask_key!r} must be bool, got {written.dtype}: convert it with .bool().")
+        written = required_mask(type(self).__name__, self.mask_key or (), root)
         last = written & (written.cumsum(-1) == written.sum(-1, keepdim=True))
         return torch.where(last, kl.sum(-1, keepdim=True), 0)
 
-    def _new_specs(self, observation_spec: Composite) -> dict[NestedKey, TensorSpec]:
-        self._refuse_twice(observation_spec.keys(True, True))
-        specs = self.parent.full_reward_spec
-        added = {}
+    def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        self._refuse_twice(specs["full_observation_spec"].keys(True, True))
+        rewards, added = specs["full_reward_spec"], {}
         for reward, out in zip(self.reward_keys, self.adjusted_keys, strict=True):
-            if reward not in specs.keys(True, True):
+            if reward not in rewards.keys(True, True):
                 raise KeyError(
-                    f"The environment has no reward {reward!r}, it has {list(specs.keys(True, True))}: name it with "
+                    f"The environment has no reward {reward!r}, it has {list(rewards.keys(True, True))}: name it with "
                     "reward_key= (in_keys=)."
                 )
+            spec = rewards[reward]
+            dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
+            unbounded = Unbounded(spec.shape, dtype=dtype, device=spec.device)
             if reward in self.raw_keys:
-                floating = specs[reward].dtype.is_floating_point
-                added[self.raw_keys[reward]] = specs[reward].clone() if floating else _unbounded(specs[reward])
+                added[self.raw_keys[reward]] = spec.clone() if spec.dtype.is_floating_point else unbounded
+                rewards[reward] = unbounded.clone()
             else:
-                added[out] = _unbounded(specs[reward])
+                added[out] = unbounded
         return added
 
-    def transform_reward_spec(self, reward_spec: TensorSpec) -> TensorSpec:
-        """A reward that is written over has no bounds any more."""
-        for reward in self.raw_keys:
-            set_spec(reward_spec, reward, _unbounded(reward_spec[reward]))
-        return reward_spec
 
-
-def fit(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key: NestedKey) -> Tensor:
+def match_reward(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key: NestedKey) -> Tensor:
     """The penalty in the reward's shape; dimensions beyond the reward's are summed.
 
     Raises:
-        ValueError: the shapes have nothing to do with each other.
+        ValueError: the leading dimensions differ.
     """
     penalty = penalty.to(reward.dtype)
     if penalty.shape == reward.shape:
@@ -211,13 +206,8 @@ def fit(penalty: Tensor, reward: Tensor, kl_key: NestedKey, reward_key: NestedKe
     return penalty.reshape(reward.shape)
 
 
-def _unbounded(spec: TensorSpec) -> TensorSpec:
-    dtype = spec.dtype if spec.dtype.is_floating_point else torch.float32
-    return Unbounded(spec.shape, dtype=dtype, device=spec.device)
-
-
 def _raw_keys(rewards: list[NestedKey], name: str) -> list[NestedKey]:
-    """``"raw_reward"`` beside the reward; where that were one key for several, each behind its own name."""
+    """``"raw_reward"`` beside each reward; ``"raw_"`` and its name where several are in one group."""
     keys = [sibling(key, name) for key in rewards]
     if len(set(keys)) == len(keys):
         return keys

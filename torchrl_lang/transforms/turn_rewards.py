@@ -1,4 +1,4 @@
-"""What a turn earns beside what the environment pays: in the reward of the step and in the row."""
+"""Additional rewards of turns, in the reward of the step and in the row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import TensorSpec
+from torchrl.data import Composite
 from torchrl.envs import Transform
 
 from torchrl_lang.functional import row_length
@@ -19,23 +19,22 @@ __all__ = ["AdmissibleBonus", "InvalidCommandPenalty", "LivingCost", "ScoreRewar
 
 
 class TurnRewardTransform(Transform):
-    """Adds a number to what each turn of a language environment earns. Abstract: one fills in :meth:`earned`.
+    """Adds a number to the reward of each turn of a language environment. Abstract.
 
-    The number is added to ``reward`` and to ``token_reward`` at the last token that the agent wrote in this turn, where
-    it stays for the rest of the episode. So rows made from the steps hold it, and what stands behind them (losses,
-    returns, rewards kept near a reference) needs to know nothing. Several stand one behind the other, in any order.
-    A row that is not played in a step, because it has ended or is left out, earns nothing.
+    Subclasses implement :meth:`earned`. The number is added to ``reward`` and to ``token_reward`` at the last token
+    that the agent wrote in this turn, so rows made from the steps contain it. Several may follow each other, in any
+    order. A row that is not played in a step, because it has ended or is left out, earns nothing. Over a
+    :class:`~torchrl_lang.envs.TokenEnv` each token is a turn.
 
-    It remembers nothing itself: what earlier turns earned comes in with the row that is stepped. So step the tensordict
-    that ``reset`` and ``step`` returned, as rollouts and collectors do; and of rows so transformed the environment
-    knows its own part only, so that a text game refuses them in ``reset(set_state=True)``. A turn is a step: over a
-    :class:`~torchrl_lang.envs.TokenEnv` each token is one.
+    The rewards of earlier turns are read from the tensordict that is stepped, so step the one that ``reset`` or
+    ``step`` returned, as rollouts and collectors do. A text game refuses rows with these rewards in
+    ``reset(set_state=True)``.
 
     Args:
-        in_keys: entries behind ``"next"`` that :meth:`earned` reads; an environment without them is refused.
+        in_keys: entries of ``"next"`` that :meth:`earned` reads; an environment without them is refused.
 
     Raises:
-        KeyError: the environment lacks an entry; on steps, the row was not handed on.
+        KeyError: the environment lacks an entry; on steps, the tensordict lacks the row.
 
     Examples:
         >>> import torch
@@ -56,18 +55,18 @@ class TurnRewardTransform(Transform):
 
     @abstractmethod
     def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
-        """What a turn earned, of ``[*B]`` or ``[*B, 1]``; of rows that are not played it is dropped.
+        """The reward of a turn, ``[*B]`` or ``[*B, 1]``; ignored on rows that are not played.
 
         Args:
-            before: the step's root: the row before the turn, and the action.
-            after: its ``"next"``.
+            before: the row before the turn, and the action.
+            after: the ``"next"`` of the step.
         """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: only an environment plays turns."""
         raise RuntimeError(
             f"{type(self).__name__} belongs into an environment, TransformedEnv(env, ...): the rows of its rollouts "
-            "hold what turns earned already."
+            "have the rewards of turns already."
         )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -82,21 +81,20 @@ class TurnRewardTransform(Transform):
         row = torch.where(place < length, earlier, row).scatter_add(-1, last, number)
         return next_tensordict.set(TOKEN_REWARD, row).set(REWARD, reward + number)
 
-    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
-        """Check that the environment has what is read."""
-        ends = [] if self.parent is None else [*self.parent.full_done_spec.keys(True, True), REWARD]
-        present = [*observation_spec.keys(True, True), *ends]
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Check that the environment has the entries that are read."""
+        present = {key for specs in output_spec.values() for key in specs.keys(True, True)}
         for key in (TOKEN_REWARD, *self.in_keys):
             if key not in present:
                 raise KeyError(
                     f"{type(self).__name__} reads {key!r} and the environment has {sorted(map(str, present))}. A "
                     f"TextWorldEnv has 'invalid' and 'was_admissible' where it offers them: offers=({key!r},)."
                 )
-        return observation_spec
+        return super().transform_output_spec(output_spec)
 
 
 class LivingCost(TurnRewardTransform):
-    """Takes ``cost`` off every turn, the last one included.
+    """Subtracts ``cost`` from every turn, the last one included.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -114,12 +112,27 @@ class LivingCost(TurnRewardTransform):
         self.cost = cost
 
     def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
-        """The cost, negative."""
+        """The negative cost."""
         return torch.full_like(after.get(REWARD), -self.cost)
 
 
-class WinReward(TurnRewardTransform):
-    """Pays ``win`` for the turn that wins and ``loss`` (a penalty is negative) for the one that loses.
+class _WeightedEntries(TurnRewardTransform):
+    """Adds the weighted sum of entries ``[*B, 1]`` of ``"next"``. Abstract."""
+
+    def __init__(self, weights: dict[NestedKey, float]) -> None:
+        super().__init__([*weights])
+        self.weights = weights
+
+    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
+        """The weighted sum."""
+        total = torch.zeros_like(after.get(REWARD))
+        for key, weight in self.weights.items():
+            total = total + weight * after.get(key)
+        return total
+
+
+class WinReward(_WeightedEntries):
+    """Adds ``win`` in the turn that wins and ``loss`` (negative for a penalty) in the turn that loses.
 
     Args:
         win, loss: once an episode.
@@ -129,34 +142,13 @@ class WinReward(TurnRewardTransform):
     def __init__(
         self, win: float = 1.0, loss: float = 0.0, *, won_key: NestedKey = "won", lost_key: NestedKey = "lost"
     ) -> None:
-        self.weights = {key: weight for key, weight in ((won_key, win), (lost_key, loss)) if weight}
-        super().__init__([*self.weights])
-
-    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
-        """The weight of how it ended, if it ended."""
-        # A row that is played had not ended before, so that it is this turn which the flags speak of.
-        total = torch.zeros_like(after.get(REWARD))
-        for key, weight in self.weights.items():
-            total = total + weight * after.get(key)
-        return total
+        super().__init__({key: weight for key, weight in ((won_key, win), (lost_key, loss)) if weight})
 
 
-class _Weighted(TurnRewardTransform):
-    """Pays a weight times an entry of ``[*B, 1]``. Abstract."""
+class ScoreReward(_WeightedEntries):
+    """Adds ``weight`` for each point of the turn, to the reward that the environment gives for it.
 
-    def __init__(self, weight: float, key: NestedKey) -> None:
-        super().__init__([key])
-        self.weight = weight
-
-    def earned(self, before: TensorDictBase, after: TensorDictBase) -> Tensor:
-        """The weight times the entry."""
-        return self.weight * after.get(self.in_keys[0]).to(after.get(REWARD).dtype)
-
-
-class ScoreReward(_Weighted):
-    """Pays ``weight`` for each point that the turn brought, beyond what the environment pays for it.
-
-    A :class:`~torchrl_lang.envs.textworld.TextWorldEnv` pays 1 for a point, so that ``ScoreReward(9)`` makes it 10, and
+    A :class:`~torchrl_lang.envs.textworld.TextWorldEnv` gives 1 for a point, so ``ScoreReward(9)`` makes it 10, and
     ``ScoreReward(-1)`` nothing.
 
     Args:
@@ -165,29 +157,29 @@ class ScoreReward(_Weighted):
     """
 
     def __init__(self, weight: float, *, key: NestedKey = "points") -> None:
-        super().__init__(weight, key)
+        super().__init__({key: weight})
 
 
-class InvalidCommandPenalty(_Weighted):
-    """Takes ``penalty`` off a turn in which nothing was done, the command being not understood or impossible.
+class InvalidCommandPenalty(_WeightedEntries):
+    """Subtracts ``penalty`` from a turn whose command was not understood or impossible.
 
     Args:
-        penalty: taken off, so a positive number.
+        penalty: a positive number.
         key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with ``offers="invalid"``.
     """
 
     def __init__(self, penalty: float, *, key: NestedKey = "invalid") -> None:
-        super().__init__(-penalty, key)
+        super().__init__({key: -penalty})
 
 
-class AdmissibleBonus(_Weighted):
-    """Pays ``bonus`` for a command that was among the admissible ones, word by word.
+class AdmissibleBonus(_WeightedEntries):
+    """Adds ``bonus`` for a command that was among the admissible ones, word by word.
 
     Args:
-        bonus: paid for each such turn.
+        bonus: for each such turn.
         key: bool ``[*B, 1]``; a :class:`~torchrl_lang.envs.textworld.TextWorldEnv` has it with
             ``offers="was_admissible"``.
     """
 
     def __init__(self, bonus: float, *, key: NestedKey = "was_admissible") -> None:
-        super().__init__(bonus, key)
+        super().__init__({key: bonus})

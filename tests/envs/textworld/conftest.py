@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.engines import reused
 from torchrl_lang.envs.textworld import TEMPLATES, TextWorldEnv, TextWorldSpec, build_games, game_texts, word_tokenizer
 
 SPECS = {
@@ -56,6 +57,13 @@ def make_env(games, tokenizer):
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture(scope="module")
+def reused_engines():
+    """For tests of what environments do, not of their processes."""
+    with reused():
+        yield
 
 
 def engines():

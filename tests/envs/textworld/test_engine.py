@@ -298,3 +298,17 @@ def test_processes_end_when_their_parent_does(games, how):
 def test_pools_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         EnginePool(**{"workers": 1, **options})
+
+
+def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, games):
+    monkeypatch.chdir(tmp_path)
+    beside = sorted(os.listdir(games["coin"].parent))
+    env = make_env(batch_size=[4])
+    env.reset()
+    say(env, "save", "script", "go south", "look")
+    env.pool.step({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
+    folders = [process.folder for process in env.pool._processes]
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+    assert sorted(os.listdir(games["coin"].parent)) == beside
+    assert not any(map(os.path.exists, folders))

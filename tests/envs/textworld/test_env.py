@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,8 @@ torch.set_num_threads(1)
 EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", "restart", "save", "frob")
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
 
 
 def test_the_rules_of_language_environments(make_env):
@@ -198,27 +199,13 @@ def test_set_state_plays_a_row_again(make_env):
         assert torch.equal(one[key], two[key]), key
 
 
-def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, games):
-    monkeypatch.chdir(tmp_path)
-    beside = sorted(os.listdir(games["coin"].parent))
-    env = make_env(batch_size=[4])
-    env.reset()
-    say(env, "save", "script", "go south", "look")
-    env.pool.step({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
-    folders = [process.folder for process in env.pool._processes]
-    env.close()
-    assert list(tmp_path.iterdir()) == []
-    assert sorted(os.listdir(games["coin"].parent)) == beside
-    assert not any(map(os.path.exists, folders))
-
-
 def test_environments_that_cannot_be(games, tokenizer):
     make = partial(TextWorldEnv, tokenizer=tokenizer, row_length=100, action_length=5)
     with pytest.raises(ValueError, match="at least one game"):
         make([])
     with pytest.raises(ValueError, match="must be a sequence of files"):
         make(games["coin"])
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.z8 is no file"):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere\.z8"):
         make([Path("nowhere.z8")])
     for option, value in (("template", "shortest"), ("order", "sorted"), ("offers", "everything")):
         with pytest.raises(ValueError, match=f"{option}='{value}' is unknown"):

@@ -22,6 +22,8 @@ BEST = {"simple": 8.0, "coin": 1.0, "treasure": 1.0, "custom": 1.0, "cooking": 1
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
+
 
 def test_the_expert_wins_every_kind_of_game(make_env):
     env = make_env(

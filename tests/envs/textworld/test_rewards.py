@@ -22,6 +22,8 @@ from .helpers import action
 torch.set_num_threads(1)
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reused_engines")]
+
 TOLD = ("frob", "restart", "look", "Go South", "go north", "go south", "go east", "go east", "take coin")
 EARNED = [-1.25, -1.25, 0.25, 0.25, 0.25, 0.25, 0.25, -1.25, 12.25]
 OF_THE_TURN = ("invalid", "was_admissible")

@@ -2,6 +2,7 @@
 
 from torchrl_lang.envs.textworld.engine import EnginePool
 from torchrl_lang.envs.textworld.env import TextWorldEnv
+from torchrl_lang.envs.textworld.game_sets import GameSets, solution, split_games
 from torchrl_lang.envs.textworld.games import TextWorldSpec, build_games, game_texts
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.envs.textworld.text import (
@@ -17,6 +18,7 @@ __all__ = [
     "TEMPLATES",
     "EnginePool",
     "ExpertPlayer",
+    "GameSets",
     "RandomAdmissiblePlayer",
     "Template",
     "TextWorldEnv",
@@ -26,5 +28,7 @@ __all__ = [
     "clean_feedback",
     "game_texts",
     "is_meta",
+    "solution",
+    "split_games",
     "word_tokenizer",
 ]

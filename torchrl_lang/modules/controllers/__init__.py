@@ -1,4 +1,4 @@
-"""Controllers of the KL coefficient ``coef`` in ``reward - coef * KL``, which adapt it to the measured KL."""
+"""Controllers of ``coef`` in ``reward - coef * KL``: constant, scheduled, adaptive and Lagrangian."""
 
 from torchrl_lang.modules.controllers.adaptive import AdaptiveKLController
 from torchrl_lang.modules.controllers.base import KLController

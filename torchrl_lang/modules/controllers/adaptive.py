@@ -1,4 +1,4 @@
-"""A KL coefficient that adapts to reach a target KL."""
+"""A controller that multiplies the coefficient until the divergence is at a target."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import final
 
 from torch import Tensor
 
+from torchrl_lang.functional.checks import positive, within
 from torchrl_lang.modules.controllers.base import KLController
-from torchrl_lang.modules.controllers.numbers import above_zero, at_least_zero, finite
 
 __all__ = ["AdaptiveKLController"]
 
@@ -17,21 +17,21 @@ class AdaptiveKLController(KLController):
     """A coefficient that rises while the KL is above a target and falls while it is below.
 
     ``e = clip(KL / target - 1, -c, c)`` and ``coef <- coef * (1 + e * n / horizon)``: Ziegler et al. 2019 (arXiv
-    1909.08593, section 2.2, with ``K_beta = n / horizon``). ``n / horizon`` is clipped to 1, so that the factor stays
-    positive, within ``1 - c`` and ``1 + c``, for any number of measurements.
+    1909.08593, section 2.2, with ``K_beta = n / horizon``). ``n / horizon`` is at most 1, so that the factor stays
+    within ``1 - c`` and ``1 + c`` however many measurements come at once.
 
     Args:
-        coef: initial coefficient, within the bounds.
-        target: the desired KL, above 0, in nats per measurement: per action for steps, per sequence (an episode or a
-            turn) for rows and utterances. The paper's is per sequence.
-        horizon: number of measurements over which the coefficient may change by the factor ``1 + c``, above 0. The
-            default is the paper's, in sequences; for steps it counts actions.
+        coef: the initial coefficient, within the bounds.
+        target: the KL to reach, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
+            or a turn) on rows and utterances. The paper's is that of a sequence.
+        horizon: measurements over which the coefficient may change by the factor ``1 + c``, above 0. The default is
+            the paper's, in sequences; on steps it counts actions.
         clip: ``c``, above 0 and below 1.
-        min_coef: lower bound, above 0, because a coefficient that underflows to 0 would never rise again.
+        min_coef: lower bound, above 0, since a factor cannot leave 0.
         max_coef: upper bound.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of its range.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import AdaptiveKLController
@@ -52,15 +52,11 @@ class AdaptiveKLController(KLController):
         max_coef: float = 1e8,
     ) -> None:
         super().__init__(coef)
-        self.target = above_zero(target, "target")
-        self.horizon = above_zero(horizon, "horizon")
-        self.clip = above_zero(clip, "clip")
-        self.min_coef = above_zero(min_coef, "min_coef")
-        self.max_coef = at_least_zero(max_coef, "max_coef")
-        if self.clip >= 1:
-            raise ValueError(f"clip must be below 1, or one update could turn the coefficient's sign, got {clip}.")
-        if not self.min_coef <= finite(coef, "coef") <= self.max_coef:
-            raise ValueError(f"coef must lie within min_coef={min_coef} and max_coef={max_coef}, got {coef}.")
+        for name, value in (("target", target), ("horizon", horizon), ("clip", clip), ("min_coef", min_coef)):
+            positive(name, value)
+        within("clip", clip, 0, 1, inclusive=False)
+        within("coef", float(self.coef), min_coef, max_coef)
+        self.target, self.horizon, self.clip, self.min_coef, self.max_coef = target, horizon, clip, min_coef, max_coef
 
     def _update(self, kl: float, n: int) -> None:
         error = min(max(kl / self.target - 1, -self.clip), self.clip)

@@ -1,4 +1,4 @@
-"""KL coefficients that do not depend on the divergence: constants and schedules."""
+"""Controllers that ignore the measured divergence: a constant and a schedule."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional.checks import finite
 from torchrl_lang.modules.controllers.base import KLController
-from torchrl_lang.modules.controllers.numbers import at_least_zero
 
 __all__ = ["ConstantKLController", "ScheduledKLController", "as_controller"]
 
 
 @final
 class ConstantKLController(KLController):
-    """A constant coefficient; an update only checks its arguments.
+    """A constant coefficient; :meth:`update` checks its arguments and changes nothing.
 
     Args:
         coef: finite and at least 0.
@@ -40,15 +40,15 @@ class ConstantKLController(KLController):
 
 @final
 class ScheduledKLController(KLController):
-    """A coefficient that is piecewise linear in the number of measurements, whatever their KL.
+    """A coefficient that is piecewise linear in the number of measurements seen, whatever their KL.
 
     Args:
-        knots: pairs ``(seen, coef)`` with ``seen``, a number of measurements, strictly increasing from 0 or later:
-            actions for steps (so 10 episodes of 100 steps are 1000), sequences for rows and utterances. Before the
-            first and after the last knot the coefficient is constant.
+        knots: pairs ``(seen, coef)``, ``seen`` strictly increasing from 0 or later. Measurements are actions on steps
+            (so 10 episodes of 100 steps are 1000) and sequences on rows and utterances. Before the first knot and
+            after the last the coefficient is constant.
 
     Raises:
-        ValueError: ``knots`` is empty, ``seen`` does not increase, or a coefficient is negative or not finite.
+        ValueError: there is no knot, ``seen`` does not increase, or a coefficient is not finite and at least 0.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import ScheduledKLController
@@ -59,17 +59,18 @@ class ScheduledKLController(KLController):
     """
 
     step: Tensor
-    """int64 ``[]``: number of measurements so far."""
+    """int64 ``[]``: measurements seen."""
 
     def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
-        checked = [(operator.index(at), at_least_zero(coef, "coef of a knot")) for at, coef in knots]
-        ordered = all(left < right for (left, _), (right, _) in pairwise(checked))
-        if not checked or checked[0][0] < 0 or not ordered:
+        knots = [(operator.index(seen), coef) for seen, coef in knots]
+        for _, coef in knots:
+            finite("coef of a knot", coef)
+        if not knots or knots[0][0] < 0 or not all(left < right for (left, _), (right, _) in pairwise(knots)):
             raise ValueError(
                 f"knots must be at least one pair (seen, coef), strictly increasing from 0 or later, got {knots}."
             )
-        super().__init__(_interpolate(checked, 0))
-        self.knots = checked
+        super().__init__(_interpolate(knots, 0))
+        self.knots = knots
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def _update(self, kl: float, n: int) -> None:
@@ -81,11 +82,11 @@ class ScheduledKLController(KLController):
 
 
 def as_controller(coef: Tensor | float | KLController) -> KLController:
-    """Convert a number to a :class:`ConstantKLController`; a controller is returned unchanged.
+    """A :class:`ConstantKLController` of a number; a controller is returned as it is.
 
     Raises:
-        TypeError: it is neither a number nor a controller.
-        ValueError: the number is negative or not finite.
+        TypeError: it is neither.
+        ValueError: the number is not one, finite and at least 0.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import as_controller

@@ -6,8 +6,8 @@ from typing import final
 
 from torch import Tensor
 
+from torchrl_lang.functional.checks import finite, positive, within
 from torchrl_lang.modules.controllers.base import KLController
-from torchrl_lang.modules.controllers.numbers import above_zero, at_least_zero, finite
 
 __all__ = ["LagrangeKLController"]
 
@@ -17,21 +17,21 @@ class LagrangeKLController(KLController):
     """A coefficient that enforces ``KL <= target``: the multiplier of that constraint, by dual ascent.
 
     ``lambda <- clamp(lambda + lr * (KL - target), 0, max_coef)`` and ``coef = clamp(lambda + proportional * (KL -
-    target), 0, max_coef)``. With a proportional term this is the PI control of the multiplier of Stooke et al. 2020
-    (arXiv 2007.03964), which damps oscillations around the target. While the constraint is inactive the coefficient
-    goes to 0. Each update is one step, whatever its number of measurements.
+    target), 0, max_coef)``. The proportional term is the PI control of the multiplier of Stooke et al. 2020 (arXiv
+    2007.03964), which damps oscillations. Where the constraint is inactive the coefficient goes to 0. Each update is
+    one step, however many measurements it stands for.
 
     Args:
-        coef: initial multiplier, between 0 and ``max_coef``.
-        target: the maximal KL, above 0, in nats per measurement: per action for steps, per sequence (an episode or a
-            turn) for rows and utterances.
-        lr: step size of the ascent, above 0.
-        proportional: weight of the current violation, at least 0.
-        max_coef: upper bound. It limits how far the multiplier rises while nothing reduces the KL (a policy that does
-            not train yet, an outlier batch), because it takes as long to fall again.
+        coef: the initial multiplier, within 0 and ``max_coef``.
+        target: the KL allowed, above 0, in nats for each measurement: of an action on steps, of a sequence (an episode
+            or a turn) on rows and utterances.
+        lr: step of the ascent, above 0.
+        proportional: weight of the present violation, at least 0.
+        max_coef: upper bound, which limits how far the multiplier climbs while nothing brings the KL down, e.g. before
+            the policy trains.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of its range.
 
     Examples:
         >>> from torchrl_lang.modules.controllers import LagrangeKLController
@@ -59,12 +59,11 @@ class LagrangeKLController(KLController):
     ) -> None:
         super().__init__(coef)
         self.register_buffer("multiplier", self.coef.clone())
-        self.target = above_zero(target, "target")
-        self.lr = above_zero(lr, "lr")
-        self.proportional = at_least_zero(proportional, "proportional")
-        self.max_coef = above_zero(max_coef, "max_coef")
-        if finite(coef, "coef") > self.max_coef:
-            raise ValueError(f"coef must be at most max_coef={max_coef}, got {coef}.")
+        for name, value in (("target", target), ("lr", lr), ("max_coef", max_coef)):
+            positive(name, value)
+        finite("proportional", proportional)
+        within("coef", float(self.coef), 0, max_coef)
+        self.target, self.lr, self.proportional, self.max_coef = target, lr, proportional, max_coef
 
     def _update(self, kl: float, n: int) -> None:
         violation = kl - self.target

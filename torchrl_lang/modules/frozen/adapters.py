@@ -1,4 +1,4 @@
-"""Find PEFT adapters by their attributes, separate them from base weights, and disable them temporarily."""
+"""PEFT adapters: find them, list their weights, disable them temporarily."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["adapter_layers", "adapter_weights", "refuse_merged", "without_adapte
 
 @contextmanager
 def without_adapters(actor: nn.Module) -> Iterator[None]:
-    """Disable adapters and gradients and set evaluation mode, then restore the state of every module."""
+    """No adapters, evaluation mode, no gradients; on exit every module is as it was."""
     layers = adapter_layers(actor)
     refuse_merged(layers)
     layers = [layer for layer in layers if not layer.disable_adapters]
-    # Enabling adapters again also sets which of them train.
+    # Switching off and on again also sets which adapters train.
     trains = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
     try:
         for layer in layers:
@@ -41,7 +41,7 @@ def adapter_layers(actor: nn.Module) -> list[Any]:
 
 
 def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
-    """All weights of the adapters."""
+    """The weights of the adapters."""
     for layer in adapter_layers(actor):
         for name in layer.adapter_layer_names:
             held = getattr(layer, name, None)
@@ -53,7 +53,7 @@ def adapter_weights(actor: nn.Module) -> Iterator[Tensor]:
 
 
 def refuse_merged(layers: list[Any]) -> None:
-    """Raise if adapters are merged into the base weights, so that they cannot be disabled."""
+    """Raise where adapters are merged into the base weights, and so cannot be switched off."""
     merged = [layer for layer in layers if layer.merged_adapters]
     if merged:
         raise ValueError(

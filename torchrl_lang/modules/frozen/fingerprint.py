@@ -1,4 +1,4 @@
-"""Hashes of weights: equal bytes have equal fingerprints, in any process and on any device."""
+"""Fingerprints of weights: equal bytes give equal fingerprints, in any process and on any device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 __all__ = ["defining_weights", "fingerprint"]
 
-_PIECE = 1 << 22  # number of elements that are copied to the CPU at a time
+_PIECE = 1 << 22  # elements copied to the CPU at a time
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
     """BLAKE2b-256 (RFC 7693) over name, dtype, shape and bytes of each tensor, in the given order.
 
-    Supports any dtype, device and memory layout; takes about a second per gigabyte of weights.
+    Any dtype, device and memory layout; about a second for each gigabyte of weights.
 
     Args:
         tensors: names and tensors, e.g. ``module.named_parameters()``.
@@ -49,7 +49,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 def defining_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers of ``module`` by name, each once.
 
-    Buffers that are not in the ``state_dict`` are left out, because the configuration determines them.
+    Non-persistent buffers are left out: they follow from the configuration.
 
     Examples:
         >>> import torch

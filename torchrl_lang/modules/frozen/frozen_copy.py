@@ -1,4 +1,4 @@
-"""Frozen references of an actor that share all weights that do not train."""
+"""A frozen copy of an actor that shares the weights which do not train."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 class FrozenActor:
     """An actor whose weights do not change, to be run within :meth:`eval_mode`.
 
-    Made by :func:`frozen_copy` or :func:`adapters_off`. It is not an ``nn.Module``, so that modules with such an
-    attribute do not register its weights. It can be pickled and deep-copied.
+    Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so a module that keeps it as an
+    attribute does not register its weights. It can be pickled and deep-copied.
 
     Args:
         actor: the module to run.
-        shared: names of the weights that are shared with the policy; the others belong to ``actor`` alone.
-        copied: True if ``actor`` and its submodules are the reference's own objects, in evaluation mode.
+        shared: names of the weights that are the policy's own; the others are ``actor``'s alone.
+        copied: True where ``actor`` is the reference's own copy, in evaluation mode.
         differentiable: whether gradients flow through the reference.
-        adapters: the policy's PEFT layers, which may merge their adapters into shared weights.
+        adapters: the policy's PEFT layers, which may merge their adapters into weights that are shared.
     """
 
     def __init__(
@@ -53,23 +53,23 @@ class FrozenActor:
         self._remember()
 
     def eval_mode(self) -> AbstractContextManager[Any]:
-        """The context in which to run ``actor``: evaluation mode, no gradients, and adapters disabled if requested.
+        """The context in which to run ``actor``: evaluation mode, no gradients, and adapters off if so made.
 
-        Adapters are disabled for all threads. So only the thread that made the reference may do it (for a copy, the
-        first thread that does); otherwise the policy could run without its adapters in another thread.
+        Adapters are switched for all threads at once, so only the thread that made the reference may do it (of a copy,
+        the first that does).
 
         Raises:
-            RuntimeError: adapters would be disabled by another thread, such as that of a prefetching replay buffer.
+            RuntimeError: another thread, such as that of a prefetching replay buffer, switches adapters off.
         """
-        if not self._copied:
-            if not self._in_own_thread():
-                raise RuntimeError(
-                    "adapters_off disables the policy's own adapters, and this is another thread than the one that "
-                    "made it (for instance of a replay buffer with prefetch=): the policy could run without its "
-                    "adapters. Use frozen_copy(actor), no prefetch=, or call the transform in the training loop."
-                )
-            return without_adapters(self.actor)
-        return nullcontext() if self.differentiable else torch.no_grad()
+        if self._copied:
+            return nullcontext() if self.differentiable else torch.no_grad()
+        if not self._in_own_thread():
+            raise RuntimeError(
+                "adapters_off switches the policy's own adapters off, and this is another thread than the one that "
+                "made it (e.g. of a replay buffer with prefetch=): the policy could run without its adapters. Use "
+                "frozen_copy(actor), no prefetch=, or call the transform in the training loop."
+            )
+        return without_adapters(self.actor)
 
     @property
     def fingerprint(self) -> Tensor:
@@ -84,26 +84,21 @@ class FrozenActor:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load the weights in ``state``; those that are shared with the policy must be equal already.
+        """Copy the weights in ``state``; those that are shared with the policy must be equal already.
 
         Args:
             state: the result of :meth:`state`.
 
         Raises:
-            ValueError: names, shapes or dtypes differ, or a shared weight does. Nothing is changed then.
+            ValueError: names, shapes or dtypes differ, or a shared weight does; nothing has been changed then.
         """
         own = dict(self._weights())
-        if own.keys() != state.keys():
+        kinds, theirs = ({n: (t.shape, t.dtype) for n, t in weights.items()} for weights in (own, state))
+        if kinds != theirs:
+            differ = [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]
             raise ValueError(
-                f"The state is of another reference: missing {_first(own.keys() - state.keys())}, "
-                f"unexpected {_first(state.keys() - own.keys())}."
-            )
-        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
-        other = [name for name, kind in kinds.items() if kind != (state[name].shape, state[name].dtype)]
-        if other:
-            raise ValueError(
-                f"The state is of another reference: shapes or dtypes differ at {_first(other)}. Convert the transform "
-                "to the dtype of the checkpoint before loading (transform.to(dtype))."
+                f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
+                "dtype, convert the transform to that of the checkpoint before loading (transform.to(dtype))."
             )
         differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
@@ -111,15 +106,14 @@ class FrozenActor:
                 f"Weights that the reference shares with the policy differ from the state: {_first(differ)}. Load the "
                 "policy first, or make the reference with frozen_copy(actor, share=False)."
             )
-        for name, tensor in own.items():
-            if name not in self._shared_names:
-                tensor.copy_(state[name])
+        for name in own.keys() - self._shared_names:
+            own[name].copy_(state[name])
         self._remember()
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Apply ``fn``, as ``nn.Module.to`` passes it, to a copied actor, but not to an actor with adapters.
+        """Apply ``fn``, as ``nn.Module.to`` passes it, to a copied actor; an actor with adapters is left alone.
 
-        Shared parameters are converted in the policy, too, because they are on one device in one dtype.
+        Shared parameters, and so the policy's, are converted with them: they are on one device, in one dtype.
         """
         if self._copied:
             self.check_unchanged()
@@ -127,15 +121,14 @@ class FrozenActor:
             self._remember()
 
     def check_unchanged(self) -> None:
-        """Raise unless the weights shared with the policy are still frozen and unchanged.
+        """Raise unless the weights shared with the policy are still frozen and the same.
 
-        Compares version counters, and the weights themselves only if a counter has changed. Writes through ``.data`` do
-        not change counters and are not detected. PEFT merges adapters this way, so the policy's layers are checked for
-        it, except by a copy of this object. A function that was compiled around this does not check; a transform checks
-        at each reset and each ``state_dict()``.
+        Weights are compared only where a version counter has changed. Writes through ``.data`` change none and are not
+        noticed; PEFT merges adapters that way, so the policy's layers are checked for merged adapters. A compiled
+        function skips the check.
 
         Raises:
-            RuntimeError: they are not.
+            RuntimeError: they train, have changed, or adapters are merged into them.
         """
         if not self._shared_names or torch.compiler.is_compiling():
             return
@@ -144,30 +137,29 @@ class FrozenActor:
                 "The reference changed: the policy's adapters are merged into weights that the reference shares; call "
                 "unmerge_adapter() on the PEFT model, or use frozen_copy(actor, share=False)."
             )
-        thawed = any(tensor.requires_grad for tensor in self._shared)
-        if not thawed and [tensor._version for tensor in self._shared] == self._versions:
+        trains = any(tensor.requires_grad for tensor in self._shared)
+        if not trains and [tensor._version for tensor in self._shared] == self._versions:
             return
-        if thawed or not torch.equal(self._current(), self.fingerprint):
+        if trains or not torch.equal(self._current(), self.fingerprint):
             raise RuntimeError(
                 "The reference changed: weights that the reference shares with the policy were "
-                f"{'set to train' if thawed else 'modified'}; use frozen_copy(actor, share=False)."
+                f"{'set to train' if trains else 'modified'}; use frozen_copy(actor, share=False)."
             )
         self._look()
 
     def _in_own_thread(self) -> bool:
-        """Whether this thread made this object or, for a copy, was the first to ask; True when compiling."""
+        """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
         if torch.compiler.is_compiling():
             return True
-        if self._thread is None:
-            self._thread = threading.get_ident()
+        self._thread = self._thread or threading.get_ident()
         return self._thread == threading.get_ident()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)
 
     def _remember(self) -> None:
-        """Store the current weights as those of the reference."""
-        # Shared weights need a fingerprint from the start, to detect later changes.
+        """The present weights are those of the reference."""
+        # Shared weights need a fingerprint from the start, to compare with when a version counter changes.
         self._fingerprint = self._current() if self._shared_names else None
         self._look()
 
@@ -191,24 +183,23 @@ class FrozenActor:
 
 
 def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiable: bool = False) -> FrozenActor:
-    """A copy of ``actor`` that does not change while ``actor`` trains.
+    """A copy of ``actor`` that stays as it is while ``actor`` trains.
 
-    Weights with ``requires_grad=False`` are shared, trainable weights are copied. So a reference of a policy of which
-    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) takes the memory of those blocks, and
-    one of a head on a frozen trunk that of the head. Modules are always new and in evaluation mode, buffers are copied.
+    Weights with ``requires_grad=False`` are shared, weights that train are copied. So a reference of a policy of which
+    only the last blocks train (:func:`~torchrl_lang.modules.train_top_layers`) costs those blocks, and one of a head on
+    a frozen trunk costs the head. Modules are new and in evaluation mode, buffers are copied.
 
-    A function in the actor (a lambda, a bound method) is not a module: the copy calls the same function. So a model
-    that such a function calls must be frozen, or be a submodule of the actor.
+    A function in the actor (a lambda, a bound method) is shared: a model that it calls must be frozen, or be a
+    submodule of the actor.
 
     Args:
-        actor: any TensorDictModule; it is not changed.
-        share: False copies everything, for policies whose frozen weights may change, e.g. by merging adapters into
-            them.
-        differentiable: let gradients flow through the reference to its inputs and to copies of trainable weights;
-            otherwise it is run without gradients.
+        actor: any module of tensordicts; it is not changed.
+        share: False copies everything, for policies whose frozen weights will change later, e.g. by merging adapters.
+        differentiable: gradients flow through the reference to its inputs and to the copies of weights that train.
 
     Raises:
-        ValueError: a lazily initialised weight has no value yet, or PEFT adapters are merged into weights to share.
+        ValueError: a lazily initialized weight has no value yet, or weights are to be shared that have PEFT adapters
+            merged into them.
 
     Examples:
         >>> import torch
@@ -232,7 +223,7 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
     adapters = adapter_layers(actor) if share else []
     refuse_merged(adapters)
     kept = {id(p): p for p in actor.parameters() if share and not p.requires_grad}
-    copied = copy.deepcopy(actor, {**kept, **_without_graph(actor)})
+    copied = copy.deepcopy(actor, dict(kept))
     for parameter in copied.parameters():
         if id(parameter) not in kept:
             parameter.requires_grad_(differentiable and parameter.requires_grad)
@@ -241,18 +232,16 @@ def frozen_copy(actor: TensorDictModuleBase, *, share: bool = True, differentiab
 
 
 def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
-    """The same actor with its PEFT adapters disabled while it is run as the reference; nothing is copied.
+    """The same actor, run without its PEFT adapters as the reference; nothing is copied.
 
-    Inside :meth:`FrozenActor.eval_mode` the policy itself runs without adapters, so leave the context before running
-    the policy, and enter it only in the thread that called this function; other threads, such as that of a prefetching
-    replay buffer, raise an error.
+    Within :meth:`FrozenActor.eval_mode` the policy itself runs without adapters. Only the thread that called this may
+    enter it; others, such as that of a prefetching replay buffer, raise.
 
     Args:
         actor: contains PEFT layers, e.g. ``language_actor(get_peft_model(lm, config))``.
 
     Raises:
-        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well, so
-            the reference would change.
+        ValueError: there are no adapters, they are merged into the base weights, or base weights train as well.
 
     Examples:
         >>> from peft import LoraConfig, get_peft_model
@@ -272,22 +261,16 @@ def adapters_off(actor: TensorDictModuleBase) -> FrozenActor:
     training = [name for name, tensor in base if tensor.requires_grad]
     if training:
         raise ValueError(
-            f"{len(training)} weights other than the adapters' train, {_first(training)}: without its adapters the "
-            "actor would drift, too. Freeze them (bias='none'), or use frozen_copy(actor)."
+            f"{len(training)} weights other than the adapters' train, {_first(training)}, so the actor without "
+            "adapters changes, too. Freeze them (bias='none'), or use frozen_copy(actor)."
         )
     return FrozenActor(actor, [name for name, _ in base], copied=False, adapters=layers)
 
 
 def _base_weights(actor: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights that define an actor, except its adapters."""
+    """The weights of an actor without those of its adapters."""
     adapters = {id(tensor) for tensor in adapter_weights(actor)}
     return ((name, tensor) for name, tensor in defining_weights(actor) if id(tensor) not in adapters)
-
-
-def _without_graph(actor: nn.Module) -> dict[int, Tensor]:
-    """Detached copies, by id, of tensors that hang in a graph, such as a cached activation: deepcopy takes none."""
-    held = [value for module in actor.modules() for value in (*vars(module).values(), *module._buffers.values())]
-    return {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and not value.is_leaf}
 
 
 def _first(names: Collection[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run the lower layers that policy and reference share only once."""
+"""Runs the lower layers that policy and reference share once for both."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ States = Tensor | tuple[Tensor, ...]
 
 
 def shared_depth(policy: Trunk, reference: Trunk) -> int:
-    """Number of leading blocks that two trunks share: frozen, with the same parameters.
+    """Number of leading blocks that two trunks share: frozen, with the same parameter objects.
 
-    Zero if the embeddings below them differ, or if the blocks of a model are not found.
+    Zero where the embeddings are not shared, or where the blocks of a model cannot be found.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
@@ -49,17 +49,17 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
 
 
 class SharedLowerLayers:
-    """States of policy and reference on the same rows, with the common lower blocks run once.
+    """States of policy and reference on the same rows, with the shared lower blocks run once.
 
-    If the policy has active dropout in those blocks, the reference runs them separately, without dropout.
+    While the policy applies dropout in those blocks the reference runs them itself, without dropout.
 
     Args:
         policy: the policy's trunk.
-        reference: the reference's trunk, e.g. of :func:`~torchrl_lang.transforms.frozen_copy`.
-        eval_mode: returns the context in which to run the reference, such as :meth:`FrozenActor.eval_mode`.
+        reference: the reference's, e.g. that of :func:`~torchrl_lang.transforms.frozen_copy`.
+        eval_mode: returns the context for the reference, :meth:`FrozenActor.eval_mode` of a reference.
 
     Raises:
-        ValueError: the trunks split their batches in different ways.
+        ValueError: the trunks have different ``length_groups``.
 
     Examples:
         >>> import torch
@@ -95,16 +95,16 @@ class SharedLowerLayers:
 
     @property
     def depth(self) -> int:
-        """Number of blocks that are run once for both."""
+        """Number of shared blocks."""
         return shared_depth(self.policy, self.reference)
 
     def states(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[States, States]:
         """The outputs of both trunks for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
 
-        Gradients flow through the policy's outputs only, if the caller enables them.
+        Gradients flow through the policy's only, if enabled.
         """
         depth = self.depth
-        # Compiled code does not notice that a block was replaced.
+        # A compiled trunk ignores that a block was replaced.
         depth = 0 if self.policy.compiled or self.reference.compiled or _drops(self.policy, depth) else depth
         with _recording(self.policy, depth) as outputs:
             mine = self.policy(tokens, attention_mask)
@@ -113,11 +113,11 @@ class SharedLowerLayers:
 
 
 class _Recall(nn.Module):
-    """Replaces a block: returns the recorded outputs one after the other, whatever the input."""
+    """Replaces a block: returns the recorded outputs one after the other, whatever its input."""
 
     def __init__(self, block: nn.Module, outputs: list[Any]) -> None:
         super().__init__()
-        vars(self)["block"] = block  # not a submodule: it only provides attributes of the block
+        vars(self)["block"] = block  # no submodule: only for the attributes that a model reads from its blocks
         self.recorded = iter(outputs)
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -129,7 +129,7 @@ class _Recall(nn.Module):
 
 @contextmanager
 def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
-    """Collect the outputs of the last of ``depth`` blocks, one per run of the model."""
+    """Collect what the last of ``depth`` blocks returns, once for each run of the model."""
     outputs: list[Any] = []
     if not depth:
         yield outputs
@@ -144,7 +144,7 @@ def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
 
 @contextmanager
 def _replaying(trunk: Trunk, depth: int, outputs: list[Any]) -> Iterator[None]:
-    """Make the first ``depth`` blocks return recorded outputs instead of computing them."""
+    """Let the first ``depth`` blocks return what was recorded instead of computing it."""
     blocks = transformer_blocks(trunk) if depth else nn.ModuleList()
     originals = list(blocks[:depth])
     try:
@@ -168,12 +168,12 @@ def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Ten
 
 
 def _drops(trunk: Trunk, depth: int) -> bool:
-    """Whether dropout is active anywhere up to the last of ``depth`` blocks."""
+    """Whether the first ``depth`` blocks, or the modules below them, would apply dropout now."""
     if not depth or not trunk.training:
         return False
     above = {id(module) for block in transformer_blocks(trunk)[depth:] for module in block.modules()}
     below = [module for module in trunk.modules() if id(module) not in above and module.training]
-    # Attention stores its dropout rate as a number, as in self.attention_dropout; so do routers with jitter.
+    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
     rates = [rate for module in below for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
     rates += [module.p for module in below if isinstance(module, nn.modules.dropout._DropoutNd)]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)

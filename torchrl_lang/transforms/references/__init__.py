@@ -1,4 +1,4 @@
-"""What can say how likely an action is under the policy that one is kept near."""
+"""References: models and data that give the log-probability of an action for a KL penalty."""
 
 from torchrl_lang.transforms.references.base import Reference
 from torchrl_lang.transforms.references.factory import as_policy, as_reference

@@ -1,9 +1,8 @@
-"""References: what can say how likely an action is under the policy that one is kept near."""
+"""The interface of references: the log-probability of an action under the policy that training stays close to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -19,12 +18,12 @@ __all__ = ["Reference"]
 
 
 class Reference(ABC):
-    """Gives the log-probability of taken actions. Not a module: what it holds never shows up in ``parameters()``.
+    """Gives the log-probability of taken actions. Not a module: its weights are in nobody's ``parameters()``.
 
     Attributes:
-        action_keys: where it looks for the action, and where what belongs to the action stands by default.
+        action_keys: the key of the action, and the default keys of what belongs to it.
         in_keys: the entries that it reads, beside the action.
-        frozen: the model behind it; None where there is none to move, to embed or to recognise.
+        frozen: its model; None where there is none to move, to save or to fingerprint.
     """
 
     action_keys: ActionKeys
@@ -37,7 +36,7 @@ class Reference(ABC):
 
         Args:
             tensordict: the data of the actions, ``[*B]``.
-            carry: where the transform writes, ``"next"`` of steps; a column of log-probabilities is looked for there.
+            carry: where the transform writes, ``"next"`` of steps; stored log-probabilities are looked up there first.
         """
 
     def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
@@ -51,23 +50,21 @@ class Reference(ABC):
             "distribution: pass the reference as an actor, or use an estimator (estimator='k3')."
         )
 
-    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
-        """Spec of the log-probability in an environment, found by scoring one made-up step."""
-        step = self.made_up_step(parent, observation_spec)
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """Spec of the log-probability in an environment, found by scoring one random action.
+
+        Args:
+            env: the environment; its action spec is used.
+            specs: its output specs at the transform's place of the chain.
+        """
+        step = self.example_step(env, specs)
         with torch.no_grad():
             log_prob = self.log_prob(step, step.copy())
-        return Unbounded(log_prob.shape, dtype=log_prob.dtype, device=observation_spec.device)
+        return Unbounded(log_prob.shape, dtype=log_prob.dtype, device=env.device)
 
-    def made_up_step(self, parent: EnvBase, observation_spec: Composite) -> TensorDictBase:
-        """Data of a step with the shapes of the environment, zeros but for a random action."""
-        device = observation_spec.device
-        devices = [] if device is None or device.type != "cuda" else [device]
-        with torch.random.fork_rng(devices=devices):  # zeros need not be an action; nobody's random stream moves
-            step = parent.fake_tensordict().exclude("next")
-            step.update(parent.full_action_spec.rand())
-        return step
-
-    def apply_to_owned(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Move or convert the weights that are the reference's own."""
-        if self.frozen is not None:
-            self.frozen.apply_to_owned(function)
+    def example_step(self, env: EnvBase, specs: Composite) -> TensorDictBase:
+        """A step of zeros with a random action; the global random stream is left as it was."""
+        step = specs["full_observation_spec"].zero()
+        step.update(specs["full_done_spec"].zero()).update(env.full_state_spec.zero())
+        with torch.random.fork_rng(devices=[env.device] if str(env.device).startswith("cuda") else []):
+            return step.update(env.full_action_spec.rand())

@@ -1,4 +1,4 @@
-"""Which kind of reference a thing is: actors are frozen first, everything else is used as it is."""
+"""Builds references: an actor is frozen and scored by its kind, everything else is used as it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensordict import NestedKey, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.current_policy import CurrentPolicy
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
 from torchrl_lang.schema import ACTION, TOKENS
@@ -19,8 +19,7 @@ from torchrl_lang.transforms.references.from_actor import ActorReference
 from torchrl_lang.transforms.references.precomputed import ColumnReference, FunctionReference
 from torchrl_lang.transforms.references.utterance import UtteranceReference
 from torchrl_lang.transforms.references.whole_rows import RowReference
-from torchrl_lang.transforms.references.wrapper import WrapperReference
-from torchrl_lang.transforms.references.wrapper_calls import is_wrapper
+from torchrl_lang.transforms.references.wrapper import WrapperReference, is_wrapper
 
 __all__ = ["as_policy", "as_reference"]
 
@@ -31,7 +30,7 @@ def as_reference(
     in_keys: Sequence[NestedKey] | None = None,
     action_key: NestedKey | Sequence[NestedKey] | None = None,
 ) -> Reference:
-    """Make a reference of what a user has at hand.
+    """Convert an actor, a key or a function to a reference.
 
     ======================================================  ==========================================================
     given                                                    becomes
@@ -44,34 +43,33 @@ def as_reference(
                                                              whole vocabulary, which is not how an utterance actor acts
     ... any other                                            :class:`ActorReference`
     a :class:`FrozenActor`                                   the same, with what it shares
-    a scoring LLM wrapper of TorchRL                         :class:`WrapperReference`
+    a language-model wrapper of TorchRL                      :class:`WrapperReference`
     a key (string or tuple)                                  :class:`ColumnReference`
     a function of the tensordict                             :class:`FunctionReference`
     ======================================================  ==========================================================
 
+    Args:
+        reference: one of these.
+        in_keys: the entries that an actor or a function reads, default all that it declares.
+        action_key: the key of the action, default as the actor writes it.
+
     Raises:
         TypeError: it is none of these.
         ValueError: the actor is recurrent and reads the state that the policy left in the data, which is not its own.
-            Give its state entries of its own, run it beside the policy, and name what it reads with ``in_keys``; or
-            store its log-probabilities and pass their key.
     """
-    if isinstance(reference, Reference):
+    if isinstance(reference, Reference) or is_wrapper(reference):
         if in_keys is not None or action_key is not None:
             raise ValueError(f"Give in_keys and action_key to {type(reference).__name__} itself.")
-        return reference
+        return reference if isinstance(reference, Reference) else WrapperReference(reference)
     if isinstance(reference, (str, tuple)):
         return ColumnReference(reference)
-    if is_wrapper(reference.actor if isinstance(reference, FrozenActor) else reference):
-        if in_keys is not None or action_key is not None:
-            raise ValueError("An LLM wrapper knows its keys: build it with input_key= rather than pass in_keys.")
-        return WrapperReference(reference)
     if isinstance(reference, TensorDictModuleBase) and hasattr(reference, "get_dist"):
         reference = frozen_copy(reference)
     if isinstance(reference, FrozenActor):
         return _of_actor(reference, in_keys, action_key)
     if callable(reference) and not isinstance(reference, (nn.Module, type)):
         action_keys = None if action_key is None else ActionKeys.of_action(action_key)
-        return FunctionReference(reference, in_keys=() if in_keys is None else in_keys, action_keys=action_keys)
+        return FunctionReference(reference, in_keys=in_keys or (), action_keys=action_keys)
     what = f"the class {reference.__name__}" if isinstance(reference, type) else type(reference).__name__
     raise TypeError(
         "A reference is an actor with get_dist, a FrozenActor, a Reference, the key of a column, or a function "
@@ -81,31 +79,24 @@ def as_reference(
 
 
 def as_policy(policy: Any, *, rows: bool = False) -> Reference:
-    """The actor that trains, run as it is whenever a divergence asks for it.
+    """The actor that trains, run without a copy whenever a divergence needs it.
 
     Args:
         policy: the actor; or a :class:`Reference` of a :class:`~torchrl_lang.transforms.CurrentPolicy`.
-        rows: it is to score whole rows.
+        rows: score whole rows.
 
     Raises:
-        TypeError: it has no ``get_dist``.
-        ValueError: it is a frozen model.
+        TypeError: it has no ``get_dist``, or is frozen.
     """
-    if isinstance(policy, Reference):
-        if not isinstance(policy.frozen, CurrentPolicy):
-            raise ValueError(
-                f"policy= is the actor that trains, got a {type(policy).__name__} of a model that does not: pass the "
-                "actor itself."
-            )
-        return policy
-    if isinstance(policy, FrozenActor) and not isinstance(policy, CurrentPolicy):
-        raise ValueError("policy= is the actor that trains, got a frozen one: pass the actor itself.")
-    live = policy if isinstance(policy, CurrentPolicy) else None
-    acts = isinstance(policy, TensorDictModuleBase) and (hasattr(policy, "get_dist") or is_wrapper(policy))
-    if live is None and not acts:
+    if is_wrapper(policy):
+        return WrapperReference(CurrentPolicy(language_actor(policy.model)))
+    if isinstance(policy, TensorDictModuleBase) and hasattr(policy, "get_dist"):
+        policy = CurrentPolicy(policy)
+    if isinstance(policy, CurrentPolicy):
+        return RowReference(policy) if rows else as_reference(policy)
+    if not (isinstance(policy, Reference) and isinstance(policy.frozen, CurrentPolicy)):
         raise TypeError(f"policy= is the actor that trains, with get_dist(tensordict); got {type(policy).__name__}.")
-    live = CurrentPolicy(policy) if live is None else live
-    return RowReference(live) if rows and not is_wrapper(live.actor) else as_reference(live)
+    return policy
 
 
 def _of_actor(
@@ -118,16 +109,11 @@ def _of_actor(
         return UtteranceReference(frozen, in_keys=in_keys)
     if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
         return RowReference(frozen)
-    if in_keys is None and not isinstance(frozen, CurrentPolicy):
-        _refuse_recurrent(actor)
-    return ActorReference(frozen, in_keys=in_keys, action_key=action_key)
-
-
-def _refuse_recurrent(actor: TensorDictModuleBase) -> None:
     states = [key for key in actor.in_keys if unravel_key(("next", key)) in actor.out_keys]
-    if states:
+    if states and in_keys is None and not isinstance(frozen, CurrentPolicy):
         raise ValueError(
             f"The reference is recurrent: its state {states} in the data would be the policy's, not its own. Give the "
             "reference's state entries of its own, run it beside the policy and pass in_keys=, the entries that it "
             "reads; or store its log-probabilities and pass their key."
         )
+    return ActorReference(frozen, in_keys=in_keys, action_key=action_key)

@@ -21,7 +21,7 @@ from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference
 
-__all__ = ["ActorReference", "action_log_prob", "keys_read", "keys_of_actor", "modules_of", "sum_heads"]
+__all__ = ["ActorReference", "sum_heads"]
 
 
 class ActorReference(Reference):
@@ -29,8 +29,8 @@ class ActorReference(Reference):
 
     Args:
         frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
-        in_keys: what it reads, default the actor's own ``in_keys``.
-        action_key: where the action stands, default as the actor writes it.
+        in_keys: the entries that it reads, default the actor's own ``in_keys``.
+        action_key: the key of the action, default as the actor writes it.
 
     Raises:
         TypeError: the actor has no ``get_dist``.
@@ -61,17 +61,20 @@ class ActorReference(Reference):
         actor = frozen.actor
         if not hasattr(actor, "get_dist"):
             raise TypeError(
-                f"A reference actor needs get_dist(tensordict), which {type(actor).__name__} has not: pass a "
+                f"A reference actor needs get_dist(tensordict), which {type(actor).__name__} does not have: pass a "
                 "ProbabilisticActor or ProbabilisticTensorDictSequential, or a function of the tensordict."
             )
         self.frozen = frozen
-        self.action_keys = keys_of_actor(actor, action_key)
-        self.in_keys = key_list(keys_read(modules_of(actor)) if in_keys is None else in_keys)
+        self.action_keys = _keys_of_actor(actor, action_key)
+        self.in_keys = key_list(_keys_read(actor) if in_keys is None else in_keys)
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
-        """See :class:`Reference`."""
+        """See :class:`Reference`; heads of a composite action are independent, so their log-probabilities add up."""
         with self.frozen.eval_mode():
-            return action_log_prob(self._dist(self.inputs(tensordict)), tensordict, self.action_keys.action)
+            dist = self._dist(self.inputs(tensordict))
+            if isinstance(dist, CompositeDistribution):
+                return sum_heads([head.log_prob(_action(tensordict, name)) for name, head in dist.dists.items()])
+            return dist.log_prob(_action(tensordict, self.action_keys.action[0]))
 
     def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
         """See :class:`Reference`."""
@@ -79,28 +82,35 @@ class ActorReference(Reference):
             return self._dist(self.inputs(tensordict))
 
     def inputs(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The entries that the actor reads, in a tensordict of their own: what it writes stays out of the data.
+        """The entries that the actor reads, in a new tensordict, so that its outputs stay out of the data.
 
         Raises:
             KeyError: one is missing.
         """
-        inputs = tensordict.select(*self.in_keys, strict=False).copy()  # nested entries of its own, too
+        inputs = tensordict.select(*self.in_keys, strict=False).copy()  # copies nested tensordicts, too
         missing = [key for key in self.in_keys if inputs.get(key, None) is None]
         if missing:
             raise KeyError(
                 f"The reference reads {missing}, which the data lacks: there is "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries in the data; in_keys= may "
-                "leave out what the actor can do without."
+                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries in the data, or name with "
+                "in_keys= the entries that the actor needs."
             )
         return inputs
 
-    def _dist(self, inputs: TensorDictBase) -> Distribution:
+    def _dist(self, inputs: TensorDictBase) -> Any:
         actor: Any = self.frozen.actor
         return actor.get_dist(inputs)
 
 
-def keys_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[NestedKey] | None = None) -> ActionKeys:
-    """Where an actor writes its action and its log-probability."""
+def sum_heads(values: Sequence[Tensor]) -> Tensor:
+    """Sum over heads of an action; a head with more dimensions than another is summed over those first."""
+    ndim = min(value.ndim for value in values)
+    flat = [value.flatten(ndim).sum(-1) if value.ndim > ndim else value for value in values]
+    return flat[0] if len(flat) == 1 else torch.stack(flat).sum(0)
+
+
+def _keys_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[NestedKey] | None) -> ActionKeys:
+    """The keys under which an actor writes its action and its log-probability."""
     heads = [module for module in actor.modules() if isinstance(module, ProbabilisticTensorDictModule)]
     if not heads:
         return ActionKeys.of_action() if action_key is None else ActionKeys.of_action(action_key)
@@ -111,42 +121,28 @@ def keys_of_actor(actor: TensorDictModuleBase, action_key: NestedKey | Sequence[
     return ActionKeys.of_action(actions if action_key is None else key_list(action_key), log_probs or None)
 
 
-def action_log_prob(dist: Distribution, tensordict: TensorDictBase, action: Sequence[NestedKey]) -> Tensor:
-    """Log-probability of the action in a tensordict; heads of a composite action are independent, so they add up."""
-    if isinstance(dist, CompositeDistribution):
-        return sum_heads([head.log_prob(_taken(tensordict, name)) for name, head in dist.dists.items()])
-    return dist.log_prob(_taken(tensordict, action[0]))
-
-
-def sum_heads(values: Sequence[Tensor]) -> Tensor:
-    """Sum over heads of an action; a head with more dimensions than another is summed over those first."""
-    ndim = min(value.ndim for value in values)
-    flat = [value.flatten(ndim).sum(-1) if value.ndim > ndim else value for value in values]
-    return flat[0] if len(flat) == 1 else torch.stack(flat).sum(0)
-
-
-def _taken(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+def _action(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
     action = required("The reference", key, "It is the action to score: name it with action_key=.", tensordict)
     # Specs of one-hot and binary actions draw bool, which no distribution can score.
     return action.float() if action.dtype == torch.bool else action
 
 
-def modules_of(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
-    """The modules of an actor in the order in which they run, nested sequences taken apart."""
-    if not isinstance(actor, TensorDictSequential):
-        return [actor]
-    return [inner for module in actor.module for inner in modules_of(module)]
+def _keys_read(actor: TensorDictModuleBase) -> list[NestedKey]:
+    """The entries that the modules of an actor read and none before them wrote.
 
-
-def keys_read(modules: Sequence[TensorDictModuleBase]) -> list[NestedKey]:
-    """What modules, one behind the other, read that none of them wrote before.
-
-    An actor's own ``in_keys`` name what a composite distribution reads as a whole, though it is written in parts.
+    An actor's own ``in_keys`` name the parameters of a composite distribution, which are written in parts.
     """
     written: set[NestedKey] = set()
     keys: list[NestedKey] = []
-    for module in modules:
+    for module in _modules_of(actor):
         keys += [key for key in key_list(list(module.in_keys)) if key not in written and key not in keys]
         for key in key_list(list(module.out_keys)):
             written |= {key[:depth] for depth in range(2, len(key) + 1)} | {key[0]} if isinstance(key, tuple) else {key}
     return keys
+
+
+def _modules_of(actor: TensorDictModuleBase) -> list[TensorDictModuleBase]:
+    """The modules of an actor in the order in which they run, without nesting."""
+    if not isinstance(actor, TensorDictSequential):
+        return [actor]
+    return [inner for module in actor.module for inner in _modules_of(module)]

@@ -1,4 +1,4 @@
-"""References without an actor: a column of the data, and a function."""
+"""References without an actor: log-probabilities stored in the data, and a function."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ __all__ = ["ColumnReference", "FunctionReference"]
 
 
 class ColumnReference(Reference):
-    """Log-probabilities that are already in the data, such as those stored once for an offline data set.
+    """Log-probabilities that the data holds already, such as those stored once for an offline dataset.
 
     Args:
-        key: their entry. On steps it is looked for under ``"next"`` first, where this library writes what belongs to an
-            action; at the root an environment has that of the step before.
-        action_keys: where everything else stands, default one action a step.
+        key: their entry. On steps it is looked up under ``"next"`` first, where this library writes what belongs to an
+            action; in an environment the entry at the root belongs to the step before.
+        action_keys: the other keys, default those of one action a step.
     """
 
     def __init__(self, key: NestedKey, *, action_keys: ActionKeys | None = None) -> None:
         self.in_keys = key_list(key)
-        self.action_keys = ActionKeys.of_action() if action_keys is None else action_keys
+        self.action_keys = action_keys or ActionKeys.of_action()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
         advice = "It should hold the reference's log-probabilities, computed beforehand."
         return required("ColumnReference", self.in_keys[0], advice, carry, tensordict)
 
-    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        if self.in_keys[0] not in observation_spec.keys(True, True):
+        observations = specs["full_observation_spec"]
+        if self.in_keys[0] not in observations.keys(True, True):
             raise KeyError(
-                f"The environment has no entry {self.in_keys[0]!r}; a column of log-probabilities is for replay "
-                "buffers. Here pass the reference as an actor."
+                f"The environment has no entry {self.in_keys[0]!r}; stored log-probabilities are for replay buffers. "
+                "Here pass the reference as an actor."
             )
-        return observation_spec[self.in_keys[0]].clone()
+        return observations[self.in_keys[0]].clone()
 
 
 class FunctionReference(Reference):
@@ -52,10 +53,10 @@ class FunctionReference(Reference):
     Args:
         function: ``tensordict -> log_prob``. Of a module a frozen copy is made, see
             :func:`~torchrl_lang.transforms.frozen_copy`. A plain function is called as it is: a model that it calls
-            must be frozen and must not be the policy that trains, or the reference trains with it. No fingerprint of
-            such a model is kept in a ``state_dict``.
-        in_keys: the entries that it is given, default all.
-        action_keys: where everything stands, default one action a step.
+            must be frozen and must not be the policy, or the reference trains with it, and a ``state_dict`` has no
+            fingerprint of it.
+        in_keys: the entries that it gets, default all.
+        action_keys: the keys of the action and its entries, default those of one action a step.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class FunctionReference(Reference):
             self.frozen = frozen_copy(function)
         self.function = function if self.frozen is None else self.frozen.actor
         self.in_keys = key_list(in_keys) if in_keys else []
-        self.action_keys = ActionKeys.of_action() if action_keys is None else action_keys
+        self.action_keys = action_keys or ActionKeys.of_action()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""

@@ -25,15 +25,15 @@ __all__ = ["UtteranceReference"]
 class UtteranceReference(ActorReference):
     """An :class:`~torchrl_lang.modules.UtteranceActor` as reference of single turns.
 
-    Log-probabilities are those of acting, with the actor's temperature, filters, forbidden tokens and certain end, so
-    they compare with the ``token_log_prob`` that acting wrote. One pass over transcript and utterance a turn: where
-    whole episodes are at hand, :class:`RowReference` scores all turns in one pass.
+    Log-probabilities are those of acting, with the actor's temperature, filters, forbidden tokens and forced end, so
+    they compare with the ``token_log_prob`` of acting. It takes one pass over transcript and utterance a turn; for
+    whole episodes :class:`RowReference` scores all turns in one pass.
+
+    The log-probability is float ``[*B, K]``, zero after the end of an utterance and on rows that are done.
 
     Args:
         frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
         in_keys: see :class:`ActorReference`.
-
-    The log-probability is float ``[*B, K]``, zero behind the end of an utterance and on rows that are done.
     """
 
     def __init__(self, frozen: FrozenActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
@@ -49,12 +49,11 @@ class UtteranceReference(ActorReference):
         done: Any = tensordict.get(DONE, None)
         with self.frozen.eval_mode():
             if done is None or not done.any():
-                return self._dist(self.inputs(tensordict)).token_log_prob(action)  # type: ignore[attr-defined]
-            # The policy says nothing where a row is done, so there is nothing to score.
+                return self._dist(self.inputs(tensordict)).token_log_prob(action)
             alive = ~done.squeeze(-1)
             out = torch.zeros(action.shape, device=action.device)
             if alive.any():
-                dist: Any = self._dist(self.inputs(tensordict)[alive])
+                dist = self._dist(self.inputs(tensordict)[alive])
                 out[alive] = dist.token_log_prob(action[alive]).to(out.dtype)
             return out
 
@@ -69,6 +68,6 @@ class UtteranceReference(ActorReference):
             "whole rows (RowReference), where the exact divergence of each token is computed."
         )
 
-    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
-        return Unbounded(parent.full_action_spec[self.action_keys.action[0]].shape, device=observation_spec.device)
+        return Unbounded(env.full_action_spec[self.action_keys.action[0]].shape, device=env.device)

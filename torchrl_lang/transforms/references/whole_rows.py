@@ -19,15 +19,15 @@ __all__ = ["RowReference"]
 class RowReference(Reference):
     """Scores the agent's tokens of whole rows: one pass of the trunk, the head at decisions only.
 
-    For batches of rows, in a replay buffer or as ``postproc`` behind a conversion to rows. Of a language actor it takes
-    the plain distribution over all tokens at temperature 1; of an :class:`~torchrl_lang.modules.UtteranceActor` the one
-    that it acts by, with its temperature, filters, forbidden tokens and certain last slot, so that the numbers compare
-    with the ``token_log_prob`` which acting wrote.
+    For batches of rows, in a replay buffer or as ``postproc`` after a conversion to rows. A language actor gives the
+    plain distribution over all tokens at temperature 1. An :class:`~torchrl_lang.modules.UtteranceActor` gives the one
+    that it acts by, with its temperature, filters, forbidden tokens and forced end, which compares with the
+    ``token_log_prob`` of acting.
+
+    The log-probability is float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
 
     Args:
         frozen: the actor, see :func:`~torchrl_lang.transforms.frozen_copy`.
-
-    The log-probability is float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
 
     Examples:
         >>> import torch
@@ -58,8 +58,8 @@ class RowReference(Reference):
         with self.frozen.eval_mode():
             return row_log_prob(self.frozen.actor, tensordict)
 
-    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
-        """Rows are whole episodes, which an environment has not yet.
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """Not in an environment, whose rows are not yet whole episodes.
 
         Raises:
             ValueError: always.

@@ -1,63 +1,51 @@
-"""TorchRL's own language-model wrappers as reference, on tokens: of TorchRL's conversations, or of whole rows."""
+"""The model of a TorchRL language-model wrapper as reference of TorchRL's conversations, in tokens."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
-from tensordict.nn import TensorDictModuleBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.decision_batch import DecisionBatch
+from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
-from torchrl_lang.schema import ATTENTION_MASK, REWARD, TOKENS
+from torchrl_lang.modules.row_scoring import row_log_prob
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference
-from torchrl_lang.transforms.references.wrapper_calls import (
-    check_wrapper,
-    mask_by_name,
-    placed,
-    rows_of,
-    without_batching,
-)
 
-__all__ = ["WrapperReference"]
+__all__ = ["WrapperReference", "is_wrapper"]
 
+_TOKENS = ("tokens", "full")
 _ATTENTION = ("masks", "all_attention_mask")
 _ASSISTANT = ("masks", "all_assistant_mask")
 
 
 class WrapperReference(Reference):
-    """A scoring ``TransformersWrapper`` (``generate=False, input_mode="tokens"``), or another wrapper of its kind.
+    """The model of a ``TransformersWrapper``, on TorchRL's layout of conversations.
 
-    It reads TorchRL's conversations, ``("tokens", "full")`` and ``("masks", "all_attention_mask")``, both dense. The
-    log-probability is float ``[*B, T]`` as ``("log_probs", "full")`` is, zero on padding, on the first token and, with
-    ``assistant_only``, on the tokens of others.
+    It reads ``("tokens", "full")``, ``("masks", "all_attention_mask")`` and, with ``assistant_only``,
+    ``("masks", "all_assistant_mask")``, each dense and padded on either side. The log-probability is float ``[*B, T]``
+    as TorchRL's ``("log_probs", "full")`` is, zero on padding, on the first token and on tokens that are not scored.
+    The wrapper itself is not called: its model runs as a :func:`~torchrl_lang.modules.language_actor`, with logits at
+    the scored tokens only.
 
-    With ``rows`` it reads the rows of this library: the wrapper gets ``tokens`` and ``attention_mask`` under TorchRL's
-    names, and the log-probability is zero but at ``action_mask``. It is that of :class:`RowReference` on the same
-    weights, which computes logits at decisions only; a wrapper computes all.
-
-    The wrapper is frozen as :func:`~torchrl_lang.transforms.frozen_copy` does it, its batching of calls left out; one
-    around an engine that is no ``nn.Module`` (vLLM, SGLang) is used as it is, so keep its weights as they are. While it
-    is run here its model gets the attention mask by name, and positions that count from a row's first token.
-    TorchRL 0.14 passes the mask as second positional argument, which is another one of GPT-2's, and so fails on it.
+    For the rows of this library pass ``RowReference(frozen_copy(language_actor(wrapper.model)))``; for an engine that
+    is no ``nn.Module`` (vLLM, SGLang) a :class:`FunctionReference` that calls the wrapper.
 
     Args:
-        wrapper: scores, and has a tokenizer; or a :class:`FrozenActor` of such a wrapper.
-        rows: the data are rows of this library.
-        assistant_only: on TorchRL's layout: score tokens of ``("masks", "all_assistant_mask")`` alone.
+        wrapper: one of TorchRL's wrappers, of which the model is frozen; or a :class:`FrozenActor` of a language actor,
+            e.g. ``adapters_off(language_actor(wrapper.model))``.
+        assistant_only: score the tokens of ``("masks", "all_assistant_mask")`` only.
 
     Raises:
-        TypeError: it is no wrapper of TorchRL's.
-        ValueError: it generates, reads a prompt, reads text or a history instead of tokens, or has no tokenizer; on
-            calls, rows of unequal width.
+        TypeError: the wrapper's model is no module.
         KeyError: on calls, an entry is missing.
+        ValueError: on calls, the data are no conversations padded to one length.
 
     Examples:
         >>> import torch
@@ -78,34 +66,47 @@ class WrapperReference(Reference):
         tensor([[False, False,  True,  True]])
     """
 
-    def __init__(
-        self, wrapper: TensorDictModuleBase | FrozenActor, *, rows: bool = False, assistant_only: bool = True
-    ) -> None:
-        module: Any = wrapper.actor if isinstance(wrapper, FrozenActor) else wrapper
-        check_wrapper(module)
-        if isinstance(wrapper, FrozenActor):
-            self.frozen = wrapper
-        elif isinstance(module.model, nn.Module):
-            self.frozen = frozen_copy(without_batching(module))
-        self._engine: Any = module if self.frozen is None else None
-        self.rows = rows
-        self.assistant_only = assistant_only
-        self.action_keys = ActionKeys.row() if rows else _action_keys(assistant_only)
-        self.in_keys = [TOKENS, ATTENTION_MASK] if rows else [self._input_key, _ATTENTION]
+    frozen: FrozenActor
+
+    def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
+        if not isinstance(wrapper, FrozenActor):
+            model = getattr(wrapper, "model", None)
+            if not is_wrapper(wrapper) or not isinstance(model, nn.Module):
+                raise TypeError(
+                    "A WrapperReference needs one of TorchRL's wrappers (torchrl.modules.llm) around an nn.Module, got "
+                    f"a {type(wrapper).__name__} around a {type(model).__name__}. For an engine that is no module pass "
+                    "FunctionReference(lambda td: wrapper(td)['log_probs', 'full'])."
+                )
+            wrapper = frozen_copy(language_actor(model))
+        self.frozen = wrapper
+        self.mask = _ASSISTANT if assistant_only else _ATTENTION
+        kept = _ASSISTANT if assistant_only else None
+        self.action_keys = ActionKeys(
+            (_TOKENS,), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=kept
+        )
+        self.in_keys = [_TOKENS, _ATTENTION, self.mask]
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
-        if self.rows:
-            return self._of_rows(tensordict)
-        if isinstance(tensordict.get(TOKENS, None), Tensor):
+        advice = "It is part of TorchRL's layout of conversations."
+        try:
+            tokens, attention, scored = (required(type(self).__name__, key, advice, tensordict) for key in self.in_keys)
+        except (RuntimeError, ValueError) as error:  # a lazy stack without a common shape; "tokens" is a tensor
             raise ValueError(
-                "These are rows of this library ('tokens' is a tensor), not TorchRL's layout of conversations: use "
-                "WrapperReference(wrapper, rows=True)."
-            )
-        return self._of_conversations(tensordict)
+                "These are no TorchRL conversations padded to one length: build the wrapper that made them with "
+                "pad_output=True; for rows of this library pass RowReference(frozen_copy(language_actor(model)))."
+            ) from error
+        order = (~attention.bool()).long().argsort(dim=-1, stable=True)  # [*B, T], moves padding behind the tokens
+        entries = {TOKENS: tokens, ATTENTION_MASK: attention.bool(), ACTION_MASK: scored.bool() & attention.bool()}
+        rows = TensorDict(
+            {key: value.gather(-1, order) for key, value in entries.items()}, batch_size=tokens.shape[:-1]
+        )
+        with self.frozen.eval_mode():
+            log_prob = row_log_prob(self.frozen.actor, rows)
+        return torch.zeros_like(log_prob).scatter(-1, order, log_prob)
 
-    def log_prob_spec(self, parent: EnvBase, observation_spec: Composite) -> TensorSpec:
-        """What a wrapper scores has another width at every step, and specs say one.
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """Not in an environment, where the length of a conversation changes from step to step.
 
         Raises:
             ValueError: always.
@@ -115,51 +116,7 @@ class WrapperReference(Reference):
             "transform in a replay buffer or as postproc of a collector. In an environment pass an UtteranceActor."
         )
 
-    def _of_rows(self, tensordict: TensorDictBase) -> Tensor:
-        batch = DecisionBatch.read(tensordict)
-        if batch.empty:
-            return batch.zeros()
-        scores = placed(self._run_on_tokens(batch.tokens, batch.attention_mask), batch.attention_mask)
-        return batch.at_tokens(scores.flatten()[batch.place + 1])
 
-    def _of_conversations(self, tensordict: TensorDictBase) -> Tensor:
-        tokens, mask = self._dense(tensordict, self._input_key), self._dense(tensordict, _ATTENTION).bool()
-        flat = mask.reshape(-1, mask.shape[-1])
-        scores = placed(self._run_on_tokens(tokens.reshape(flat.shape), flat), flat).reshape(mask.shape)
-        if not self.assistant_only:
-            return scores
-        advice = "It says which tokens the agent wrote; assistant_only=False scores all."
-        required(type(self).__name__, _ASSISTANT, advice, tensordict)
-        return torch.where(self._dense(tensordict, _ASSISTANT).bool(), scores, 0)
-
-    def _dense(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-        """An entry ``[*B, T]``."""
-        advice = "This is TorchRL's layout of conversations; for rows of this library pass rows=True."
-        try:
-            return required(type(self).__name__, key, advice, tensordict)
-        except RuntimeError as error:  # how tensordict says that a lazy stack has no common shape
-            raise ValueError(
-                f"The rows of {key!r} differ in length, and a log-probability needs one width: build the wrapper that "
-                "made the data with pad_output=True."
-            ) from error
-
-    def _run_on_tokens(self, tokens: Tensor, attention_mask: Tensor) -> list[Tensor]:
-        inputs = TensorDict(batch_size=tokens.shape[:1], device=tokens.device)
-        inputs.set(self._input_key, tokens)
-        inputs.set(_ATTENTION, attention_mask)
-        mode: AbstractContextManager[Any] = torch.no_grad() if self.frozen is None else self.frozen.eval_mode()
-        with mode, mask_by_name(self._wrapper.model):
-            return rows_of(self._wrapper(inputs), unravel_key((self._wrapper.log_probs_key, "full")))
-
-    @property
-    def _wrapper(self) -> Any:
-        return self._engine if self.frozen is None else self.frozen.actor
-
-    @property
-    def _input_key(self) -> NestedKey:
-        return unravel_key(self._wrapper.in_keys[0])
-
-
-def _action_keys(assistant_only: bool) -> ActionKeys:
-    mask = _ASSISTANT if assistant_only else None
-    return ActionKeys((("tokens", "full"),), (("log_probs", "full"),), REWARD, ("ref_log_probs", "full"), mask=mask)
+def is_wrapper(module: object) -> bool:
+    """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
+    return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)

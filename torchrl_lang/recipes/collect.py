@@ -1,4 +1,4 @@
-"""Games played without end by the policy that is being trained: a TorchRL collector, and the rows that come out."""
+"""Collect games of the current policy with a TorchRL collector, as rows."""
 
 from __future__ import annotations
 
@@ -22,56 +22,54 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.recipes.tasks import Task
+from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.workers import end_scheme, end_with_parent, is_alive, start_workers
 from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
-__all__ = ["CollectorKind", "Games", "InPrecision", "Played"]
+__all__ = ["AutocastPolicy", "CollectedGames", "CollectorKind", "Games"]
 
 CollectorKind = Literal["single", "sync", "async"]
 
 VERSION = "policy_version"
 _GRACE = 5.0
-"""Seconds in which a collector may notice by itself that a worker has died."""
+"""Seconds after which a dead worker interrupts this process, if the collector has not noticed by then."""
 _SHUTDOWN = 4.0
-"""Seconds that workers have to end by themselves, before they are killed."""
+"""Seconds until workers that do not end by themselves are killed."""
 _PATIENCE = 200
-"""Batches that may go by without a game to learn from."""
+"""Batches without a game to learn from, after which collecting fails."""
 
-_DIED = (
-    "A worker that played games has died. Everything else was ended; the same command goes on from the last checkpoint."
-)
+_DIED = "A worker that played games has died. The run was ended; the same command resumes from the last checkpoint."
 
 
-class Played(NamedTuple):
-    """Rows of games that have ended, and how old the weights were that played them."""
+class CollectedGames(NamedTuple):
+    """Rows of finished games, and how old the weights were that played them."""
 
     rows: TensorDict
-    """``[N]``, with ``token_log_prob`` and ``state_value`` as acting wrote them."""
+    """``[N]``, with ``token_log_prob`` and ``state_value`` as the policy wrote them while acting."""
     staleness: float
-    """Updates of the weights between the saying of a token and now, in the mean."""
+    """Mean number of weight updates since a token was sampled."""
     dropped: int
-    """Games that were left out since the last ones because they were too old."""
+    """Number of games dropped because they were too old."""
 
 
 class Games:
-    """Plays with the weights as they are; rows come whole, with what the policy wrote while acting.
+    """Plays games with the current weights and returns whole rows.
 
-    ``"single"`` plays in this process. ``"sync"`` plays in worker processes while this one waits; ``"async"`` workers
-    go on playing while this process learns, with weights that are some updates old: how old, each row says.
+    ``"single"`` plays in this process. ``"sync"`` plays in worker processes while this process waits. ``"async"``
+    workers play while this process learns, with weights that are some updates old; each row has its staleness.
 
     Args:
-        task: what is played.
-        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``train_mask`` where not all of its
-            tokens are to be learned; in one process it is the one that is trained.
+        task: makes the environments.
+        policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``train_mask`` if some tokens are not
+            to be learned from. In a single process it is the very policy that is trained.
         kind: of the collector.
-        workers: processes of the other two kinds.
-        games: played side by side, in all processes together.
-        turns: of each game between two updates.
-        seed: of the games. Those of a single process are the same again; the words of several workers are not.
-        device: where environments and policy are.
-        offered: further options of the environments, which the policy needs.
-        max_staleness: games with a token that is older, in updates, are left out.
+        workers: number of processes for ``"sync"`` and ``"async"``.
+        games: played in parallel, in all processes together.
+        turns: of each game in one call of :meth:`play`.
+        seed: of the games. A single process repeats its games; workers sample other actions each time.
+        device: of environments and policy.
+        env_options: further options of :meth:`Task.env` that the policy needs.
+        max_staleness: games with an older token, in weight updates, are dropped.
     """
 
     def __init__(
@@ -85,14 +83,14 @@ class Games:
         turns: int,
         seed: int,
         device: torch.device,
-        offered: Mapping[str, Any] = MappingProxyType({}),
+        env_options: Mapping[str, Any] = MappingProxyType({}),
         max_staleness: int | None = None,
     ) -> None:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
         self._policy = policy
         self._updates = 0
-        said = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
-        self._rows = EpisodeRows({key: key for key in said} | {VERSION: ("next", VERSION)})
+        written = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
+        self._rows = EpisodeRows({key: key for key in written} | {VERSION: ("next", VERSION)})
         common: dict[str, Any] = {
             "total_frames": -1,
             "auto_register_policy_transforms": False,
@@ -100,28 +98,28 @@ class Games:
         }
         self._env: EnvBase | None = None
         if kind == "single":
-            self._env = task.env(games, seed=seed, device=device, **offered)
+            self._env = task.env(games, seed=seed, device=device, **env_options)
             self._make = functools.partial(Collector, self._env, frames_per_batch=games * turns, **common)
             self._batches = 1
         else:
             share = games // workers
-            make = functools.partial(task.env, share, device=device, **offered)
+            make = functools.partial(task.env, share, device=device, **env_options)
             makers = [functools.partial(make, seed=seed + 1 + k) for k in range(workers)]
             multi = MultiSyncCollector if kind == "sync" else MultiAsyncCollector
             frames = share * turns * (workers if kind == "sync" else 1)
             self._make = functools.partial(multi, makers, frames_per_batch=frames, **common)
-            self._batches = 1 if kind == "sync" else workers  # as many games an update, whatever the kind
+            self._batches = 1 if kind == "sync" else workers  # the same number of games for both kinds
         self._collector: Any = None
         self._scheme: SharedMemWeightSyncScheme | None = None
         self._steps: Iterator[TensorDictBase] = iter(())
 
-    def play(self, *, to_end: bool = False) -> Played:
-        """Play on, until games have ended.
+    def play(self, *, to_end: bool = False) -> CollectedGames:
+        """Continue the games until some have ended.
 
         Args:
-            to_end: where one process plays, go on after the usual turns until every game that has begun in them has
-                ended. The next games begin anew: those that began later are dropped, whatever their length, so that
-                neither long nor short ones are preferred. Workers play as ever.
+            to_end: in a single process, continue after the usual turns until every game that began in them has ended,
+                then start all games afresh. Games that began later are dropped, whatever their length, so neither long
+                nor short games are preferred. Workers ignore it.
 
         Raises:
             ChildProcessError: a worker has died.
@@ -138,16 +136,16 @@ class Games:
             if to_end:
                 self._begin_anew()
             if fresh.any():
-                return Played(every[fresh], _mean(age.float(), agent), dropped)
+                return CollectedGames(every[fresh], _mean(age.float(), agent), dropped)
         raise ValueError(
-            f"In {_PATIENCE} batches no game has ended that is young enough, {dropped} were too old: allow a larger "
+            f"In {_PATIENCE} batches no game has ended that is recent enough, {dropped} were too old: allow a larger "
             f"max_staleness than {self.max_staleness}, or play more turns between updates."
         )
 
     def weights_changed(self) -> None:
-        """Tell the workers the weights as they are now. Where one has died, this process is interrupted before long."""
+        """Send the current weights to the workers. If a worker has died, this process is interrupted soon after."""
         if self._collector is None:
-            return  # whoever plays next begins with them
+            return  # the next collector starts with them
         self._updates += 1
         if self.kind == "single":
             self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
@@ -155,32 +153,32 @@ class Games:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
 
     def restart(self, step: int) -> None:
-        """Begin new games, those of this step of the run: a run that is continued from here plays the same.
+        """Start new games that depend on ``step`` only, so that a run resumed from here plays the same games.
 
-        Games that are running are dropped, the long ones with them: :meth:`play` them ``to_end`` before. Workers play
-        on where they are: they have no order that could be repeated.
+        Running games are dropped: call :meth:`play` with ``to_end`` before. Workers continue their games, because
+        their order could not be repeated anyway.
         """
         if self._env is not None:
             self._begin_anew()
             self._env.set_seed(self.seed + step)
 
     def close(self) -> None:
-        """End the workers and the environments."""
+        """Close workers and environments."""
         self._shut_down()
         if self._env is not None:
             self._env.close(raise_if_closed=False)
 
     def check_workers(self) -> None:
-        """Raise where a worker has died.
+        """Raise if a worker has died.
 
         Raises:
-            ChildProcessError: with what to do.
+            ChildProcessError: a worker has died.
         """
         if any(not is_alive(worker) for worker in self._workers()):
             raise ChildProcessError(_DIED)
 
     def _ended(self, *, to_end: bool) -> TensorDict:
-        """Rows of the games that end in the usual turns, or of all that begin in them."""
+        """Rows of the games that end in the usual turns, or of all that began in them."""
         found = [self._rows(self._next()) for _ in range(self._batches)]
         while to_end and self._rows.waiting:
             found.append(self._rows(self._next(), only_waiting=True))
@@ -200,21 +198,21 @@ class Games:
         self._steps = iter(self._collector)
 
     def _start(self, scheme: SharedMemWeightSyncScheme) -> Any:
-        # Workers share the memory of the policy that they are given. A copy: they are not to see a step half done.
+        # Workers share the memory of their policy; with a copy they never see half of an optimizer step.
         options = {"policy": deepcopy(self._policy), "weight_sync_schemes": {"policy": scheme}}
         ends = functools.partial(end_with_parent, os.getpid())
         try:
             return start_workers(functools.partial(self._make, init_fn=ends, **options))
         except RuntimeError as error:
-            if isinstance(error.__cause__, EOFError):  # it has not even said why
+            if isinstance(error.__cause__, EOFError):  # the worker died without a message
                 raise ChildProcessError(_DIED) from error
             raise
 
     def _watch(self, collector: Any) -> None:
-        """Wake this process where a worker has died: it may wait for ever for an answer, or for a lock left behind."""
+        """Interrupt this process if a worker has died: it might wait forever for an answer or for a lock."""
         while collector is self._collector:
             if any(not is_alive(worker) for worker in self._workers()):
-                time.sleep(_GRACE)  # the collector mostly finds out by itself
+                time.sleep(_GRACE)  # the collector mostly notices by itself
                 if collector is self._collector:
                     os.kill(os.getpid(), signal.SIGINT)
                 return
@@ -240,15 +238,15 @@ class Games:
         self._steps = iter(())
         try:
             if collector is not None:
-                # Workers hold nothing that is lost with them: what they made has no name any more.
+                # Workers may be killed: they leave no files and no shared memory.
                 collector.shutdown(**(options if self._env is not None else {"timeout": _SHUTDOWN}))
         finally:
             if scheme is not None:
                 end_scheme(scheme)
 
 
-class InPrecision(TensorDictModuleBase):
-    """A policy that computes in another precision, as it is trained; workers of a collector take it along."""
+class AutocastPolicy(TensorDictModuleBase):
+    """A policy that computes under autocast, also in the workers of a collector."""
 
     def __init__(self, policy: TensorDictModuleBase, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A trained run as a player again: for evaluation, for watching, for the demo's table."""
+"""Open a finished run: its task, its model, and policies that act with it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any, Literal
 
 from torchrl_lang.data import Tokenizer, tokenizer_from_config
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
+from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.tasks import Task, check_words, task_from_notes
+from torchrl_lang.recipes.tasks import task_from_notes
+from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.storage import FileError
 
-__all__ = ["Trained", "load_run"]
+__all__ = ["FinishedRun", "Method", "load_run"]
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a finished run left behind."""
+class FinishedRun:
+    """The result of a training run."""
 
     task: Task
     model: SavedModel
@@ -27,25 +29,30 @@ class Trained:
 
     @property
     def has_values(self) -> bool:
-        """Whether values were learned that can steer the words."""
+        """Whether the run learned Q values."""
         return "target_qvalue" in self.model.heads
 
     def policy(
         self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any
     ) -> UtteranceActor:
-        """The player; ``beta`` above 0 lets the learned values steer it.
+        """The policy; with ``beta`` above 0 it is guided by the learned values.
+
+        Args:
+            beta: weight of the values.
+            method: of decoding.
+            seed: of sampling.
+            options: further options of :class:`~torchrl_lang.modules.UtteranceActor`.
 
         Raises:
-            ValueError: values are asked for and the run has none.
+            ValueError: ``beta`` is not 0 and the run has no values.
         """
         guidance = None
         if beta:
             if not self.has_values:
                 raise ValueError(f"This run learned no values, so beta={beta} has nothing to weigh: leave beta at 0.")
             guidance = ValueGuidance(self.model.heads["target_qvalue"], beta=beta)
-        actor = language_actor(self.model.lm)
         return UtteranceActor(
-            actor,
+            language_actor(self.model.lm),
             self.tokenizer.control,
             self.task.action_length,
             guidance=guidance,
@@ -56,12 +63,12 @@ class Trained:
         )
 
 
-def load_run(folder: Path) -> Trained:
+def load_run(folder: Path) -> FinishedRun:
     """Open the folder of a finished run.
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
-        ValueError: its record or its model is damaged, or the model reads other tokens than the task's.
+        ValueError: its record or its model is damaged, or its tokenizer is not the task's.
     """
     task = task_from_notes(read_options(folder / "config.json").object("notes"))
     if not (folder / "model").is_dir():
@@ -76,5 +83,5 @@ def load_run(folder: Path) -> Trained:
         tokenizer = tokenizer_from_config(model.tokenizer)
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
-    check_words(task, tokenizer, folder / "model")
-    return Trained(task, model, tokenizer)
+    check_tokenizer(task, tokenizer, folder / "model")
+    return FinishedRun(task, model, tokenizer)

@@ -16,7 +16,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
-from torchrl_lang.recipes.unfrozen import Unfrozen
+from torchrl_lang.recipes.trainable_state import TrainableState
 
 
 def make(seed=0, top_layers=1):
@@ -40,11 +40,11 @@ def change(loss):
 
 def test_what_moves_comes_back_and_what_is_frozen_is_not_kept():
     loss, other = change(make()), make()
-    state = Unfrozen(loss).state_dict()
+    state = TrainableState(loss).state_dict()
     assert not any(".h.0." in key or "wte" in key for key in state)
     assert any(".h.1." in key for key in state)
     assert any(key.startswith("target_qvalue") for key in state)
-    Unfrozen(other).load_state_dict(state)
+    TrainableState(other).load_state_dict(state)
     for (key, ours), theirs in zip(other.state_dict().items(), loss.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), key
 
@@ -55,17 +55,17 @@ def test_other_frozen_weights_are_refused(saved):
     loss = make(seed=1)
     before = {key: value.clone() for key, value in loss.state_dict().items()}
     with pytest.raises(ValueError, match="other frozen weights"):
-        Unfrozen(loss).load_state_dict(Unfrozen(change(make(top_layers=saved))).state_dict())
+        TrainableState(loss).load_state_dict(TrainableState(change(make(top_layers=saved))).state_dict())
     assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
 
 
 def test_where_all_trains_the_state_is_the_modules_own():
     loss = make(top_layers=None)
-    assert Unfrozen(loss).state_dict().keys() == loss.state_dict().keys()
+    assert TrainableState(loss).state_dict().keys() == loss.state_dict().keys()
 
 
 def test_names_must_fit():
-    state = Unfrozen(make()).state_dict()
+    state = TrainableState(make()).state_dict()
     state.pop(next(key for key in state if ".h.1." in key))
     with pytest.raises(RuntimeError, match="Missing key"):
-        Unfrozen(make()).load_state_dict(state)
+        TrainableState(make()).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a loss: what moves; of what is frozen it knows only whether it is the same."""
+"""The checkpoint state of a module without its frozen parameters."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 from torchrl_lang.modules.frozen.fingerprint import fingerprint
 
-__all__ = ["Unfrozen"]
+__all__ = ["TrainableState"]
 
 _FINGERPRINT = "frozen_fingerprint"
 
 
-class Unfrozen:
-    """The state of a module without its frozen parameters, in whose place a fingerprint stands.
+class TrainableState:
+    """The state of a module, with a fingerprint in place of its frozen parameters.
 
-    Whoever resumes makes the frozen ones anew, from where the first run took them: layers below those that train, the
-    weights beside adapters. Buffers are kept, a loss's target parameters among them.
+    A resumed run loads the frozen parameters from where the first call loaded them; the fingerprint is verified.
+    Buffers are in the state, and so are a loss's target parameters.
 
     Args:
-        module: of which parameters that require no gradient are left out.
+        module: parameters of it that require no gradient are left out.
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.recipes.unfrozen import Unfrozen
+        >>> from torchrl_lang.recipes.trainable_state import TrainableState
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 1))
-        >>> list(Unfrozen(net).state_dict())
+        >>> list(TrainableState(net).state_dict())
         ['1.weight', '1.bias', 'frozen_fingerprint']
     """
 
@@ -36,21 +36,21 @@ class Unfrozen:
         self.module = module
 
     def state_dict(self) -> dict[str, Any]:
-        """What trains, the buffers and, where anything is frozen, its fingerprint, uint8 ``[32]``."""
+        """Trainable parameters, buffers and, if anything is frozen, the fingerprint, uint8 ``[32]``."""
         frozen = self._frozen()
         kept = {name: value for name, value in self.module.state_dict().items() if name not in frozen}
         return kept | ({_FINGERPRINT: self._fingerprint} if frozen else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state; what is frozen stays as it is.
+        """Load a state; frozen parameters stay as they are.
 
         Raises:
-            ValueError: the state was made beside other frozen weights. Then nothing has changed.
-            RuntimeError: a name is missing, or one too many.
+            ValueError: the state belongs to other frozen parameters. Nothing has been loaded then.
+            RuntimeError: names of parameters are missing or unexpected.
         """
         frozen, state = self._frozen(), dict(state_dict)
-        made_beside = state.pop(_FINGERPRINT, None)
-        if frozen and (made_beside is None or not torch.equal(made_beside.cpu(), self._fingerprint)):
+        expected = state.pop(_FINGERPRINT, None)
+        if frozen and (expected is None or not torch.equal(expected.cpu(), self._fingerprint)):
             raise ValueError(
                 "it was made beside other frozen weights than those of this run: continue it from the model that it "
                 "started from."
@@ -65,5 +65,5 @@ class Unfrozen:
 
     @cached_property
     def _fingerprint(self) -> Tensor:
-        """They are frozen, so once is enough: it takes a second for each gigabyte."""
+        """Computed once, because it takes a second per gigabyte and frozen parameters do not change."""
         return fingerprint(self._frozen().items())

@@ -1,0 +1,145 @@
+"""Draw mutants, run the tests that guard each, and list those that survive."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from .mutations import Mutant, mutants
+
+ROOT = Path(__file__).parents[2]
+PLACES = ("torchrl_lang/functional", "torchrl_lang/objectives", "torchrl_lang/modules", "torchrl_lang/schema.py")
+HEAVY = ("torchrl.collectors", "torchrl.objectives", "transformers.models.gpt2.modeling_gpt2", "peft", "hypothesis")
+# Beside the tests of their own folder, which everything has (``schema.py`` has ``tests/test_schema.py``).
+ALSO = {"torchrl_lang/functional": ["tests/objectives"], "torchrl_lang/schema.py": ["tests/objectives", "tests/data"]}
+
+
+def guards(path: Path) -> list[list[str]]:
+    """The tests to run for a file: its examples and those tests that name what it defines, then the others."""
+    parts = path.parts
+    layer = "/".join(parts[:2])
+    folders = [ROOT / "tests" / parts[1]] if path.suffix == ".py" and len(parts) > 2 else []
+    files = [file for folder in folders for file in sorted(folder.glob("test_*.py"))]
+    if not folders:
+        files = [ROOT / "tests" / f"test_{path.name}"]
+    for more in ALSO.get(layer, []):
+        files += sorted((ROOT / more).glob("test_*.py"))
+    tree = ast.parse((ROOT / path).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, [path.stem, *names])) + r")\b")
+    naming = [file for file in files if file.stem == f"test_{path.stem}"]
+    naming += [file for file in files if file not in naming and pattern.search(file.read_text())]
+    others = [file for file in files if file not in naming]
+    first, second = ([str(file.relative_to(ROOT)) for file in part] for part in (naming, others))
+    return [stage for stage in ([str(path), *first], second) if stage]
+
+
+def draw(places: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
+    """A sample of all mutants of these files, the same for the same seed."""
+    files = [file for place in places for file in ([ROOT / place] if place.endswith(".py") else _sources(ROOT / place))]
+    found = [each for file in files for each in mutants(file.relative_to(ROOT), file.read_text())]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*.py")) if file.name != "__init__.py"]
+
+
+def verdict(mutant: Mutant, text: str, tree: Path, limit: float) -> str:
+    """``dies`` where a guarding test fails with the mutant in its place, ``SURVIVES`` where none does.
+
+    ``hangs`` where the tests do not end in time: which is noticed, unless the machine is merely slow.
+    """
+    target = tree / mutant.path
+    original = target.read_text()
+    target.write_text(text)
+    try:
+        for stage in guards(mutant.path):
+            code = _in_fork(partial(_pytest, stage, tree), limit)
+            if code not in (0, 5):  # 5: a file without an example, and no test that names it
+                return "hangs" if code == -1 else "dies"
+        return "SURVIVES"
+    finally:
+        target.write_text(original)
+
+
+def _pytest(arguments: list[str], tree: Path) -> int:
+    import pytest
+
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "torchrl_lang")]:
+        del sys.modules[name]
+    os.environ["PYTHONPATH"] = str(tree)
+    return pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow", *arguments])
+
+
+def _in_fork(work: Callable[[], int], limit: float) -> int:
+    """What ``work`` returns in a process of its own; -1 where it is stopped at the time limit.
+
+    Forked, because importing torch takes longer than most of the tests.
+    """
+    process = os.fork()
+    if process == 0:
+        os.setsid()
+        silent = os.open(os.environ.get("MUTANTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        code = 2
+        try:
+            code = int(work())
+        finally:
+            os._exit(code)
+    until = time.monotonic() + limit
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return -1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("places", nargs="*", default=list(PLACES), help="files and folders of the package")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
+    parser.add_argument("--begin", type=int, default=0, help="the first mutant of the sample to try")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    options = parser.parse_args()
+    sample = draw(options.places, options.count, options.seed)[options.begin :]
+    if options.list:
+        print("\n".join(str(mutant) for mutant, _ in sample))
+        return
+    for name in HEAVY:
+        import_module(name)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch, "tree")
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "_build", "__pycache__", "results"))
+        alive = []
+        for number, (mutant, text) in enumerate(sample, 1):
+            began = time.monotonic()
+            word = verdict(mutant, text, tree, options.limit)
+            alive += [mutant] if word == "SURVIVES" else []
+            print(f"[{number}/{len(sample)}] {word} after {time.monotonic() - began:.0f} s: {mutant}", flush=True)
+    print(f"\n{len(alive)} of {len(sample)} mutants survive:", *alive, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Small changes of a source file, each of which a test should notice."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+OPERATORS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+METHODS = {
+    "all": "any",
+    "amax": "amin",
+    "amin": "amax",
+    "any": "all",
+    "argmax": "argmin",
+    "clamp_max": "clamp_min",
+    "clamp_min": "clamp_max",
+    "detach": "clone",
+    "log_softmax": "softmax",
+    "logsumexp": "sum",
+    "max": "min",
+    "maximum": "minimum",
+    "mean": "sum",
+    "min": "max",
+    "minimum": "maximum",
+    "softmax": "log_softmax",
+    "sum": "mean",
+}
+SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the ``index``-th of its file."""
+
+    path: Path
+    index: int
+    line: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
+
+
+def mutants(path: Path, source: str) -> Iterator[tuple[Mutant, str]]:
+    """Every mutant of a file, with the source that it gives (comments are lost, lines are kept in its text only)."""
+    tree = ast.parse(source)
+    index = 0
+    for parent, field, place, statement in _places(tree):
+        node = _read(parent, field, place)
+        for changed in _changes(node):
+            before = ast.unparse(statement).splitlines()
+            _write(parent, field, place, changed)
+            after = ast.unparse(statement).splitlines()
+            text = ast.unparse(tree)
+            _write(parent, field, place, node)
+            old, new = next(((a, b) for a, b in zip(before, after, strict=False) if a != b), (before[0], after[0]))
+            yield Mutant(path, index, getattr(node, "lineno", statement.lineno), old.strip(), new.strip()), text
+            index += 1
+
+
+def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.stmt]]:
+    """Where a node may be replaced: its parent, the field, the place in a list, and the statement around it."""
+    todo: list[tuple[ast.AST, ast.stmt | None]] = [(tree, None)]
+    while todo:
+        parent, statement = todo.pop()
+        if isinstance(parent, SKIPPED):
+            continue
+        if isinstance(parent, ast.stmt):
+            statement = parent
+        for field, value in ast.iter_fields(parent):
+            if field in ("annotation", "returns", "decorator_list", "type_params"):
+                continue
+            for place, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if not isinstance(child, ast.AST) or isinstance(child, ast.expr_context):
+                    continue
+                if statement is not None and not isinstance(child, ast.stmt):
+                    yield parent, field, place, statement
+                todo.append((child, statement))
+
+
+def _changes(node: ast.AST) -> Iterator[ast.AST]:
+    if type(node) in OPERATORS:
+        yield OPERATORS[type(node)]()
+    elif isinstance(node, ast.UnaryOp):
+        yield node.operand
+        if isinstance(node.op, ast.USub) and node.operand.__class__ is ast.Constant:
+            yield ast.Constant(0)  # the first dimension in place of the last
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            yield ast.Constant(not node.value)
+        elif isinstance(node.value, int | float):
+            yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+        changed = copy.deepcopy(node)
+        changed.func.attr = METHODS[node.func.attr]
+        if node.func.attr == "detach":
+            changed.args, changed.keywords = [], []
+        yield changed
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+
+
+def _read(parent: ast.AST, field: str, place: int | None) -> ast.AST:
+    return getattr(parent, field) if place is None else getattr(parent, field)[place]
+
+
+def _write(parent: ast.AST, field: str, place: int | None, node: ast.AST) -> None:
+    if place is None:
+        setattr(parent, field, node)
+    else:
+        getattr(parent, field)[place] = node

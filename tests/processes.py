@@ -1,0 +1,137 @@
+"""Programs and workers that begin with everything imported: one server imports it, and forks for each of them.
+
+Importing torch, TorchRL and Transformers takes seconds, and most tests that need another process are not about that.
+Workers are still given what they need by pickling it, as ``spawn`` does; a test of ``spawn`` itself asks for it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+METHOD = "forkserver"
+IMPORTED = [
+    "torchrl_lang.recipes.ppo",
+    "torchrl_lang.recipes.ilql",
+    "torchrl_lang.envs.games",
+    "torchrl_lang.transforms",
+    "torchrl.collectors",
+    "torchrl.objectives",
+    "transformers.models.gpt2.modeling_gpt2",
+]
+
+
+def use_a_server() -> None:
+    """Make the server the way in which this process starts others, where the platform has one."""
+    if METHOD in multiprocessing.get_all_start_methods():
+        multiprocessing.get_context(METHOD).set_forkserver_preload(IMPORTED)
+        multiprocessing.set_start_method(METHOD, force=True)
+
+
+@contextmanager
+def spawned() -> Iterator[None]:
+    """Within, this process starts its workers by ``spawn``: it is their parent, as it is not of the server's."""
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    use_a_server()
+
+
+class Program:
+    """``python ARGUMENTS`` in a process and a group of its own, forked from the server; its output goes to files."""
+
+    def __init__(self, *arguments: object, cwd: object = None, **variables: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = [Path(self._folder.name, name) for name in ("out", "err")]
+        context: Any = multiprocessing.get_context(METHOD)
+        call = [str(argument) for argument in arguments]
+        where = os.getcwd() if cwd is None else str(cwd)
+        self.process = context.Process(target=_run, args=(call, where, variables, self._files))
+        self.process.start()
+        self.pid: int = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """What the program ended with, a signal as its negative number; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Wait for the end."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.process.name, timeout)
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program alone, not to what it started."""
+        os.kill(self.pid, number)
+
+    def wait_for(self, line: str, times: int = 1, timeout: float = 120.0) -> None:
+        """Wait until the program has printed a line this often."""
+        until = time.monotonic() + timeout
+        while self.stdout.splitlines().count(line) < times:
+            assert self.returncode is None, self.stderr
+            assert time.monotonic() < until, f"the program has not printed {line!r} {times} times"
+            time.sleep(0.01)
+
+    @property
+    def stdout(self) -> str:
+        """What the program has printed so far."""
+        return self._files[0].read_text() if self._files[0].exists() else ""
+
+    @property
+    def stderr(self) -> str:
+        """What it has printed to its standard error so far."""
+        return self._files[1].read_text() if self._files[1].exists() else ""
+
+    def kill(self) -> None:
+        """End it and all of its group."""
+        if self.process.exitcode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.join()
+
+
+def run(*arguments: object, timeout: float = 120.0, **options: Any) -> Program:
+    """Run a program to its end."""
+    program = Program(*arguments, **options)
+    try:
+        program.wait(timeout)
+    finally:
+        program.kill()
+    return program
+
+
+def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[Path]) -> None:
+    os.setsid()
+    for number, file in zip((1, 2), files, strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.environ.update(variables)
+    os.chdir(cwd)
+    multiprocessing.set_start_method("spawn", force=True)  # whatever the program starts, it starts as it would
+    try:
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,169 @@
+"""Tasks as data: presets, the registry, tasks of one's own, and random walks from the dataset to the table."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes import bc, datasets
+from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.evaluate import Evaluate
+from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.options import add_options, options_from
+from torchrl_lang.recipes.ppo import PPO
+from torchrl_lang.recipes.rejection import Rejection
+from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
+from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
+from torchrl_lang.storage import Fields, FileError
+
+FOLDERS = {BC: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
+
+
+# -- presets --------------------------------------------------------------------------------------------------------
+
+
+def parsed(options, *arguments):
+    parser = argparse.ArgumentParser()
+    add_options(parser, options)
+    return options_from(options, parser.parse_args(list(map(str, arguments))))
+
+
+def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "random_walks"}}))
+    options = parsed(ILQL, "--data", tmp_path, "--out", "x", "--tau", 0.5)
+    preset = RandomWalksTask.presets["ilql"]
+    assert (options.tau, options.cql_weight, options.lr) == (0.5, 0.05, 0.002)
+    assert (preset["tau"], preset["cql_weight"]) == (0.05, 0.05)
+    assert "lr" not in preset
+    (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "wordle"}}))
+    assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.002
+
+
+@pytest.mark.parametrize("options", FOLDERS, ids=lambda options: options.preset)
+@pytest.mark.parametrize("name", TASKS)
+def test_every_preset_gives_valid_options(options, name):
+    required = {FOLDERS[options]: Path("x")} | ({} if options is Evaluate else {"out": Path("x")})
+    preset = task_class(name).presets.get(options.preset, {})
+    chosen = options.for_task(task_class(name), **required)
+    assert all(getattr(chosen, key) == value for key, value in preset.items())
+    assert set(task_class(name).presets) <= {kind.preset for kind in FOLDERS}
+
+
+def test_help_shows_presets(capsys):
+    assert main(["train", "ilql", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 0.002; at least 0; random_walks: 0.05)" in text
+    assert "(default: 8000; at least 1; textworld: 700; random_walks: " in text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["generate", "--help"]])
+def test_help_does_not_import_torch(arguments):
+    code = f"import sys; from torchrl_lang.__main__ import main; main({arguments}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+# -- the registry ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LongWalks(RandomWalksTask):
+    """A task of one's own."""
+
+    name = "long_walks"
+
+
+def test_a_task_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.recipes.tasks.TASKS", dict(TASKS))
+    notes = Fields(LongWalks(6, 2, 0, 9).notes(), "manifest.json", "generate it again")
+    with pytest.raises(FileError, match="is about the task 'long_walks', the recipes have wordle"):
+        task_from_notes(notes)
+    assert register(LongWalks) is register(LongWalks) is LongWalks
+    assert task_from_notes(notes) == LongWalks(6, 2, 0, 9)
+    with pytest.raises(ValueError, match="There is a task 'long_walks' already: give Other another name"):
+        register(type("Other", (LongWalks,), {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": 1}, 'has 1 as "nodes", expected at least 2'),
+        ({"max_turns": 2}, "holds no task (max_turns must be above"),
+        ({"out_degree": 50}, "holds no task (out_degree must lie between 1 and"),
+        ({"graph_seed": "a"}, "has 'a' as \"graph_seed\", expected int"),
+    ],
+)
+def test_damaged_notes_of_random_walks(change, message):
+    with pytest.raises(FileError) as raised:
+        task_from_notes(Fields(RandomWalksTask().notes() | change, "manifest.json", "generate it again"))
+    assert message in str(raised.value)
+
+
+# -- random walks ---------------------------------------------------------------------------------------------------
+
+SMALL = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("walks")
+    assert main(["generate", "random_walks", "--out", str(folder / "data"), *SMALL]) == 0
+    return folder
+
+
+def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys):
+    common = ["--data", str(walks / "data"), "--eval-games", "32", "--batch-size", "48"]
+    assert main(["train", "bc", *common, "--steps", "60", "--out", str(walks / "bc")]) == 0
+    assert main(["train", "ilql", *common, "--steps", "200", "--eval-every", "200", "--out", str(walks / "ilql")]) == 0
+    also = ["--also", str(walks / "bc"), "--beta", "2", "--games", "128"]
+    assert main(["evaluate", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
+    figures = json.loads((walks / "ilql" / "evaluation.json").read_text())
+    optimality = {player["name"]: player["metrics"]["optimality"] for player in figures["players"]}
+    assert optimality["shortest"] == 1
+    assert optimality["ilql beta 2 greedy"] > 0.95
+    assert max(optimality[name] for name in ("random", "bc sample", "bc greedy")) < 0.5
+    assert "optimality" in capsys.readouterr().out
+    assert main(["play", "random_walks", "--watch", str(walks / "ilql"), "--games", "2", "--seed", "0"]) == 0
+    assert len(capsys.readouterr().out.split("\n\n")) == 3  # two games and the end
+    assert main(["evaluate", "wordle", "--run", str(walks / "ilql")]) == 2
+    assert "is about random_walks, not wordle" in capsys.readouterr().err
+    assert main(["evaluate", "--run", str(walks / "ilql"), "--split", "test"]) == 2
+    assert "split='test' is unknown: the task random_walks has no splits" in capsys.readouterr().err
+
+
+def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
+    options = BC.for_task(RandomWalksTask, data=walks / "data", out=tmp_path / "bc", steps=1, eval_games=4)
+    assert (options.layers, options.width) == (2, 32)
+    assert bc.main(options) >= -7
+    assert load_run(tmp_path / "bc").task == RandomWalksTask(10, max_turns=7)
+
+
+def test_walking_oneself(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("z\nab\na\n"))
+    assert main(["play", "random_walks", "--seed", "0", *SMALL[:4]]) == 0
+    out = capsys.readouterr().out
+    assert "'z' at position 0" in out
+    assert "An action has at most 1 tokens, 'ab' has 2" in out
+    assert "> a  (-1)" in out
+    assert main(["play", "random_walks", "--watch", "shortest", "--games", "1", *SMALL[:4]]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "< a"  # the goal
+    assert main(["play", "random_walks", "--watch", "nobody"]) == 2
+    assert "player='nobody' is unknown" in capsys.readouterr().err
+
+
+def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks, capsys):
+    options = RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=1000)
+    before = (walks / "data" / "manifest.json").read_bytes()
+    assert datasets.generate_once(options) == walks / "data"
+    assert "using the dataset in" in capsys.readouterr().out
+    assert (walks / "data" / "manifest.json").read_bytes() == before
+    with pytest.raises(ValueError, match="holds a dataset of other options"):
+        datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=999))

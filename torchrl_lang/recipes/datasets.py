@@ -1,0 +1,101 @@
+"""Generate a task's dataset with its scripted players, and open one again together with its task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torchrl_lang.data import RowDataset, Tokenizer, generate_dataset, load_dataset
+from torchrl_lang.data.dataset_format import MANIFEST, ROWS
+from torchrl_lang.recipes.tasks import task_from_notes
+from torchrl_lang.recipes.tasks.base import DataOptions, Task
+from torchrl_lang.storage import Fields, FileError
+
+__all__ = ["check_place", "check_tokenizer", "generate_once", "main", "open_dataset"]
+
+
+def main(options: DataOptions) -> Path:
+    """Generate the dataset; returns its folder."""
+    check_place(options.out, new=True)
+    task = options.task()
+    player = options.behavior_policy(task)
+    env = task.env(min(options.batch, options.number_of_episodes()), **player.env_options)
+    try:
+        dataset = generate_dataset(
+            env,
+            player.policy,
+            options.out,
+            episodes=options.number_of_episodes(),
+            seed=options.seed,
+            source=f"{type(player.policy).__name__} in {task.name}",
+            notes=task.notes() | options.notes(),
+            overwrite=options.overwrite,
+        )
+    finally:
+        env.close()
+    figures = dataset.manifest
+    print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
+    return options.out
+
+
+def generate_once(options: DataOptions) -> Path:
+    """Generate the dataset, or use the one that an earlier call with the same options generated.
+
+    Raises:
+        ValueError: the folder holds a dataset of other options.
+    """
+    if not (options.out / MANIFEST).exists():
+        return main(options)
+    dataset = load_dataset(options.out)
+    wanted = json.loads(json.dumps(options.task().notes() | options.notes()))
+    if (len(dataset), dataset.manifest["notes"]) != (options.number_of_episodes(), wanted):
+        raise ValueError(
+            f"{options.out} holds a dataset of other options: delete {options.out.parent} or give another --out."
+        )
+    print(f"using the dataset in {options.out}")
+    return options.out
+
+
+def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
+    """A dataset and its task.
+
+    Raises:
+        ValueError: there is no such task, or the dataset has another tokenizer than the task.
+    """
+    dataset = load_dataset(folder)
+    manifest = Fields(dataset.manifest, folder / MANIFEST, "generate the dataset again with `generate`")
+    task = task_from_notes(manifest.object("notes"))
+    check_tokenizer(task, dataset.tokenizer, folder)
+    return dataset, task
+
+
+def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise unless the tokenizer of the dataset or model in ``folder`` is the task's current tokenizer.
+
+    Raises:
+        ValueError: the two differ, so that token ids would be misread.
+    """
+    if task.tokenizer().config() != tokenizer.config():
+        raise ValueError(
+            f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
+            "version of this library or with other words: generate the dataset and train again."
+        )
+
+
+def check_place(folder: Path, *, new: bool = False) -> None:
+    """Raise if output would be written into a file, or into a dataset.
+
+    Args:
+        folder: of the output.
+        new: the output is a dataset. An existing dataset in ``folder`` itself is then left to the writer's checks.
+
+    Raises:
+        FileError: naming the folder.
+    """
+    remedy = "give another folder as out"
+    if folder.exists() and not folder.is_dir():
+        raise FileError(folder, "is a file, not a folder", remedy)
+    places = folder.absolute().parents if new else (folder.absolute(), *folder.absolute().parents)
+    for place in places:
+        if (place / MANIFEST).exists() and (place / ROWS).exists():
+            raise FileError(folder, f"lies in the dataset {place}", remedy)

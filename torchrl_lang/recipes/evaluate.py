@@ -1,0 +1,104 @@
+"""Evaluate finished runs beside scripted players: a table, transcripts, and all figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
+from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
+from torchrl_lang.recipes.options import Options, option, positional, required
+from torchrl_lang.recipes.run_common import options_for_notes
+from torchrl_lang.recipes.tasks.base import Player
+from torchrl_lang.storage import write_file
+
+__all__ = ["Evaluate", "main"]
+
+_REPEATS = 5
+"""Times that each game of a finite split is played by a random player or sampled policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Options):
+    """Evaluate a finished run on its task, beside the task's scripted players."""
+
+    preset: ClassVar[str] = "evaluate"
+
+    run: Path = required("folder of a finished run")
+    task: str | None = positional("name of the task, to check that it is the run's")
+    also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
+    games: int | None = option(
+        None,
+        "number of games; none: 1000, or a split's games once (five times where actions are sampled)",
+        at_least=1,
+    )
+    split: str | None = option(None, "games of which split; none: the task's own choice")
+    beta: tuple[float, ...] = option((0.0, 2.0, 4.0), "weights of the values, for runs that have values", at_least=0)
+    method: Method | None = option(None, "decoding method; none: greedy, and without values sampling as well")
+    seed: int = option(1, "seed of games and sampling", at_least=0)
+    plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Self:
+        """Options from the command line, with the preset of the run's task."""
+        return options_for_notes(cls, given, given["run"] / "config.json")
+
+
+def main(options: Evaluate) -> Path:
+    """Evaluate; writes ``evaluation.json``, ``table.txt`` and ``transcripts.txt`` into the run's folder."""
+    runs = {folder: load_run(folder) for folder in (options.run, *options.also)}
+    task = runs[options.run].task
+    if options.task not in (None, task.name):
+        raise ValueError(f"{options.run} is about {task.name}, not {options.task}.")
+    for other, run in runs.items():
+        if run.task != task:
+            raise ValueError(f"{other} is about other games than {options.run}: evaluate it by itself.")
+    split = options.split or next(iter(task.splits), None)
+    if split not in (task.splits or (None,)):
+        raise ValueError(f"split={split!r} is unknown: the task {task.name} has {list(task.splits) or 'no splits'}.")
+    number = task.number_of_games(split)
+    played: list[tuple[Summary, GameRecords]] = []
+    own: list[tuple[Summary, GameRecords]] = []
+    for folder, name, player in _players(options, runs):
+        often = _REPEATS if player.is_random else 1
+        games = options.games or (1000 if number is None else often * number)
+        more = dict(player.env_options) | ({} if split is None else {"split": split})
+        played.append(task.evaluate(player.policy, games=games, seed=options.seed, name=name, **more))
+        own += played[-1:] if folder == options.run else []
+        print(f"played {name}: mean return {played[-1][0].mean_return:.2f}", flush=True)
+    summaries = [summary for summary, _ in played]
+    table = format_table(summaries)
+    best, records = max(own, key=lambda pair: pair[0].mean_return)
+    lost = (~task.won(records)).nonzero().flatten().tolist()[:5]
+    chosen = sorted({*range(min(5, best.games)), *lost})
+    tokenizer = runs[options.run].tokenizer
+    path = options.run / "transcripts.txt"
+    write_transcripts(path, records, tokenizer, games=chosen, title=best.name, spelling=task.spelling)
+    write_file(options.run / "table.txt", table + "\n")
+    players = [summary.as_dict() for summary in summaries]
+    figures = {"task": task.name, "split": split, "games": number, "players": players}
+    write_file(options.run / "evaluation.json", json.dumps(figures, indent=2) + "\n")
+    if options.plots:
+        plot_guess_histogram(options.run / "guesses.png", summaries)
+    print(table)
+    print(f"best: {best.name}; transcripts of first and lost games, the table and all figures are in {options.run}")
+    return options.run
+
+
+def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tuple[Path | None, str, Player]]:
+    """All players of the table: folder of the run, name, player."""
+    task = runs[options.run].task
+    for name in task.baselines:
+        yield None, name, task.player(name, options.seed)
+    for folder, run in runs.items():
+        without_values = tuple(beta for beta in options.beta if not beta) or (
+            options.beta if folder == options.run else (0.0,)
+        )
+        for beta in options.beta if run.has_values else without_values:
+            for method in (options.method,) if options.method else ("greedy",) if beta else ("sample", "greedy"):
+                name = f"{folder.name}{f' beta {beta:g}' if beta else ''} {method}"
+                policy = run.policy(beta, method=method, seed=options.seed)
+                yield folder, name, Player(policy, is_random=method in ("sample", "best_of"))

@@ -1,0 +1,79 @@
+"""Load the initial policy of an online run: a finished run's model, its trainable part and its frozen reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchrl_lang.data import Tokenizer
+from torchrl_lang.modules import UtteranceActor, ValueHead, language_actor, save_language_model, train_top_layers
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.online_options import OnlineOptions
+from torchrl_lang.recipes.tasks.base import Task
+from torchrl_lang.training import seed_everything
+from torchrl_lang.transforms import RowReference, adapters_off, frozen_copy
+
+__all__ = ["InitialPolicy", "load_initial_policy"]
+
+
+@dataclass(frozen=True)
+class InitialPolicy:
+    """A model at the beginning of online training."""
+
+    task: Task
+    tokenizer: Tokenizer
+    lm: Any
+    """The Hugging Face model, or PEFT's wrapper of it."""
+    value: ValueHead
+    policy: UtteranceActor
+    """Acts and is trained; it also writes state values."""
+    reference: RowReference
+    """The initial policy, frozen. It shares the frozen weights with the policy."""
+
+    def save(self, folder: Path) -> Path:
+        """Save the current model, with adapters merged."""
+        return save_language_model(folder, self.lm, {"value": self.value}, tokenizer=self.tokenizer.config())
+
+
+def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
+    """Seed everything and load the model of the run in ``options.start``.
+
+    Args:
+        options: ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is
+            the model without them. ``top_layers`` trains only the last blocks, and the reference shares the others.
+            Policies in worker processes each draw a random seed.
+
+    Raises:
+        FileNotFoundError: there is no finished run.
+        ValueError: both ``lora_rank`` and ``top_layers`` are given.
+        ImportError: adapters are asked for and PEFT is not installed.
+    """
+    rank, top_layers = options.lora_rank, options.top_layers
+    if rank is not None and top_layers is not None:
+        raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
+    seed_everything(options.seed)
+    run, device = load_run(options.start), options.torch_device()
+    lm: Any = run.model.lm.to(device)
+    if rank is not None:
+        lm = _with_adapters(lm, rank)
+    actor = language_actor(lm)
+    if top_layers is not None:
+        train_top_layers(actor, top_layers)
+    value = run.model.heads.get("value")
+    value = (value if isinstance(value, ValueHead) else ValueHead(lm.config.hidden_size)).to(device)
+    make_policy = partial(
+        UtteranceActor, actor, run.tokenizer.control, run.task.action_length, temperature=options.temperature
+    )
+    policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
+    reference = RowReference(frozen_copy(make_policy()) if rank is None else adapters_off(make_policy()))
+    return InitialPolicy(run.task, run.tokenizer, lm, value, policy, reference)
+
+
+def _with_adapters(lm: Any, rank: int) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ImportError("lora_rank needs PEFT: pip install 'torchrl-lang[peft]'.") from error
+    return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))

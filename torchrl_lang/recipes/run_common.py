@@ -1,0 +1,168 @@
+"""What all training runs share: options, optimizer, checkpoints, and how a run starts, resumes and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchrl.objectives import LossModule
+
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.tasks import TASKS, task_class
+from torchrl_lang.storage import Fields, folder_lock, remove_leftovers
+from torchrl_lang.training import (
+    LOGGERS,
+    Checkpointer,
+    RunLog,
+    Stateful,
+    adamw,
+    make_log,
+    muon_adamw,
+    warmup_cosine,
+)
+
+__all__ = [
+    "RunOptions",
+    "finish",
+    "is_due",
+    "make_optimizer",
+    "options_for_notes",
+    "record_run",
+    "resume",
+    "run_folder",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Options of all training runs."""
+
+    out: Path = required("folder of the run; an existing run is resumed")
+    batch_size: int = option(64, "games in a batch", at_least=1)
+    lr: float = option(2e-3, "peak learning rate of AdamW; Muon's is ten times that", above=0, at_most=1)
+    warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", at_least=0)
+    final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
+    optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm", above=0)
+    top_layers: int | None = option(None, "train only so many of the last transformer blocks; none: all", at_least=1)
+    device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
+    bf16: bool = option(False, "compute in bfloat16")
+    eval_every: int = option(1000, "steps (online: iterations) between evaluations, each with a checkpoint", at_least=1)
+    eval_games: int = option(256, "games in an evaluation", at_least=1)
+    log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
+    logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
+    seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.logger:
+            one_of("logger", name, LOGGERS)
+        try:
+            torch.zeros(1, device=self.torch_device()).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # the type depends on the device
+            raise ValueError(
+                f"device={self.device!r} cannot be used here ({str(error).splitlines()[0]}): give auto, cpu, or cuda "
+                "where there is a GPU."
+            ) from error
+
+    def torch_device(self) -> torch.device:
+        """The device to compute on."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return torch.device(name)
+
+
+T = TypeVar("T", bound=Options)
+
+
+def options_for_notes(options: type[T], given: Mapping[str, Any], path: Path) -> T:
+    """Options with the preset of the task that a manifest or a record names; without one if the file is missing.
+
+    A missing file is reported by the recipe, after the checks of the options.
+    """
+    if not path.is_file():
+        return options(**given)
+    notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
+    name = notes.take("task", str)
+    return options.for_task(task_class(name), **given) if name in TASKS else options(**given)
+
+
+@contextmanager
+def run_folder(folder: Path) -> Iterator[Checkpointer]:
+    """Hold the folder of a run exclusively; remove temporary files that a killed process left there.
+
+    Raises:
+        FileExistsError: another process trains there.
+        FileError: the folder is a file, or lies in a dataset.
+    """
+    check_place(folder)
+    with folder_lock(folder, "trains"):
+        remove_leftovers(folder)
+        yield Checkpointer(folder / "checkpoints")
+
+
+def record_run(
+    options: RunOptions, *, resumed: bool, free: tuple[str, ...], fixed: Mapping[str, Any], **more: Any
+) -> None:
+    """Write ``config.json``, or check that a resumed run has the same options and the same ``fixed`` content.
+
+    Args:
+        options: of the run.
+        resumed: whether there is a checkpoint.
+        free: options that may change when a run is resumed.
+        fixed: further content that must stay the same, the task among it.
+        more: further content.
+
+    Raises:
+        ValueError: an option or something fixed has changed.
+    """
+    path = options.out / "config.json"
+    if resumed:
+        check_record(path, options, free=("out", "logger", "device", *free), **fixed)
+    else:
+        write_options(path, options, **fixed, **more)
+
+
+def make_optimizer(options: RunOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    make = muon_adamw if options.optimizer == "muon" else adamw
+    optimizer = make(loss, options.lr, **settings)
+    warmup = min(options.warmup, steps // 10)
+    return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
+
+
+def resume(options: RunOptions, checkpoints: Checkpointer, parts: Mapping[str, Stateful]) -> tuple[int, RunLog]:
+    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there."""
+    for name, part in parts.items():
+        checkpoints.register(name, part)
+    done = checkpoints.restore() or 0
+    log = make_log(options.out, trackers=options.logger)
+    log.rewind(done or None)
+    return done, log
+
+
+def is_due(step: int, every: int, last: int) -> bool:
+    """Whether ``step`` is a multiple of ``every`` or the last one."""
+    return step % every == 0 or step == last
+
+
+def print_stage(name: str, number: int, text: str) -> None:
+    """Print a headline of a demo with four stages."""
+    print(f"\n[{name} {number}/4] {text}".replace("[ ", "["), flush=True)
+
+
+def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path], Any], *, unit: str) -> float:
+    """Save the checkpoint with the best return as the run's model. Returns its mean return."""
+    best = checkpoints.restore("best")
+    model = options.out / "model"
+    save(model)
+    found = checkpoints.metrics("best")["return"]
+    print(f"{options.out.name}: best at {unit} {best}, mean return {found:.2f}; model in {model}", flush=True)
+    return found

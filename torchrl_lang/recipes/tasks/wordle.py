@@ -1,0 +1,150 @@
+"""Wordle as a task of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast, get_args
+
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang.data import Tokenizer
+from torchrl_lang.envs.wordle import (
+    MixturePlayer,
+    OptimalPlayer,
+    RandomWordPlayer,
+    RepeatPlayer,
+    Rules,
+    WordleEnv,
+    WrongPlayer,
+    common_words,
+    demo_words,
+    load_words,
+    play_human,
+    watch,
+    wordle_tokenizer,
+)
+from torchrl_lang.evaluation import TILES, GameRecords, Summary, summarize, unanswered
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.options import Options, option, with_defaults
+from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.storage import Fields
+
+__all__ = ["MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
+
+MEDIOCRE = (0.5, 0.3, 0.2)
+"""Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
+
+PlayerName = Literal["mediocre", "careful", "careless", "random", "wrong", "repeat", "optimal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordleGames(Options):
+    """Options that define the games."""
+
+    words: str = option("100", "how many of the shipped words, `all` of them, or a file with one word a line")
+    rules: Rules = option("official", "`ilql` does not count repeated letters")
+
+    def task(self) -> WordleTask:
+        """The task."""
+        return WordleTask.of(self.words, self.rules)
+
+
+@with_defaults(games=60_000, batch=2048)
+class WordleData(WordleGames, DataOptions):
+    """Generate a dataset of Wordle games by scripted players."""
+
+    player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
+
+    def behavior_policy(self, task: Task) -> Player:
+        """The scripted player."""
+        return task.player(self.player, self.seed)
+
+    def notes(self) -> dict[str, Any]:
+        """What the games depend on beside the task."""
+        mixture = list(MEDIOCRE) if self.player == "mediocre" else None
+        return {"player": self.player, "mixture": mixture, **super().notes()}
+
+
+@with_defaults(words="all")
+class WordlePlay(WordleGames, PlayOptions):
+    """Play Wordle in the terminal with coloured tiles, or watch a policy."""
+
+
+@dataclass(frozen=True)
+class WordleTask(Task):
+    """Wordle with a list of words that may be hidden."""
+
+    name: ClassVar[str] = "wordle"
+    data_options = WordleData
+    play_options = WordlePlay
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True}}
+    spelling = TILES
+
+    words: tuple[str, ...]
+    rules: Rules = "official"
+
+    @classmethod
+    def of(cls, words: str, rules: Rules = "official") -> WordleTask:
+        """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
+        if words == "all":
+            return cls(tuple(common_words()), rules)
+        return cls(tuple(demo_words(int(words)) if words.isdigit() else load_words(words)), rules)
+
+    @classmethod
+    def from_notes(cls, notes: Fields) -> WordleTask:
+        """See :meth:`Task.from_notes`."""
+        words, rules = notes.list_of("words", str), notes.take("rules", str)
+        try:
+            one_of("rules", rules, get_args(Rules))
+            return cls(tuple(load_words(words)), cast(Rules, rules))
+        except ValueError as error:
+            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
+
+    @property
+    def action_length(self) -> int:
+        """A guess has five letters and the end of the action."""
+        return 6
+
+    def tokenizer(self) -> Tokenizer:
+        """One tokenizer for all Wordle games."""
+        return wordle_tokenizer()
+
+    def env(self, batch_size: int, **options: Any) -> WordleEnv:
+        """See :meth:`Task.env`."""
+        return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
+
+    def player(self, name: str, seed: int | None = None) -> Player:
+        """A scripted player; ``"mediocre"`` is a mixture, with a careful, a careless or a wrong player in each game.
+
+        careful: a word that agrees with all colours. careless: half of its guesses are any word. wrong: a word that the
+        colours rule out. optimal: the largest expected reduction of the words that are left (myopic).
+        """
+        words, rules = list(self.words), self.rules
+        make: dict[str, Callable[[int | None], TensorDictModuleBase]] = {
+            "careful": lambda seed: RandomWordPlayer(words, prob_smart=1.0, rules=rules, seed=seed),
+            "careless": lambda seed: RandomWordPlayer(words, prob_smart=0.5, rules=rules, seed=seed),
+            "random": lambda seed: RandomWordPlayer(words, rules=rules, seed=seed),
+            "wrong": lambda seed: WrongPlayer(words, rules=rules, seed=seed),
+            "repeat": lambda seed: RepeatPlayer(words, rules=rules, seed=seed),
+            "optimal": lambda seed: OptimalPlayer(words, rules=rules, seed=seed),
+        }
+        one_of("player", name, get_args(PlayerName))
+        if name != "mediocre":
+            return Player(make[name](seed))
+        seeds = [None if seed is None else seed + offset for offset in range(4)]
+        players = [make[kind](each) for kind, each in zip(("careful", "careless", "wrong"), seeds[:3], strict=True)]
+        return Player(MixturePlayer(players, MEDIOCRE, per="game", seed=seeds[3]))
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Metrics of games, with the rate of invalid guesses."""
+        control = wordle_tokenizer().control
+        return summarize(records, name=name, invalid=lambda games: unanswered(games.rows, control))
+
+    def play(self, seed: int) -> None:
+        """Let a person play one game."""
+        play_human(self.env(1, seed=seed))
+
+    def watch(self, player: Player, *, games: int, seed: int) -> None:
+        """Print games of a player, guess by guess."""
+        watch(self.env(1, seed=seed), player.policy, games=games)
