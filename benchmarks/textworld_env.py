@@ -82,5 +82,5 @@ def _bare(pool: EnginePool, games: list[Path]) -> float:
         for number, state in answers.items():
             admissible = state["admissible_commands"] if isinstance(state, dict) else []
             commands[number] = admissible[turn % len(admissible)] if admissible else "look"
-        answers = pool.tell(commands)
+        answers = pool.step(commands)
     return time.perf_counter() - began

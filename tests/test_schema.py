@@ -35,7 +35,7 @@ def test_good_rows_pass():
 def test_a_missing_entry(key):
     with pytest.raises(KeyError, match=f"A row needs '{key}'"):
         check_row(rows().exclude(key))
-    with pytest.raises(KeyError, match=f"A row needs '{key}'; this tensordict holds"):
+    with pytest.raises(KeyError, match=f"A row needs '{key}', found only"):
         entry(rows().exclude(key), key)
     td = rows()
     assert entry(td, key) is td.get(key)
@@ -73,7 +73,7 @@ def test_another_shape():
         ({"token_reward": ((0, 0), float("nan"))}, "Row 0 has a reward on a token that the agent did not write"),
         ({"token_reward": ((0, 4), float("nan"))}, "Row 0 has a reward that is not finite at position 4"),
         ({"token_reward": ((1, 2), float("-inf"))}, "Row 1 has a reward that is not finite at position 2"),
-        ({"action_mask": ((1, 0), True)}, "Row 1 has an agent's token at position 0: no token comes before it"),
+        ({"action_mask": ((1, 0), True)}, "Row 1 has an agent's token at position 0: a loss needs a token before it"),
         ({"tokens": ((0, 3), 9)}, r"Row 0 has a token id out of range at position 3: ids lie in \[0, 9\)"),
         ({"tokens": ((1, 0), -1)}, "Row 1 has a token id out of range at position 0"),
     ],

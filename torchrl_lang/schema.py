@@ -1,29 +1,30 @@
-"""The row: the one shape in which an episode of text lives, and the names of its entries.
+"""The schema of a row, which stores one episode of text, and the names of its entries.
 
-An episode is one growing row of tokens, what the environment said and what the agent wrote, in order, right-padded to a
-fixed width ``T``. The same entries are an environment's observation, a training sample and an actor's input:
+An episode is a row of tokens to which the environment and the agent append in turn, right-padded to a fixed width
+``T``. Environment observations, training samples and actor inputs use the same entries:
 
 ==================  ======================  ====================================================================
 key                 dtype, shape            meaning
 ==================  ======================  ====================================================================
 ``tokens``          int64 ``[*B, T]``       token ids, right-padded (int32 on disk)
 ``attention_mask``  bool ``[*B, T]``        True on real tokens
-``action_mask``     bool ``[*B, T]``        True on tokens the agent wrote, its end-of-action token included
-``token_reward``    float32 ``[*B, T]``     reward earned by writing that token
+``action_mask``     bool ``[*B, T]``        True on the agent's tokens, including its end-of-action token
+``token_reward``    float32 ``[*B, T]``     reward for writing that token
 ``action``          int64 ``[*B, K]``       the agent's next utterance, right-padded
 ==================  ======================  ====================================================================
 
-``reward``, ``done``, ``terminated`` and ``truncated`` are TorchRL's own, ``[*B, 1]``, one per turn. ``terminated`` says
-that the task ended, ``truncated`` that a limit did.
+``reward``, ``done``, ``terminated`` and ``truncated`` are TorchRL's entries, ``[*B, 1]``, one per turn. ``terminated``
+means that the task ended, ``truncated`` that a limit ended the episode.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "check_row",
     "check_values",
     "entry",
+    "missing_entry",
 ]
 
 TOKENS = "tokens"
@@ -58,22 +60,22 @@ ACTION = "action"
 ACTION_LOG_PROB = "action_log_prob"
 TOKEN_LOG_PROB = "token_log_prob"
 BEHAVIOR_LOG_PROB = "behavior_log_prob"
-"""float ``[*B, K]``: log-probability of each token of an action under the model that made the data."""
+"""float ``[*B, K]``: log-probability of each token of an action under the behaviour policy."""
 TOKEN_ENTROPY = "token_entropy"
-"""float ``[*B, K]``: entropy of the distribution that each token of an action was drawn from."""
+"""float ``[*B, K]``: entropy of the distribution from which each token of an action was sampled."""
 TRAIN_MASK = "train_mask"
-"""bool ``[*B, K]`` beside an action, ``[*B, T]`` in a row: False on tokens of the agent that are not to be learned."""
+"""bool ``[*B, K]`` for an action, ``[*B, T]`` for a row: False on agent tokens excluded from training."""
 IS_EXAMPLE = "is_example"
-"""bool ``[*B, 1]``: the turn was played by somebody else than the policy."""
+"""bool ``[*B, 1]``: the turn was taken by an example policy, not by the trained policy."""
 REWARD = "reward"
 RAW_REWARD = "raw_reward"
-"""float: the reward before a penalty for the divergence from a reference was taken off, of the reward's shape."""
+"""float: the reward before a divergence penalty was subtracted, with the shape of the reward."""
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
 
 ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
-"""The entries of a row, in the order in which everything here passes them."""
+"""The entries of a row, in the order of function arguments and files."""
 
 _ROW_DTYPES = {
     TOKENS: (torch.int64, torch.int32),
@@ -87,12 +89,12 @@ _ROW_DTYPES = {
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Ids of the tokens that structure a row and that nobody's text may contain.
+    """Ids of the tokens that structure a row. No text of the environment or the agent may contain them.
 
-    A row opens with ``begin_state`` when the environment speaks first and with ``begin_action`` when the agent does.
-    ``end_of_state`` closes what the environment said, ``end_of_action`` what the agent wrote (it is itself an action),
-    ``end_of_dialogue`` closes a row whose task has ended, and ``pad`` fills the rest. ``tokenizer.control``
-    carries the number of the tokenizer's ids as ``vocab_size``, because a model may have more embeddings than that.
+    A row begins with ``begin_state`` if the environment takes the first turn and with ``begin_action`` if the agent
+    does. ``end_of_state`` ends a turn of the environment, ``end_of_action`` a turn of the agent (it is part of the
+    action), ``end_of_dialogue`` a row whose task has terminated, and ``pad`` fills the rest. ``tokenizer.control`` sets
+    ``vocab_size`` to the number of the tokenizer's ids, because a model may have more embeddings.
 
     Raises:
         ValueError: two ids are the same, or one is not below ``vocab_size``.
@@ -136,18 +138,18 @@ class ControlTokens:
 
 
 def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> None:
-    """Raise a helpful error unless ``tensordict`` holds well-formed rows.
+    """Raise an error unless ``tensordict`` holds well-formed rows.
 
-    Looks at values, so it waits for the device: call it where data enters, not in a training step.
+    The check reads values and so synchronizes with the device: call it where data enters, not in a training step.
 
     Args:
-        tensordict: anything with the entries of a row, each ``[*B, T]``, on one device. ``terminated`` and
-            ``truncated``, where they are there, are checked as well.
-        vocab_size: where given, every real token must lie in ``[0, vocab_size)``.
+        tensordict: has the entries of a row, each ``[*B, T]``, on one device. ``terminated`` and ``truncated`` are
+            checked if present.
+        vocab_size: if given, every real token must lie in ``[0, vocab_size)``.
 
     Raises:
         KeyError: an entry is missing.
-        TypeError: an entry has another dtype.
+        TypeError: an entry has the wrong dtype.
         ValueError: shapes differ, padding is not on the right, an agent's token or a reward lies on padding or on a
             token that the agent did not write, a row opens with an agent's token, a reward is not finite, or a token id
             is out of range.
@@ -194,17 +196,17 @@ def check_values(
     *,
     vocab_size: int | None = None,
 ) -> None:
-    """Raise ValueError unless the values of a row's entries make sense; dtypes and shapes are taken for granted.
+    """Raise ValueError unless the values of a row's entries are valid; dtypes and shapes are not checked.
 
-    Waits for the device once. The error names the first row and position that break a rule, rows numbered as in a
-    batch flattened to ``[B, T]``.
+    Synchronizes with the device once. The error names the first row and position that break a rule, with rows numbered
+    as in a batch flattened to ``[B, T]``.
 
     Args:
         tokens: int ``[*B, T]``.
         attention_mask: bool ``[*B, T]``.
         action_mask: bool ``[*B, T]``.
-        token_reward: float ``[*B, T]``; None where there are no rewards to check.
-        vocab_size: ids of real tokens must lie below it; None for no upper limit.
+        token_reward: float ``[*B, T]``; None to check no rewards.
+        vocab_size: upper limit of the ids of real tokens, exclusive; None for no limit.
     """
     width = tokens.shape[-1]
     tokens, attention, action = (x.reshape(-1, width) for x in (tokens, attention_mask, action_mask))
@@ -214,7 +216,7 @@ def check_values(
     rules = [
         (attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", right_padded, 1),
         (action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask", 0),
-        (action[:, :1], "an agent's token", "no token comes before it to predict it from; begin rows with a token", 0),
+        (action[:, :1], "an agent's token", "a loss needs a token before it; begin rows with a control token", 0),
         (attention & out_of_range, "a token id out of range", limits, 0),
     ]
     if token_reward is not None:
@@ -222,9 +224,9 @@ def check_values(
         elsewhere = (reward != 0) & ~action
         rules += [
             (elsewhere, "a reward on a token that the agent did not write", "move it to an agent's token", 0),
-            (~reward.isfinite(), "a reward that is not finite", "fix the data, one such number spoils every loss", 0),
+            (~reward.isfinite(), "a reward that is not finite", "fix the data, one such value makes losses NaN", 0),
         ]
-    broken = torch.stack([bad.any() for bad, *_ in rules]).tolist()  # one wait for the device
+    broken = torch.stack([bad.any() for bad, *_ in rules]).tolist()  # the only synchronization with the device
     for is_broken, (bad, what, rule, shift) in zip(broken, rules, strict=True):
         if is_broken:
             row, position = bad.nonzero()[0].tolist()
@@ -232,10 +234,10 @@ def check_values(
 
 
 def entry(tensordict: TensorDictBase, key: str) -> Tensor:
-    """The entry of that name, or an error that says what there is instead.
+    """Return the entry ``key`` of a row.
 
     Raises:
-        KeyError: it is missing.
+        KeyError: the entry is missing.
 
     Examples:
         >>> import torch
@@ -244,10 +246,30 @@ def entry(tensordict: TensorDictBase, key: str) -> Tensor:
         >>> entry(TensorDict(input_ids=torch.zeros(2, 3)), TOKENS)
         Traceback (most recent call last):
             ...
-        KeyError: "A row needs 'tokens'; this tensordict holds ['input_ids']. Rename or add the entry."
+        KeyError: "A row needs 'tokens', found only ['input_ids']. Rename or add the entry."
     """
     value: Any = tensordict.get(key, None)
     if value is None:
-        present = sorted(map(str, tensordict.keys()))
-        raise KeyError(f"A row needs '{key}'; this tensordict holds {present}. Rename or add the entry.")
+        raise missing_entry("A row", [key], tensordict, "Rename or add the entry.")
     return value
+
+
+def missing_entry(
+    reader: str, missing: Iterable[NestedKey], present: TensorDictBase | Iterable[NestedKey], advice: str
+) -> KeyError:
+    """Build the error for missing entries; it names who reads them, the entries that exist and what to do.
+
+    Args:
+        reader: what needs the entries, such as ``"ILQLLoss"``.
+        missing: the keys that were not found.
+        present: the tensordict, or the keys that it has.
+        advice: what the user can do, as whole sentences.
+
+    Examples:
+        >>> from torchrl_lang.schema import missing_entry
+        >>> missing_entry("The actor", ["tokens"], ["obs", "reward"], "Rename the entry.").args[0]
+        "The actor needs 'tokens', found only ['obs', 'reward']. Rename the entry."
+    """
+    found = present.keys(True, True) if isinstance(present, TensorDictBase) else present
+    names = sorted(found, key=str)
+    return KeyError(f"{reader} needs {', '.join(map(repr, missing))}, found only {names}. {advice}")

@@ -114,7 +114,7 @@ class Careless(CharTokenizer):
 
 
 def test_a_careless_tokenizer_is_caught():
-    with pytest.raises(ValueError, match="would break the row apart"):
+    with pytest.raises(ValueError, match="not allowed in a turn"):
         to_row(Episode([Turn("</a>", 1.0)], terminated=True), Careless.from_alphabet("a"), 8)
 
 
@@ -123,7 +123,7 @@ def test_token_rewards_are_added_to_what_the_agent_wrote(letters):
     row = to_row(episode, letters, 8, token_reward=lambda ids: [0.25] * len(ids))
     assert row["token_reward"].tolist() == [0, 0, 0, 0, 0.25, 0.25, 1.25, 0]
     assert from_row(row, letters).total_reward == 1.75
-    with pytest.raises(ValueError, match="gave 1 rewards for a row of 8 tokens"):
+    with pytest.raises(ValueError, match="returned 1 rewards for 8 tokens"):
         to_row(episode, letters, 8, token_reward=lambda ids: [0.0])
 
 
@@ -154,18 +154,18 @@ def test_malformed_episodes():
         Turn("a", closed=False)
     with pytest.raises(ValueError, match="cut=True"):
         Episode([Turn("a")], terminated=True, cut=True)
-    with pytest.raises(ValueError, match="no token of the agent's"):
+    with pytest.raises(ValueError, match="no token of the agent to place it on"):
         to_row(Episode([Turn("", 1.0, closed=False)], True), WORDS, 8)
 
 
 @pytest.mark.parametrize(
     ("tokens", "agent", "terminated", "message"),
     [
-        ("", "", False, "this one with 'nothing'"),
-        ("ab", "..", False, "this one with 'a'"),
-        ("Aab]", "....", False, "says that the agent speaks first"),
-        ("Sab)", ".xxx", False, "says that the environment speaks first"),
-        ("Aabab", ".xx..", False, "partly the agent's"),
+        ("", "", False, "token, got 'nothing'"),
+        ("ab", "..", False, "token, got 'a'"),
+        ("Aab]", "....", False, "means that the agent has the first turn"),
+        ("Sab)", ".xxx", False, "means that the environment has the first turn"),
+        ("Aabab", ".xx..", False, "has tokens of both sides"),
         ("Aa)E", ".xx.", False, "'terminated' is False"),
     ],
 )

@@ -132,7 +132,7 @@ def poke(folder, key, place, value):
     [
         ("tokens", (0, 1), 9, "Row 0 has a token id out of range at position 1"),
         ("tokens", (1, 1), -1, "Row 1 has a token id out of range"),
-        ("tokens", (2, 11), 70, "Padding holds 70"),
+        ("tokens", (2, 11), 70, "Padding holds the id 70"),
         ("token_reward", (0, 3), float("nan"), "reward that is not finite"),
         ("token_reward", (0, 3), float("inf"), "reward that is not finite"),
         ("token_reward", (0, 0), 1.0, "reward on a token that the agent did not write"),
@@ -170,11 +170,11 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
         (lambda m: m.update(notes=None), 'has None as "notes", expected dict'),
         (lambda m: m.pop("notes"), 'has no field "notes"'),
         (lambda m: m.update(format="pickle"), "has 'pickle' as \"format\""),
-        (lambda m: m.update(version=99), "is of version 99, this release reads up to version 2"),
+        (lambda m: m.update(version=99), "has version 99, but this release reads versions up to 2"),
         (lambda m: m["files"].update({"../../../etc/passwd": "x"}), "lies outside of it"),
         (lambda m: m["files"].clear(), 'has no field "files.tokenizer.json"'),
         (lambda m: m["tokenizer"].update(vocab_size=10), "has another vocab_size than tokenizer.json"),
-        (lambda m: m["tokenizer"].update(fingerprint="x" * 10**6), r"its fingerprint is not 'xxx.*\.\.\. as in"),
+        (lambda m: m["tokenizer"].update(fingerprint="x" * 10**6), r"its fingerprint is not 'xxx.*\.\.\., which"),
         (lambda m: m.update(tokens=17), 'has 17 as "tokens", the rows have 18'),
     ],
 )
@@ -199,9 +199,7 @@ def test_every_field_of_the_manifest_is_checked(folder, change, found):
 )
 def test_a_tokenizer_that_cannot_be_built_is_an_error(folder, change):
     edit(folder, "tokenizer.json", change)
-    with pytest.raises(
-        FileError, match=r"tokenizer\.json (is not a tokenizer that can be built|was changed)"
-    ) as caught:
+    with pytest.raises(FileError, match=r"tokenizer\.json (is not a valid tokenizer|was changed)") as caught:
         load_dataset(folder)
     assert "\n" not in str(caught.value)
 
@@ -299,7 +297,7 @@ def test_a_writer_killed_at_any_step_leaves_no_half_data_set_and_the_next_no_lef
             dataset = load_dataset(folder, verify=True)
             assert (dataset[:] == (ROWS if len(dataset) == 3 else old)).all()
         else:
-            with pytest.raises(FileNotFoundError, match="writing it was interrupted, or still goes on"):
+            with pytest.raises(FileNotFoundError, match="writing was interrupted or is still in progress"):
                 load_dataset(folder)
         write(old)
         assert [path.name for path in tmp_path.iterdir()] == ["data"]

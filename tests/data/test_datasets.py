@@ -150,17 +150,17 @@ def test_rows_are_checked_on_the_way_in(tmp_path, rows):
     nan["token_reward"][1, 6] = math.nan
     for bad, message in (
         (outside, "Row 0 has a token id out of range at position 1"),
-        (padding, "Padding holds -100"),
+        (padding, "Padding holds the id -100"),
         (nan, "Row 1 has a reward that is not finite at position 6"),
         (rows.exclude("truncated"), "need 'truncated', bool .*, got nothing"),
         (rows.clone().set("truncated", torch.zeros(3, 1)), "got torch.float32 of shape .3, 1."),
-        (rows[0], r"takes \[M, 12\]"),
+        (rows[0], r"takes rows \[M, 12\]"),
     ):
         with pytest.raises(ValueError, match=message), DatasetWriter(tmp_path / "bad", WORDS, 12) as writer:
             writer.extend(bad)
     with DatasetWriter(tmp_path / "good", WORDS, 12) as writer:
         writer.extend(rows)
-        with pytest.raises(ValueError, match="Of the rows from number 3 on: Row 1 has a reward that is not finite"):
+        with pytest.raises(ValueError, match="Rows from number 3: Row 1 has a reward that is not finite"):
             writer.extend(nan)
     assert (load_dataset(tmp_path / "good")[:] == rows).all()  # nothing of the bad block was written
 
@@ -180,13 +180,13 @@ def change(path, old, new):
     ("damage", "message"),
     [
         (lambda f: (f / "rows/tokens.memmap").unlink(), "tokens.memmap is missing"),
-        (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 143), "has 143 bytes instead of 144"),
+        (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 143), "has 143 bytes, expected 144"),
         (lambda f: (f / "rows/tokens.memmap").write_bytes(b"\0" * 144), "was changed after it was written"),
         (lambda f: change(f / "rows/meta.json", "12", "6"), "meta.json was changed after it was written"),
         (lambda f: (f / "rows/meta.json").unlink(), "meta.json is missing"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
         (lambda f: change(f / "tokenizer.json", '"a"', '"z"'), "tokenizer.json was changed"),
-        (lambda f: change(f / "manifest.json", '"version": 2', '"version": 3'), "reads up to version 2"),
+        (lambda f: change(f / "manifest.json", '"version": 2', '"version": 3'), "reads versions up to 2"),
         (lambda f: change(f / "manifest.json", '"version": 2', '"version": 1'), "was changed after it was written"),
         (lambda f: change(f / "manifest.json", "three", "four"), "was changed after it was written"),
         (lambda f: change(f / "manifest.json", '"digest"', '"digets"'), 'has no field "digest"'),

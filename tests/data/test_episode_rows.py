@@ -109,7 +109,7 @@ def test_forgetting_and_what_is_missing(talk):
     assert rows_of.waiting == 0
     with pytest.raises(ValueError, match="episodes began before this batch"):
         list(map(rows_of, later))
-    with pytest.raises(KeyError, match=r"steps have no .*log_prob"):
+    with pytest.raises(KeyError, match=r"EpisodeRows needs 'log_prob'"):
         EpisodeRows(carry=["log_prob"])(first)
     with pytest.raises(KeyError, match="TorchRL collector"):
         EpisodeRows()(env.rollout(2, speak))

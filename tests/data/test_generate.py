@@ -137,6 +137,6 @@ def test_rewards_less_a_penalty_are_refused(talk, tmp_path):
     actor = language_actor(lm)
     policy = UtteranceActor(actor, env.tokenizer.control, 4, seed=0)
     env = TransformedEnv(env, KLConstrainedTransform(frozen_copy(policy), 0.1))
-    with pytest.raises(ValueError, match="keeps no record of that"):
+    with pytest.raises(ValueError, match="which a dataset does not record"):
         generate_dataset(env, policy, tmp_path / "x", episodes=8, seed=0, progress=False)
     assert list(tmp_path.iterdir()) == []

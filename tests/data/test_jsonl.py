@@ -61,16 +61,16 @@ def test_a_data_set_of_dialogues(tmp_path, letters):
         ({"turns": [AGENT], "truncated": "yes"}, "'truncated' must be true or false"),
         ({"turns": [USER, {"role": "system", "text": ""}]}, "turn 2: 'role' must be one of"),
         ({"turns": [{"role": "user"}]}, "turn 1: 'text' must be a string, got null"),
-        ({"turns": [{**USER, "reward": 1}]}, "turn 1: only turns of the agent earn a reward"),
+        ({"turns": [{**USER, "reward": 1}]}, "turn 1: only turns of the agent may have a reward"),
         ({"turns": [{**AGENT, "reward": True}]}, "turn 1: 'reward' must be a finite number, got true"),
         ({"turns": [{**AGENT, "reward": float("nan")}]}, "must be a finite number, got NaN"),
         ({"turns": [{**AGENT, "reward": 10**400}]}, "must be a finite"),
         ({"turns": [{**AGENT, "reward": 1e300}]}, "must be a finite float32"),
         ({"turns": [{**AGENT, "rewrad": 1}]}, r"turn 1: unknown keys \['rewrad'\]"),
-        ({"turns": [USER], "reward": 1}, "the agent has none"),
+        ({"turns": [USER], "reward": 1}, "there is no turn of the agent"),
         ({"turns": [AGENT], "terminated": 1}, "'terminated' must be true or false, got 1"),
         ({"turns": [AGENT], "id": 1}, r"unknown keys \['id'\]"),
-        ('{"turns": [], "turns": []}', "the key 'turns' stands twice"),
+        ('{"turns": [], "turns": []}', "the key 'turns' is repeated"),
     ],
 )
 def test_a_bad_line_says_why(line, reason):
@@ -218,7 +218,7 @@ def test_a_damaged_line_is_one_line_in_the_error(tmp_path, letters, line):
 def test_a_file_without_a_dialogue_is_an_error(tmp_path, letters, content):
     (tmp_path / "d.jsonl").write_bytes(content)
     for read in (read_jsonl, lambda path: dataset_from_jsonl(path, tmp_path / "data", letters, 32)):
-        with pytest.raises(FileError, match="holds no dialogue: give a file with a JSON object a line"):
+        with pytest.raises(FileError, match="holds no dialogue: give a file with one JSON object per line"):
             read(tmp_path / "d.jsonl")
     assert [file.name for file in tmp_path.iterdir()] == ["d.jsonl"]
 

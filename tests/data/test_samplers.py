@@ -124,11 +124,11 @@ def test_a_growing_storage_joins_the_next_epoch():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match="take a smaller batch"):
+    with pytest.raises(ValueError, match="use a smaller batch"):
         buffer(EpochSampler(drop_last=True), rows=9).sample()
-    with pytest.raises(ValueError, match="holds 50 rows, the sampler knows the lengths of 103"):
+    with pytest.raises(ValueError, match="holds 50 rows, but the sampler has 103 lengths"):
         buffer(bucket_sampler(), rows=50).sample()
-    with pytest.raises(ValueError, match="made for 10"):
+    with pytest.raises(ValueError, match="built for 10"):
         bucket_sampler().sample(buffer(bucket_sampler()).storage, 7)
     with pytest.raises(ValueError, match="negative"):
         EpochSampler(seed=-1)

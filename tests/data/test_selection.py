@@ -193,9 +193,9 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
 
 def test_errors():
     rows = of_returns(1.0, 2.0)
-    with pytest.raises(ValueError, match="by n or by fraction"):
+    with pytest.raises(ValueError, match="either n or fraction"):
         best_rows(rows)
-    with pytest.raises(ValueError, match="by n or by fraction"):
+    with pytest.raises(ValueError, match="either n or fraction"):
         best_rows(rows, 1, fraction=0.5)
     with pytest.raises(ValueError, match="the best tenth"):
         best_rows(rows, fraction=1.5)
@@ -203,20 +203,20 @@ def test_errors():
         best_rows(rows, 0)
     with pytest.raises(ValueError, match="no 'prompt' to group rows by"):
         best_rows(rows, 1, per="prompt")
-    with pytest.raises(ValueError, match=r"one integer a row, \[2\]"):
+    with pytest.raises(ValueError, match=r"one integer per row, \[2\]"):
         best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="'raw' must be one reward a token"):
+    with pytest.raises(ValueError, match="'raw' must have one reward per token"):
         best_rows(rows, 1, reward_key="raw")
     with pytest.raises(ValueError, match="gamma must"):
         best_rows(rows, 1, gamma=1.5)
-    with pytest.raises(ValueError, match="1 of 2 scores are not a number"):
+    with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
         best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0]))
-    with pytest.raises(ValueError, match="per and per_group come together"):
+    with pytest.raises(ValueError, match="both per and per_group or none"):
         BestRows(2, per="group")
     with pytest.raises(RuntimeError, match="call extend"):
         BestRows(2).rows  # noqa: B018
-    with pytest.raises(ValueError, match=r"differ in \['number'\]"):
+    with pytest.raises(ValueError, match=r"from the stored ones in \['number'\]"):
         BestRows(2).extend(rows).extend(rows.exclude("number"))
     narrow = to_rows([episode(1.0)], WORDS, 12)
-    with pytest.raises(ValueError, match="one width T and the same entries"):
+    with pytest.raises(ValueError, match="the same width T and entries"):
         BestRows(2).extend(rows.exclude("number")).extend(narrow)

@@ -178,7 +178,9 @@ def hand_made(action_mask, reward):
 def test_a_turn_in_which_the_agent_writes_nothing():
     rows = rows_from_rollout(hand_made([0, 1, 1, 0, 0], [1.0, 2.0]), unfinished="drop")
     assert rows["token_reward"].tolist() == [[0.0, 0.0, 3.0, 0.0, 0.0]]
-    with pytest.raises(ValueError, match=r"1 steps have another 'reward'.*no token to put it on.*reward_key=None"):
+    with pytest.raises(
+        ValueError, match=r"1 steps have another 'reward'.*no token yet to place it on.*reward_key=None"
+    ):
         rows_from_rollout(hand_made([0, 0, 0, 1, 1], [1.0, 2.0]), unfinished="drop")
     rows = rows_from_rollout(hand_made([0, 0, 0, 1, 1], [0.0, 2.0]), unfinished="drop")
     assert rows["token_reward"].tolist() == [[0.0, 0.0, 0.0, 0.0, 2.0]]
@@ -196,10 +198,10 @@ def test_changed_rewards_of_a_first_turn_that_is_not_there(talk):
 
 def test_rewards_that_cannot_be_used_are_named(talk):
     rollout = talk(seed=0, batch_size=[3], row_length=40).rollout(12, reply, break_when_any_done=False)
-    with pytest.raises(KeyError, match=r"no reward 'score' under 'next'.*reward_key=None"):
+    with pytest.raises(KeyError, match=r"needs 'score', found only.*reward_key=None"):
         rows_from_rollout(rollout, unfinished="drop", reward_key="score")
     rollout["next", "score"] = torch.zeros(3, 12, 2)
-    with pytest.raises(ValueError, match=r"'score' must be one number a step, \[3, 12, 1\], got \[3, 12, 2\]"):
+    with pytest.raises(ValueError, match=r"'score' must be one number per step, \[3, 12, 1\], got \[3, 12, 2\]"):
         rows_from_rollout(rollout, unfinished="drop", reward_key="score")
     rollout["next", "score"] = torch.full((3, 12, 1), 2.5)
     rows = rows_from_rollout(rollout, unfinished="drop", reward_key="score")

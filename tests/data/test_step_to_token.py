@@ -63,7 +63,7 @@ def test_one_figure_a_step(talk):
 def test_what_is_not_there_raises(talk):
     env = talk(seed=0, batch_size=[8], row_length=40)
     rollout = env.rollout(12, speak, break_when_any_done=False)
-    with pytest.raises(KeyError, match="to carry into the rows"):
+    with pytest.raises(KeyError, match="carry needs 'log_prob'"):
         rows_from_rollout(rollout, unfinished="drop", carry=["log_prob"])
     with pytest.raises(ValueError, match="episodes began before this batch"):
         rows_from_rollout(rollout[:, 1:], unfinished="drop", carry=["figure"])

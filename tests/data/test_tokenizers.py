@@ -45,7 +45,7 @@ def test_the_configuration_survives_json(wordle_symbols):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind 'morse'"):
+    with pytest.raises(ValueError, match="kind of tokenizer 'morse'"):
         tokenizer_from_config({"kind": "morse"})
 
 
@@ -59,8 +59,8 @@ def test_an_unknown_kind_is_refused():
         ({"control": {"pad": "<|pad|>"}}, "has the control tokens .*, got \\['pad'\\]"),
         ({"symbols": ["a", "b"]}, "are not among the symbols"),
         ({"kind": "huggingface"}, 'has no field "tokenizer"'),
-        ({"kind": "huggingface", "tokenizer": {}}, "no tokenizer of the tokenizers library"),
-        ({"kind": ["char"]}, "kind \\['char'\\] came"),
+        ({"kind": "huggingface", "tokenizer": {}}, "not a tokenizer of the tokenizers library"),
+        ({"kind": ["char"]}, "kind of tokenizer \\['char'\\]"),
     ],
 )
 def test_a_damaged_configuration_is_an_error_in_one_line(changes, found):

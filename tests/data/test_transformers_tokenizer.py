@@ -117,11 +117,11 @@ def test_auto_tokenizer_reads_it_beside_every_model(tmp_path, kind, tokenizer):
 
 
 def test_a_tokenizer_of_the_users_own_is_left_out_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="kind 'morse' has no form in transformers"):
+    with pytest.warns(UserWarning, match="kind 'morse' cannot be converted to transformers"):
         write_tokenizer({"kind": "morse"}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_other_classes_are_refused():
-    with pytest.raises(TypeError, match="A str has no form in transformers"):
+    with pytest.raises(TypeError, match="str cannot be converted to transformers"):
         transformers_tokenizer("abc")

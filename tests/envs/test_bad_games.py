@@ -136,7 +136,7 @@ def test_only_rows_that_lost_text_are_truncated():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"opening": "what"}, r"turn 0\) said 'what', which the tokenizer cannot encode .*: take a tokenizer"),
+        ({"opening": "what"}, r"turn 0\) wrote 'what', which the tokenizer cannot encode .*: use a tokenizer"),
         ({"opening": "a" * 15}, r"turn 0\) opens with 15 tokens, of which 14 fit into row_length=20: give at least r"),
         ({"turn": ("what", 0.0, False)}, r"turn 1\) said 'what', which the tokenizer cannot encode"),
         ({"turn": ("a" * 15, 0.0, False)}, r"turn 1\) replies with 15 tokens, of which 14 fit .*give at least row_l"),
@@ -180,7 +180,7 @@ def test_rows_that_lost_text_cannot_be_continued_as_if_they_had_not():
     other = make(turn=("b", 0.0, False, True, {}))
     other.reset()
     over = step(other)
-    with pytest.raises(ValueError, match=r"turn 1\) was truncated, so that row 0 cannot go on"):
+    with pytest.raises(ValueError, match=r"turn 1\) was truncated, so row 0 cannot be continued"):
         other.reset(over.select(*ROW_KEYS).clone(), set_state=True, game_seed=other.game_seed)
 
 

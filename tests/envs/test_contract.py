@@ -113,7 +113,9 @@ def test_names_for_rows_in_another_order_are_refused(make_env):
     if key is None:
         pytest.skip("its resets name nothing")
     env.reset(**{key: torch.zeros(3, 2, 1, dtype=torch.int64)})
-    with pytest.raises(ValueError, match=rf"'{key}' must be int64 of shape \(3, 2\), one number a row, got .*\(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=rf"'{key}' must be int64 of shape \(3, 2\), one number per row, got .*\(2, 3\)"
+    ):
         env.reset(**{key: torch.zeros(2, 3, dtype=torch.int64)})
 
 

@@ -88,7 +88,7 @@ DAMAGE = {
     agent_unmarked: "an order that no environment writes",
     padding_inside: "it has PADDING after",
     begins_twice: "it has BEGIN_ACTION after|a token of the agent",
-    ends_early: "an order that no environment writes|stop inside",
+    ends_early: "an order that no environment writes|end inside",
     beyond_the_vocabulary: "a token id out of range",
     not_finite: "a reward that is not finite",
 }
@@ -140,19 +140,19 @@ def test_the_error_names_row_position_and_parts():
     td = env.reset().select(*ROW_KEYS).clone()
     td["tokens"][1, 1] = env.tokenizer.control.end_of_state
     with pytest.raises(
-        ValueError, match=r"Row 1 cannot go on: at position 1 it has END_OF_STATE after BEGIN_STATE, an"
+        ValueError, match=r"Row 1 cannot be continued: at position 1 it has END_OF_STATE after BEGIN_STATE, an"
     ):
         env.reset(td, set_state=True)
     first = env.reset().select(*ROW_KEYS).clone()
     first["tokens"][0, 0] = 0
-    with pytest.raises(ValueError, match="Row 0 cannot go on: at position 0 it has REPLY at its beginning"):
+    with pytest.raises(ValueError, match="Row 0 cannot be continued: at position 0 it has REPLY at its beginning"):
         env.reset(first, set_state=True)
 
 
 def test_rows_of_another_width_and_type_are_refused():
     env = wordle_env(batch_size=[1])
     td = env.reset().select(*ROW_KEYS).clone()
-    with pytest.raises(ValueError, match=r"Rows of width 10 came, this environment's row_length is 74"):
+    with pytest.raises(ValueError, match=r"Rows have width 10, but this environment's row_length is 74"):
         env.reset(td.apply(lambda value: value[:, :10]), set_state=True)
     with pytest.raises(TypeError, match="'tokens' must be torch"):
         env.reset(td.clone().set("tokens", td["tokens"].float()), set_state=True)

@@ -115,7 +115,9 @@ def test_set_state_reaches_a_wrapped_environment(task, wrap):
         assert torch.equal(came[row_key], td[row_key])
     wrapped.reset()
     if "transformed" in wrap:
-        with pytest.raises(KeyError, match="TransformedEnv takes such entries out of the tensordict: give them by key"):
+        with pytest.raises(
+            KeyError, match="TransformedEnv removes such entries from the tensordict: with transforms pass"
+        ):
             wrapped.reset(rows, set_state=True, **named)
     else:
         assert torch.equal(wrapped.reset(rows, set_state=True, **named)["tokens"], td["tokens"])

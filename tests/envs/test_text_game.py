@@ -146,7 +146,7 @@ def test_set_state_of_other_rows_is_refused():
     wrong_reply = state.clone().set("game_seed", torch.tensor([0]))
     higher, lower = env.tokenizer.encode("higherlower")
     wrong_reply["tokens"][wrong_reply["tokens"] == higher] = lower
-    with pytest.raises(ValueError, match="Row 0 is not what game seed 0 plays"):
+    with pytest.raises(ValueError, match="Row 0 differs from the replay of game seed 0"):
         env.reset(wrong_reply, set_state=True)
     with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
         guess(env, 2)

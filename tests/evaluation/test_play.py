@@ -162,9 +162,9 @@ def test_entries_of_the_last_observation_are_kept(guess, bisect):
 
 def test_what_cannot_be_kept(guess, bisect):
     env = guess(2)
-    with pytest.raises(KeyError, match=r"no 'won' to be kept: the environment's steps have .*'tokens'"):
+    with pytest.raises(KeyError, match=r"keep needs 'won', found only .*'tokens'"):
         play_games(env, bisect(env), games=2, keep=["won"])
-    with pytest.raises(ValueError, match=r"'tokens' is \(2, \d+\), what is kept has one value for each of 2 games"):
+    with pytest.raises(ValueError, match=r"one value per game, .* but 'tokens' is \(2, \d+\)"):
         play_games(env, bisect(env), games=2, keep=["tokens"])
 
 

@@ -105,7 +105,7 @@ def test_turn_ends_by_hand():
     real = torch.ones(5, dtype=torch.bool)
     assert not turn_end_mask(real, silent).any()
     assert turn_end_mask(real, silent, tokens, end_of_action=1).nonzero().flatten().tolist() == [1, 3]
-    with pytest.raises(ValueError, match="give tokens as well"):
+    with pytest.raises(ValueError, match="pass tokens as well"):
         turn_end_mask(real, silent, end_of_action=1)
 
 
@@ -229,5 +229,5 @@ def test_group_advantages_of_one_group_are_standardised_returns():
     group = torch.arange(9) % 2
     torch.testing.assert_close(group_advantages(returns[order], group[order]), group_advantages(returns, group)[order])
     torch.testing.assert_close(group_advantages(3 * returns + 8, group), group_advantages(returns, group))
-    with pytest.raises(ValueError, match=r"\[N\] both, got \(9,\) and \(9, 1\)"):
+    with pytest.raises(ValueError, match=r"must be \[N\], got \(9,\) and \(9, 1\)"):
         group_advantages(returns, group[:, None])

@@ -381,7 +381,7 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind():
         batch_size=[N],
     )
     for actor in actors:
-        with pytest.raises(ValueError, match="do not fit the model's"):
+        with pytest.raises(ValueError, match="exceed the model's"):
             actor(too_long.clone())
     assert kept_of(actors[0]) is None
     agree(actors, batch)

@@ -79,6 +79,6 @@ def test_heads_without_weights_are_refused(tmp_path):
     lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
     heads = qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8))
     loss = ILQLLoss(language_actor(lm), *heads)
-    with pytest.raises(ValueError, match="'target'] hold no weights"):
+    with pytest.raises(ValueError, match="'target'] have no weights"):
         save_language_model(tmp_path / "model", lm, {"target": loss.target_qvalue_network().module})
     assert not (tmp_path / "model").exists()

@@ -98,7 +98,7 @@ def test_a_copy_is_independent():
 
 
 def test_rows_longer_than_the_model_are_refused():
-    with pytest.raises(ValueError, match="41 tokens do not fit the model's 40 positions"):
+    with pytest.raises(ValueError, match="41 tokens exceed the model's 40 positions"):
         Trunk(tiny_lm(max_length=40))(torch.zeros(1, 41, dtype=torch.int64))
 
 

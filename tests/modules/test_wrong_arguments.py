@@ -38,8 +38,8 @@ def guided(qvalue, value=None, **options):
 
 
 WRONG = {
-    "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens and the model .* for 12"),
-    "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens and the model"),
+    "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens, but the model .* for 12"),
+    "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens, but the model"),
     "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, the trunk's are 16 wide"),
     "other out_keys of Q": (
         guided(head_of(Q, "q")),
@@ -64,18 +64,18 @@ WRONG = {
         r"holds the ids \[99\]",
     ),
     "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden holds the ids \[-1\]"),
-    "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "holds all 12 ids"),
+    "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "contains all 12 ids"),
     "more ids than the model": (
         lambda: policy(vocab_size=99),
         ValueError,
-        "has 99 ids but the model's .* only 12",
+        "has 99 ids, but the model's .* only 12",
     ),
-    "an end beyond vocab_size": (lambda: policy(vocab_size=3), ValueError, "leaves out the end-of-action token"),
+    "an end beyond vocab_size": (lambda: policy(vocab_size=3), ValueError, "excludes the end-of-action token"),
     "no ids": (lambda: policy(vocab_size=0), ValueError, "vocab_size must be at least 1"),
     "a model smaller than its tokenizer": (
         lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K),
         ValueError,
-        "tokenizer has 12 ids but the model's vocabulary only 9",
+        "tokenizer has 12 ids, but the model's vocabulary only 9",
     ),
     "the tokenizer for its control tokens": (
         lambda: UtteranceActor(language_actor(tiny_lm()), TOKENIZER, K),
@@ -101,7 +101,7 @@ WRONG = {
     "a head of another width": (
         lambda: language_actor(Trunk(tiny_lm()), head=nn.Linear(8, V)),
         ValueError,
-        "head reads states of width 8, the trunk's are 16 wide",
+        "The head's input width is 8, but the trunk's states have width 16",
     ),
     "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A Hugging Face model is needed, got Linear"),
     "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(name\)"),

@@ -199,14 +199,14 @@ def test_a_record_that_is_no_json(run, content, capsys):
     ("content", "message"),
     [
         (b"\xff", "is not UTF-8 text"),
-        (b"a,b\n1,2\n", "is no log: its first line is ['a', 'b']"),
+        (b"a,b\n1,2\n", "is not a log: its first line is ['a', 'b']"),
         (b"step,loss\n1,x\n", "holds ['1', 'x'] on line 2, expected numbers"),
         (b"step,loss\n1,2\n2\n", "holds ['2'] on line 3"),
         (b"step,loss\n1,2,3\n", "holds ['1', '2', '3'] on line 2"),
         (b"step,loss\n2,1\n1,1\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n,1\n", "has the step None"),
         (b"step,step\n1,1\n", "has the columns ['step', 'step']"),
-        (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is no CSV file"),
+        (b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', "is not a CSV file"),
     ],
 )
 def test_a_damaged_log(home, run, content, message, capsys):

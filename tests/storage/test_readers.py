@@ -47,7 +47,7 @@ def test_text_with_and_without_a_byte_order_mark_reads_alike(tmp_path):
         (b"{", "is not valid JSON"),
         (b"[1]", "holds [1], not a JSON object"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
-        (b'{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        (b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
         (b"\xff\xfe{}", "is not UTF-8 text (byte 0 is 0xff)"),
         (b"[" * 100_000, "is not valid JSON"),
         (b'"' + b"x" * 10_000_000 + b'"', "not a JSON object"),
@@ -158,7 +158,7 @@ def test_a_manifest_that_was_changed_is_refused_and_its_layout_does_not_matter(t
         error_of(lambda **options: read_manifest(path, version=2, **options))
     path.write_text('{"version": 1}')  # from before there were digests
     assert read_manifest(path, remedy=FIX, version=2).content == {"version": 1}
-    assert "reads up to version 0" in error_of(lambda **options: read_manifest(path, version=0, **options))
+    assert "reads versions up to 0" in error_of(lambda **options: read_manifest(path, version=0, **options))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])
@@ -171,5 +171,5 @@ def test_what_is_no_json_is_not_written(tmp_path, value):
 
 def test_a_long_object_with_a_repeated_key_is_read_in_a_moment():
     pairs = [(str(number), 0) for number in range(100_000)]
-    with pytest.raises(ValueError, match="the key '99999' stands twice"):
+    with pytest.raises(ValueError, match="the key '99999' is repeated"):
         unique_keys([*pairs, pairs[-1]])

@@ -188,10 +188,12 @@ def test_damage_is_found_before_anything_changes(tmp_path, name, how):
     box.value = "untouched"
     for step in (10, "best"):
         if step == 10 or name != "manifest.json":
-            with pytest.raises(CheckpointError, match=rf"{name} .*: delete {tmp_path}/step-000000010 to do without it"):
+            with pytest.raises(
+                CheckpointError, match=rf"{name} .*: delete {tmp_path}/step-000000010 to continue without it"
+            ):
                 checkpointer.restore(step)
     with (
-        pytest.warns(UserWarning, match=f"damaged checkpoint is left out, .*{name}"),
+        pytest.warns(UserWarning, match=f"Skipped a damaged checkpoint, .*{name}"),
         pytest.raises(CheckpointError, match=r"All checkpoints in .* are damaged: delete them to begin at step 0"),
     ):
         checkpointer.restore()
@@ -206,7 +208,9 @@ def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(tm
         first.save(step, {"return": step})
     (tmp_path / "step-000000020" / name).unlink()
     second = Checkpointer(tmp_path).register("box", again := Box(0))
-    with pytest.warns(UserWarning, match=rf"left out, and deleted at the next save.*step-000000020.{name} is missing"):
+    with pytest.warns(
+        UserWarning, match=rf"damaged checkpoint, which the next save deletes.*step-000000020.{name} is missing"
+    ):
         assert second.restore() == 10
     assert again.value == 10
     again.value = 15

@@ -43,7 +43,7 @@ def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
     log.log(2, {"loss": 0.25})
     with open(log.path, "a") as file:
         file.write(torn)
-    with pytest.warns(UserWarning, match=r"The last line of .*log.csv was cut off by a crash, and is dropped"):
+    with pytest.warns(UserWarning, match=r"Dropped the last line of .*log.csv, which is incomplete after a crash"):
         again = CSVLog(log.path)
     assert again.last_step == 2
     again.log(3, {"loss": 0.125})
@@ -86,8 +86,8 @@ def test_order_and_names(tmp_path):
         (b"step,loss\n2,0.5\n1,0.5\n", "has the step 1 after the step 2 on line 3"),
         (b"step,loss\n1.5,0.5\n", "has the step 1.5"),
         (b"step,loss,loss\n1,0.5,0.5\n", "has the columns"),
-        (b"thesis, chapter one", "is no log: its first line is 'thesis, chapter one'"),
-        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is no CSV file"),
+        (b"thesis, chapter one", "is not a log: its first line is 'thesis, chapter one'"),
+        (b'step,loss\n1,"' + b"9" * 200_000 + b'"\n', "is not a CSV file"),
     ],
 )
 def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, content, found):
@@ -106,7 +106,7 @@ def test_an_empty_log_is_begun_and_a_cut_header_dropped(tmp_path):
     path.write_bytes(b"")
     assert CSVLog(path).last_step is None
     path.write_bytes(b"step,lo")
-    with pytest.warns(UserWarning, match="cut off by a crash"):
+    with pytest.warns(UserWarning, match="incomplete after a crash"):
         log = CSVLog(path)
     log.log(1, {"loss": 0.5})
     assert lines(log) == ["step,loss", "1,0.5"]
@@ -116,7 +116,7 @@ def test_an_empty_log_is_begun_and_a_cut_header_dropped(tmp_path):
 def test_the_name_of_a_run_cannot_lead_elsewhere(tmp_path, name):
     pytest.importorskip("tensorboard")
     (tmp_path / "run_name.txt").write_text(name)
-    with pytest.raises(FileError, match=r"run_name.txt holds .*: delete it to go on under a new name"):
+    with pytest.raises(FileError, match=r"run_name.txt holds .*: delete it to continue under a new name"):
         make_log(tmp_path, trackers="tensorboard")
 
 

@@ -101,7 +101,7 @@ def test_autocast_reaches_the_loss():
 
 def test_errors():
     module = Line()
-    with pytest.raises(ValueError, match="run out"):
+    with pytest.raises(ValueError, match="ran out"):
         list(train_steps(module, iter([batch(1.0)]), sgd(module), steps=2))
     with pytest.raises(ValueError, match="accumulate"):
         list(train_steps(module, [batch(1.0)], sgd(module), steps=2, accumulate=0))

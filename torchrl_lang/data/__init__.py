@@ -1,4 +1,4 @@
-"""Text and rows: tokenizers, episodes, data sets on disk, replay buffers."""
+"""Tokenizers, episodes, rows, datasets on disk, and replay buffers."""
 
 from torchrl_lang.data.conversion import from_row, to_row, to_rows
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset

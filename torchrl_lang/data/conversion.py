@@ -1,4 +1,4 @@
-"""Episodes to rows and back, token by token the same."""
+"""Lossless conversion of episodes to rows and back."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def to_rows(
     token_reward: TokenReward | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
 ) -> TensorDict:
-    """Write episodes as rows ``[N]`` of ``row_length`` tokens, with ``terminated`` and ``truncated`` ``[N, 1]``.
+    """Encode episodes as rows ``[N]`` of ``row_length`` tokens, with ``terminated`` and ``truncated`` ``[N, 1]``.
 
-    A row opens with ``<s>`` if the environment speaks first and with ``<a>`` if the agent does. ``</s>`` closes what
-    the environment says, ``</a>`` what the agent says, ``</eod>`` a dialogue that has terminated.
+    A row begins with ``<s>`` if the environment takes the first turn and with ``<a>`` if the agent does. ``</s>`` ends
+    a turn of the environment, ``</a>`` a turn of the agent, ``</eod>`` an episode that has terminated.
 
     Args:
-        episodes: what to write.
-        tokenizer: turns each text into ids on its own, so that no text runs over into its neighbour.
+        episodes: the episodes to encode.
+        tokenizer: encodes each turn separately, so that no token spans two turns.
         row_length: ``T``.
         token_reward: rewards for single tokens, ids ``[L] -> [L]``, added to the rewards of the turns.
-        on_overflow: "error" refuses an episode that does not fit; "truncate" keeps its head, marks it truncated, not
-            terminated, and warns. An action whose successor state is cut off goes with its reward, so a cut through the
-            environment's words leaves out these words and the action that they answer.
+        on_overflow: "error" rejects an episode that does not fit. "truncate" keeps its beginning, marks it truncated
+            instead of terminated, and warns. An action is dropped with its reward if its successor state does not fit;
+            so if the cut is inside a turn of the environment, that turn and the action before it are dropped.
 
     Raises:
         ValueError: an episode does not fit or cannot be encoded, or a reward is not finite.
@@ -52,7 +52,7 @@ def to_rows(
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
     if row_length < 1:
-        raise ValueError(f"row_length must be at least 1 token, got {row_length}.")
+        raise ValueError(f"row_length must be at least 1, got {row_length}.")
     if on_overflow not in ("error", "truncate"):
         raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
     encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
@@ -65,7 +65,7 @@ def to_rows(
         what += f"tokens, the longest has {longest}"
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
-        warnings.warn(f"{what}: they were truncated to their heads.", stacklevel=2)
+        warnings.warn(f"{what}: they were truncated.", stacklevel=2)
     rows = stack_episodes([cut_episode(layout, row_length) for layout in encoded], tokenizer.control.pad, row_length)
     check_row(rows, vocab_size=tokenizer.vocab_size)
     return rows
@@ -79,19 +79,19 @@ def to_row(
     token_reward: TokenReward | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
 ) -> TensorDict:
-    """Write one episode as a row of ``row_length`` tokens, batch size ``[]``; see :func:`to_rows`."""
+    """Encode one episode as a row of ``row_length`` tokens, batch size ``[]``; see :func:`to_rows`."""
     return to_rows([episode], tokenizer, row_length, token_reward=token_reward, on_overflow=on_overflow)[0]
 
 
 def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
-    """Read a row, batch size ``[]``, as an episode: :func:`to_row` gives the very same row again.
+    """Decode a row, batch size ``[]``, to an episode; :func:`to_row` encodes it to the same row again.
 
-    That holds for every row that a :class:`~torchrl_lang.envs.LanguageEnv` or :func:`to_row` makes. The reward of a
-    turn is the sum over its tokens (rewards of single tokens are not kept apart).
+    This holds for every row that a :class:`~torchrl_lang.envs.LanguageEnv` or :func:`to_row` makes. The reward of a
+    turn is the sum over its tokens; rewards of single tokens are not preserved.
 
     Raises:
-        ValueError: the row is malformed: it does not open with the right opening token, the agent's turn has no end, or
-            it ends a dialogue that has not terminated.
+        ValueError: the row is malformed: it has the wrong opening token, a turn of the agent has no end token, or the
+            row has an end-of-dialogue token although the episode has not terminated.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, from_row, to_row
@@ -105,7 +105,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     control, length = tokenizer.control, sum(attention)
     if length == 0 or tokens[0] not in (control.begin_state, control.begin_action):
         opening = tokenizer.decode(tokens[:1]) if length else "nothing"
-        raise ValueError(f"A row opens with a begin-of-state or begin-of-action token, this one with {opening!r}.")
+        raise ValueError(f"A row must begin with a begin-of-state or begin-of-action token, got {opening!r}.")
     ended = tokens[length - 1] == control.end_of_dialogue and not agent[length - 1]
     terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
     if ended and not terminated:
@@ -113,18 +113,18 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     stop = length - ended
     turns, cut = _read_turns(tokens[:stop], agent[:stop], reward[:stop], tokenizer)
     agent_first = tokens[0] == control.begin_action
-    if not turns and not agent_first:  # cut before the environment's first word
+    if not turns and not agent_first:  # truncated at the start of the environment's first turn
         turns, cut = [Turn("")], True
     if turns and turns[0].by_agent != agent_first:
-        said = "the agent speaks" if agent_first else "the environment speaks"
-        raise ValueError(f"The opening token of the row says that {said} first, but the other side does.")
+        first = "the agent has the" if agent_first else "the environment has the"
+        raise ValueError(f"The row's opening token means that {first} first turn, but the other side has it.")
     return Episode(turns, terminated, truncated or cut, cut)
 
 
 def _read_turns(
     tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
 ) -> tuple[list[Turn], bool]:
-    """The turns behind the opening token, and whether the last of them lacks its end."""
+    """The turns after the opening token, and whether the end token of the last turn is missing."""
     control, stop = tokenizer.control, len(tokens)
     turns, start, cut = [], 1, False
     while start < stop:
@@ -132,10 +132,10 @@ def _read_turns(
         mark = control.end_of_action if by_agent else control.end_of_state
         end = next((p for p in range(start, stop) if tokens[p] == mark), stop)
         cut = end == stop
-        # The agent may have written the end of its turn or not; the environment writes the end of its own.
+        # The end token of an agent's turn is written by the agent or by the environment.
         if any(agent[p] != by_agent for p in range(start, end if by_agent else min(end + 1, stop))):
             raise ValueError(
-                f"The turn from position {start} to {end} is partly the agent's: its end token is missing."
+                f"The turn from position {start} to {end} has tokens of both sides: its end token is missing."
             )
         closed = not by_agent or (not cut and agent[end])
         earned = sum(reward[start : end + 1]) if by_agent else None
@@ -153,6 +153,6 @@ def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokeniz
     text = tokenizer.decode(ids)
     try:
         canonical = tokenizer.encode(text) == ids
-    except ValueError:  # the text holds what cannot be encoded: the name of a control token, say
+    except ValueError:  # the text cannot be encoded, for instance because it contains a control token's name
         canonical = False
     return Turn(text, reward, closed, None if canonical else tuple(ids))

@@ -1,4 +1,4 @@
-"""Check that a data set holds what was written: sizes, checksums, values, and sums."""
+"""Check the sizes, checksums, values and sums of a dataset."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torchrl_lang.storage import Fields, FileError, file_digest, file_in
 __all__ = ["RowSums", "check_block", "check_digests", "check_values", "dataset_files"]
 
 _BLOCK_TOKENS = 1 << 22
-"""Rows are checked in blocks of about so many tokens: a data set may be larger than memory."""
+"""Rows are checked in blocks of about this many tokens, because a dataset may be larger than memory."""
 
 
 class RowSums:
-    """The figures of a manifest that are sums over its rows."""
+    """The sums over rows that a manifest records."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(("episodes", "tokens", "decisions", "terminated", "truncated"), 0)
         self._reward = self._magnitude = 0.0
 
     def add(self, rows: TensorDictBase) -> None:
-        """Count rows ``[M]``."""
+        """Add rows ``[M]``."""
         masks = {
             "tokens": rows.get(ATTENTION_MASK),
             "decisions": decision_mask(rows.get(ACTION_MASK)),
@@ -43,38 +43,38 @@ class RowSums:
 
     @property
     def mean_return(self) -> float:
-        """Undiscounted, of an episode."""
+        """Mean undiscounted return per episode."""
         return self._reward / self.counts["episodes"]
 
     def fits(self, mean_return: float) -> bool:
-        """Whether a mean return is this one, but for the order in which the rewards were added."""
+        """Whether a mean return equals this one up to rounding."""
         scale = self._magnitude / self.counts["episodes"]
         return math.isclose(self.mean_return, mean_return, rel_tol=1e-9, abs_tol=1e-9 * scale)
 
 
 def check_block(rows: TensorDictBase, vocab_size: int, first: int) -> None:
-    """Check the values of rows ``[M]`` that begin at row ``first`` of a data set.
+    """Check the values of rows ``[M]``, the first of which is row ``first`` of a dataset.
 
     Raises:
-        TypeError, ValueError: see :func:`~torchrl_lang.schema.check_row`; padding must hold token ids, too.
+        TypeError, ValueError: see :func:`~torchrl_lang.schema.check_row`; padding must hold valid token ids, too.
     """
     try:
         check_row(rows, vocab_size=vocab_size)
         least, most = (int(token) for token in rows.get(TOKENS).aminmax())
         if least < 0 or most >= vocab_size:
             raise ValueError(
-                f"Padding holds {least if least < 0 else most}: models look padding up like any token, so it must lie "
-                f"in [0, {vocab_size})."
+                f"Padding holds the id {least if least < 0 else most}: models embed padding like any token, so its "
+                f"ids must lie in [0, {vocab_size})."
             )
     except ValueError as error:
-        raise ValueError(f"Of the rows from number {first} on: {error}" if first else str(error)) from error
+        raise ValueError(f"Rows from number {first}: {error}" if first else str(error)) from error
 
 
 def dataset_files(folder: Path, manifest: Fields) -> dict[str, Path]:
-    """The path of every file that a manifest has a checksum of, by name; those of entries have the right size.
+    """The paths of all files with a checksum in the manifest, by name; checks the sizes of the entries' files.
 
     Raises:
-        FileError: a file is missing or of another size, or lies outside of ``folder``.
+        FileError: a file is missing, has the wrong size, or lies outside ``folder``.
     """
     names = [*map(entry_file, DISK_DTYPES), *manifest.take("files", dict, {})]
     paths = {name: file_in(folder, name, remedy=REMEDY) for name in names}
@@ -85,7 +85,7 @@ def dataset_files(folder: Path, manifest: Fields) -> dict[str, Path]:
         path = paths[entry_file(key)]
         shape = manifest.object("entries").object(key).list_of("shape", int)
         if path.stat().st_size != dtype.itemsize * math.prod(shape):
-            found = f"has {path.stat().st_size} bytes instead of {dtype.itemsize * math.prod(shape)}"
+            found = f"has {path.stat().st_size} bytes, expected {dtype.itemsize * math.prod(shape)}"
             raise FileError(path, found, REMEDY)
     return paths
 
@@ -94,7 +94,7 @@ def check_digests(files: dict[str, Path], manifest: Fields) -> None:
     """Compare all files with the checksums of the manifest.
 
     Raises:
-        FileError: a file was changed, or is missing.
+        FileError: a file was changed or is missing.
     """
     digests = dict(manifest.take("files", dict, {}))
     for key in DISK_DTYPES:
@@ -105,10 +105,10 @@ def check_digests(files: dict[str, Path], manifest: Fields) -> None:
 
 
 def check_values(folder: Path, rows: TensorDictBase, manifest: Fields, vocab_size: int) -> None:
-    """Check every row of a data set, and the sums in its manifest.
+    """Check every row of a dataset and the sums in its manifest.
 
     Raises:
-        FileError: a mask holds a byte other than 0 and 1, a row is not well-formed, or a sum is another one.
+        FileError: a mask holds a byte other than 0 and 1, a row is malformed, or a sum is wrong.
     """
     sums = RowSums()
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.at_least("row_length", 1))):

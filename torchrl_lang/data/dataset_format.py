@@ -1,4 +1,4 @@
-"""The files of a data set's folder: their names, types and shapes, and the manifest that describes them."""
+"""The files of a dataset's folder: their names, dtypes and shapes, and the manifest that describes them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FORMAT, VERSION = "torchrl_lang rows", 2
 
 MANIFEST, TOKENIZER, ROWS, STAMP = "manifest.json", "tokenizer.json", "rows", ".verified.json"
 META = f"{ROWS}/meta.json"
-"""What tensordict reads when somebody opens the rows without this library, which does not read it."""
+"""File that tensordict needs to open the rows without this library; this library does not read it."""
 
-REMEDY = "the data set is damaged, generate it again"
+REMEDY = "the dataset is damaged, generate it again"
 
 DISK_DTYPES = {
     TOKENS: torch.int32,
@@ -43,37 +43,37 @@ DISK_DTYPES = {
     TERMINATED: torch.bool,
     TRUNCATED: torch.bool,
 }
-"""The entries of a data set and their types on disk."""
+"""The entries of a dataset and their dtypes on disk."""
 
 
 def entry_shapes(episodes: int, row_length: int) -> dict[str, tuple[int, int]]:
-    """Shape of each entry of a data set."""
+    """Shape of each entry of a dataset."""
     return {key: (episodes, 1 if key in (TERMINATED, TRUNCATED) else row_length) for key in DISK_DTYPES}
 
 
 def entry_file(key: str) -> str:
-    """The file of an entry, relative to the data set's folder."""
+    """The file of an entry, relative to the dataset's folder."""
     return f"{ROWS}/{key}.memmap"
 
 
 def dtype_name(key: str) -> str:
-    """Name of an entry's type on disk, as the manifest has it."""
+    """Name of an entry's dtype in the manifest."""
     return str(DISK_DTYPES[key]).removeprefix("torch.")
 
 
 def read_dataset_manifest(folder: Path) -> Fields:
-    """Read a data set's manifest and check every field that anything depends on.
+    """Read a dataset's manifest and check all fields that loading uses.
 
     Raises:
-        FileNotFoundError: there is no data set.
-        FileError: the manifest is damaged, or of something else than a data set.
+        FileNotFoundError: there is no dataset.
+        FileError: the manifest is damaged or describes something other than a dataset.
     """
     path = folder / MANIFEST
     if not path.is_file():
         reason = "that folder does not exist" if not folder.exists() else f"{MANIFEST} is missing"
         if is_unfinished(folder):
-            reason += ", but unfinished files beside it do: writing it was interrupted, or still goes on"
-        raise FileNotFoundError(f"There is no data set in {folder}: {reason}. Generate it again.")
+            reason += ", but unfinished files beside it exist: writing was interrupted or is still in progress"
+        raise FileNotFoundError(f"There is no dataset in {folder}: {reason}. Generate it again.")
     manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
     if manifest.take("format", str) != FORMAT:
         raise FileError(path, f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}', REMEDY)
@@ -90,7 +90,7 @@ def read_dataset_manifest(folder: Path) -> Fields:
 
 
 def _check_entries(manifest: Fields) -> None:
-    """Types, shapes and checksums of the entries, and the checksums of the other files."""
+    """Check the dtypes, shapes and checksums of the entries, and the checksums of the other files."""
     entries = manifest.object("entries")
     if set(entries.content) != set(DISK_DTYPES):
         raise manifest.error(f'has {shorten(sorted(entries.content))} as "entries", expected {sorted(DISK_DTYPES)}')

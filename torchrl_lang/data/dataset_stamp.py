@@ -1,4 +1,4 @@
-"""A note beside a data set that its files were verified, which holds until one of them is touched."""
+"""A record that a dataset's files were verified, valid until one of the files changes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torchrl_lang.storage import FileError, read_json, write_file
 __all__ = ["Stamp"]
 
 _SETTLED = 2_000_000_000
-"""Nanoseconds after which a change is sure to give a file another time: some file systems count in steps of 2 s."""
+"""Nanoseconds after which a change certainly changes a file's time; some file systems have a resolution of 2 s."""
 
 
 class Stamp:
-    """The files of a data set as they are at this moment: size, times and inode of each.
+    """The size, times and inode of each file of a dataset at the time of construction.
 
-    Take it before the files are verified and write it after. A file that is written, replaced or copied changes one of
-    these numbers, its time of change at least, which no program can set back; then the stamp no longer fits and the
-    files are verified again. It is a short cut past reading unchanged files, no protection against malice.
+    Create the stamp before the files are verified and write it afterwards. Writing, replacing or copying a file changes
+    one of these numbers (programs cannot set the time of change), so the stamp no longer matches and the files are
+    verified again. The stamp saves reading unchanged files; it does not protect against malicious changes.
 
     Args:
-        folder: the data set's.
-        digest: of the manifest.
-        files: the files, by name.
+        folder: the dataset's folder.
+        digest: digest of the manifest.
+        files: the files by name.
     """
 
     def __init__(self, folder: Path, digest: str, files: Mapping[str, Path]) -> None:
@@ -43,14 +43,14 @@ class Stamp:
         }
 
     def is_there(self) -> bool:
-        """Whether the files were verified as they are now."""
+        """Whether the current files were verified."""
         try:
             return read_json(self._path, remedy="delete it") == self._content
         except FileError:  # missing or damaged: verify
             return False
 
     def write(self) -> None:
-        """Note that the files were verified, where that can be noted."""
+        """Record that the files were verified, if the folder is writable."""
         if self._settled:
-            with contextlib.suppress(OSError):  # a folder that may only be read is verified each time
+            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
                 write_file(self._path, json.dumps(self._content))

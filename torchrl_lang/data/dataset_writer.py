@@ -1,4 +1,4 @@
-"""Write data sets: block by block, and in one piece or not at all."""
+"""Write datasets in blocks and atomically."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ __all__ = ["DatasetWriter", "write_dataset"]
 
 
 class DatasetWriter:
-    """Context manager that writes a data set, of any size, in blocks.
+    """Context manager that writes a dataset of any size in blocks.
 
-    The files grow in a temporary folder beside ``folder``, which becomes ``folder`` when the block of code ends well
-    and is deleted when it fails. What a killed process left behind is deleted by the next writer of the same folder.
+    The files are written to a temporary folder beside ``folder``. It is renamed to ``folder`` when the ``with`` block
+    succeeds and deleted when it fails. The next writer of the same folder deletes what a killed process left.
 
     Args:
-        folder: where the data set shall stand.
+        folder: the folder to create.
         tokenizer: the tokenizer of the rows.
         row_length: ``T``.
-        seed: the seed that made the data, for the record.
-        source: who made the data, in words, for the record.
-        overwrite: replace the data set that stands there.
+        seed: the seed of the data, recorded in the manifest.
+        source: a description of the behaviour policy and environment, recorded in the manifest.
+        overwrite: replace an existing dataset.
 
     Attributes:
-        notes: anything more to keep in the manifest, as JSON.
+        notes: further JSON content for the manifest.
 
     Raises:
-        FileExistsError: ``folder`` exists and is not to be overwritten, holds something other than a data set, or
-            another writer is at work on it.
+        FileExistsError: ``folder`` exists and ``overwrite`` is False, ``folder`` holds something other than a dataset,
+            or another process is writing it.
         KeyError: rows lack an entry.
-        ValueError: nothing was written, or rows do not fit the schema or the width.
+        ValueError: no rows were written, or rows do not fit the schema or ``row_length``.
 
     Examples:
         >>> import tempfile
@@ -98,9 +98,9 @@ class DatasetWriter:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """The files are open; when the block ends well, the data set is finished."""
+        """Open the files; complete the dataset when the block succeeds."""
         with write_folder(self.folder) as partial:
-            self._check_target()  # under the writer's lock: nobody finishes this data set in between
+            self._check_target()  # under the writer's lock, so that no other process completes this dataset meanwhile
             (partial / ROWS).mkdir()
             self._sums = RowSums()
             self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
@@ -112,22 +112,22 @@ class DatasetWriter:
             self._finish(partial)
 
     def extend(self, rows: TensorDictBase) -> None:
-        """Append rows ``[M]``: the entries of a row, ``terminated`` and ``truncated``; anything else stays out.
+        """Append rows ``[M]`` with the entries of a row, ``terminated`` and ``truncated``; others are dropped.
 
         Raises:
-            KeyError, TypeError, ValueError: the rows lack an entry, or their types, shapes or values do not fit the
-                schema, the tokenizer or the width. Then none of them was written.
+            KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
+                ``row_length``. No row of the call is written then.
         """
         tokens = entry(rows, TOKENS)
         for key in (TERMINATED, TRUNCATED):
             value = rows.get(key, None)
             if value is None or value.dtype != torch.bool or value.shape != (*rows.shape, 1):
                 came = "nothing" if value is None else f"{value.dtype} of shape {list(value.shape)}"
-                raise ValueError(f"Rows of a data set need '{key}', bool [M, 1], got {came}: add how each one ended.")
+                raise ValueError(f"Rows of a dataset need '{key}', bool [M, 1], got {came}: add how each one ended.")
         if rows.ndim != 1 or tokens.shape[1:] != (self.row_length,):
             raise ValueError(
-                f"Rows of shape {tuple(tokens.shape)} came, this data set takes [M, {self.row_length}]: "
-                f"flatten them and give all rows the same width."
+                f"A dataset of row_length {self.row_length} takes rows [M, {self.row_length}], got "
+                f"{tuple(tokens.shape)}: flatten them and give all rows the same width."
             )
         if rows.shape[0] == 0:
             return
@@ -141,7 +141,7 @@ class DatasetWriter:
 
     @property
     def rows(self) -> int:
-        """Rows written so far."""
+        """Number of rows written."""
         return self._sums.counts["episodes"]
 
     def _check_target(self) -> None:
@@ -149,21 +149,21 @@ class DatasetWriter:
             return
         if not self.overwrite:
             raise FileExistsError(
-                f"{self.folder} exists: give another folder, or overwrite=True to replace the data set."
+                f"{self.folder} exists: give another folder, or overwrite=True to replace the dataset."
             )
         if not (self.folder / MANIFEST).is_file() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise FileExistsError(f"{self.folder} holds something other than a data set, which is not overwritten.")
+            raise FileExistsError(f"{self.folder} holds something other than a dataset, which is not overwritten.")
 
     def _finish(self, partial: Path) -> None:
         episodes = self.rows
         if episodes == 0:
-            raise ValueError(f"No episode was written to {self.folder}: a data set holds at least one.")
+            raise ValueError(f"No episode was written to {self.folder}: a dataset needs at least one.")
         shapes = entry_shapes(episodes, self.row_length)
         mapped = {
             key: MemoryMappedTensor.from_filename(partial / entry_file(key), dtype, torch.Size(shapes[key]))
             for key, dtype in DISK_DTYPES.items()
         }
-        # The data is in place already: this adds the meta.json by which tensordict finds it.
+        # The data is written already: this adds the meta.json that tensordict needs.
         TensorDict(mapped, batch_size=[episodes]).memmap_(partial / ROWS)
         entries = {
             key: {"dtype": dtype_name(key), "shape": shapes[key], "sha256": digest.hexdigest()}
@@ -199,8 +199,8 @@ def write_dataset(
     source: str = "",
     overwrite: bool = False,
 ) -> RowDataset:
-    """Write rows ``[N, T]`` as a data set and open it; see :class:`DatasetWriter` for the arguments."""
+    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
     width = entry(rows, TOKENS).shape[-1]
     with DatasetWriter(folder, tokenizer, width, seed=seed, source=source, overwrite=overwrite) as writer:
         writer.extend(rows)
-    return load_dataset(folder, tokenizer=tokenizer, verify=False)  # each block was checked when it was written
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)  # extend() checked each block

@@ -1,4 +1,4 @@
-"""Data sets on disk: rows as a memory-mapped TensorDict beside a JSON manifest."""
+"""Datasets on disk: rows as a memory-mapped TensorDict with a JSON manifest."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = ["RowDataset", "load_dataset"]
 
 @dataclass(frozen=True)
 class RowDataset:
-    """A data set that :func:`load_dataset` opened. Indexing it reads rows into memory.
+    """A dataset opened by :func:`load_dataset`. Indexing reads rows into memory.
 
-    ``rows`` is the memory-mapped TensorDict itself, int32 ``tokens``, batch size ``[N]``: writing into its tensors
-    would write to the disk.
+    ``rows`` is the memory-mapped TensorDict, int32 ``tokens``, batch size ``[N]``. Writing to its tensors would change
+    the files.
     """
 
     folder: Path
@@ -49,37 +49,35 @@ class RowDataset:
         return self.rows.shape[0]
 
     def __getitem__(self, index: Any) -> TensorDict:
-        """Rows in memory, int64 ``tokens``."""
+        """Read rows into memory, with int64 ``tokens``."""
         picked = {key: value.clone() for key, value in self.rows[index].items()}
         picked[TOKENS] = picked[TOKENS].to(torch.int64)
         return TensorDict(picked, batch_size=picked[TOKENS].shape[:-1])
 
     def episode(self, index: int) -> Episode:
-        """One row as text."""
+        """Decode one row."""
         return from_row(self[index], self.tokenizer)
 
 
 def load_dataset(
     folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None, verify: Literal["once"] | bool = "once"
 ) -> RowDataset:
-    """Open a data set, whose rows stay on the disk until they are used.
+    """Open a dataset; its rows stay on disk until they are indexed.
 
-    Sizes, types and shapes are always checked, and the manifest and the tokenizer against their digests. Verifying
-    reads all rows, in blocks: their checksums, that every row is well-formed (see
+    Loading always checks sizes, dtypes and shapes, and compares the manifest and the tokenizer with their digests.
+    Verification reads all rows in blocks and checks their checksums, that every row is well-formed (see
     :func:`~torchrl_lang.schema.check_row`), and the sums in the manifest.
 
     Args:
-        folder: what :class:`~torchrl_lang.data.DatasetWriter` or one of the functions around it wrote.
-        tokenizer: where given, the data set must have been written with the very same one. Needed for a tokenizer of a
-            kind that this library does not know.
-        verify: ``"once"`` verifies the rows unless they were verified before and no file has changed since, by the
-            sizes, times and inodes that are noted in ``.verified.json`` beside them; True verifies them in any case,
-            False never does.
+        folder: a folder that :class:`~torchrl_lang.data.DatasetWriter` or a function based on it wrote.
+        tokenizer: if given, its fingerprint must match the dataset's tokenizer. Required for custom tokenizer classes.
+        verify: ``"once"`` verifies the rows unless ``.verified.json`` records that they were verified and that no
+            file's size, times or inode has changed since. True always verifies them, False never.
 
     Raises:
-        FileNotFoundError: there is no data set, or writing it was interrupted.
-        FileError: the data set is damaged, was changed, or is of a later version.
-        ValueError: the data set is of another tokenizer, or of an unknown kind of tokenizer.
+        FileNotFoundError: there is no dataset, or writing it was interrupted.
+        FileError: the dataset is damaged, was changed, or has a later version.
+        ValueError: the dataset has another tokenizer, or a custom one and ``tokenizer`` is missing.
 
     Examples:
         >>> import tempfile
@@ -102,36 +100,36 @@ def load_dataset(
         stamp = Stamp(folder, json_digest(manifest.content), files)
         if verify != "once" or not stamp.is_there():
             check_digests(files, manifest)
-            # Through a mapping of its own, so that the pages that were read do not stay in memory.
+            # Check a separate mapping, so that the pages read are released from memory afterwards.
             check_values(folder, _map_rows(files, manifest), manifest, tokenizer.vocab_size)
             stamp.write()
     return RowDataset(folder, _map_rows(files, manifest), tokenizer, manifest.content)
 
 
 def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Tokenizer:
-    """The tokenizer that the data set was written with."""
+    """The tokenizer of the dataset."""
     config = read_json(folder / TOKENIZER, remedy=REMEDY)
     written_with = manifest.object("tokenizer")
     found = written_with.take("fingerprint", str)
     if config_fingerprint(config) != found:
-        found = f"was changed: its fingerprint is not {shorten(found)} as in the manifest"
+        found = f"was changed: its fingerprint is not {shorten(found)}, which the manifest records"
         raise FileError(folder / TOKENIZER, found, REMEDY)
     if given is not None and fingerprint(given) != found:
         raise ValueError(
-            f"The data set in {folder} was written with a tokenizer of fingerprint {found}, the tokenizer that was "
-            f"given has {fingerprint(given)}: its ids mean other text. Use the tokenizer that the data set brings."
+            f"The dataset in {folder} was written with a tokenizer of fingerprint {found}, but the given tokenizer has "
+            f"{fingerprint(given)}, so its ids mean other text. Use the dataset's own tokenizer."
         )
     try:
         tokenizer = tokenizer_from_config(config) if given is None else given
     except ValueError as error:
-        raise FileError(folder / TOKENIZER, f"is not a tokenizer that can be built ({error})", REMEDY) from error
+        raise FileError(folder / TOKENIZER, f"is not a valid tokenizer ({error})", REMEDY) from error
     if tokenizer.vocab_size != written_with.take("vocab_size", int):
-        raise manifest.error(f"has another vocab_size than {TOKENIZER} beside it, {tokenizer.vocab_size}")
+        raise manifest.error(f"has another vocab_size than {TOKENIZER}, which has {tokenizer.vocab_size}")
     return tokenizer
 
 
 def _map_rows(files: Mapping[str, Path], manifest: Fields) -> TensorDict:
-    """The entries as memory-mapped tensors: by the manifest alone, whatever ``meta.json`` says of them."""
+    """Map the entries' files to tensors as the manifest describes them; ``meta.json`` is not read."""
     shapes = entry_shapes(manifest.take("episodes", int), manifest.take("row_length", int))
     mapped = {
         key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size(shapes[key]))

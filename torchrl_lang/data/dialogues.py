@@ -1,4 +1,4 @@
-"""One's own dialogues as JSON, and what may be wrong with them."""
+"""Parse dialogues in JSON, with an error for every mistake."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
 
     The line is an object with ``turns``, a list of objects with ``role`` ("user" or "environment", "assistant" or
     "agent"), ``text`` and, for the agent, ``reward`` (default 0). The line's own ``reward`` is added to the agent's
-    last turn. ``truncated`` says that a limit ended the dialogue (default false), ``terminated`` that the task did
+    last turn. ``truncated`` means that a limit ended the dialogue (default false), ``terminated`` that the task ended
     (default: true unless truncated).
 
     Args:
-        line: JSON.
-        ignore: keys of the line that are left out on purpose; any other unknown key is an error.
+        line: one JSON object.
+        ignore: keys of the object to ignore; any other unknown key is an error.
 
     Raises:
-        ValueError: the line is something else; the message says what.
+        ValueError: the line is malformed; the message gives the reason.
 
     Examples:
         >>> from torchrl_lang.data import parse_dialogue
@@ -47,7 +47,7 @@ def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
     if total:
         last = max((index for index, turn in enumerate(parsed) if turn.by_agent), default=None)
         if last is None:
-            raise ValueError("'reward' goes to the agent's last turn, but the agent has none")
+            raise ValueError("'reward' is added to the agent's last turn, but there is no turn of the agent")
         parsed[last] = Turn(parsed[last].text, reward=(parsed[last].reward or 0.0) + total)
     truncated = _flag(content, "truncated", default=False)
     return Episode(parsed, _flag(content, "terminated", default=not truncated), truncated)
@@ -63,7 +63,7 @@ def _turn(turn: Any, where: str) -> Turn:
     if _BY_AGENT[role]:
         return Turn(text, reward=_number(turn.get("reward", 0), f"{where}: 'reward'"))
     if "reward" in turn:
-        raise ValueError(f"{where}: only turns of the agent earn a reward, this one is by {role!r}")
+        raise ValueError(f"{where}: only turns of the agent may have a reward, this one has the role {role!r}")
     return Turn(text)
 
 
@@ -89,6 +89,6 @@ def _check_keys(content: Any, known: Sequence[str], where: str) -> None:
 
 
 def _show(value: Any) -> str:
-    """A value as JSON, shortened; of a long text only the head is looked at."""
+    """A value as JSON, shortened; only the beginning of a long text is converted."""
     text = json.dumps(value[:60] if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""How an episode's turns become the tokens of one row, and how a row is cut that does not fit."""
+"""Encode the turns of an episode as the tokens of a row, and truncate episodes that do not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrl_lang.storage.errors import shorten
 __all__ = ["EncodedEpisode", "TokenReward", "cut_episode", "fits", "encode_episode", "stack_episodes"]
 
 TokenReward = Callable[[Sequence[int]], Sequence[float]]
-"""Ids of a whole row to as many rewards, each for writing that token; those of the environment's tokens are ignored."""
+"""Maps the ids of a row to one reward per token for writing it; rewards of the environment's tokens are ignored."""
 
 
 class EncodedEpisode(NamedTuple):
@@ -25,19 +25,19 @@ class EncodedEpisode(NamedTuple):
 
     tokens: list[int]
     agent: list[bool]
-    """The agent wrote this token."""
+    """True on the agent's tokens."""
     reward: list[float]
     terminated: bool
     truncated: bool
 
 
 def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenReward | None = None) -> EncodedEpisode:
-    """Tokens of an episode: an opening token, the turns, each with its closing token, and the end of the dialogue.
+    """Encode an episode: an opening token, the turns with their end tokens, and the end-of-dialogue token.
 
-    A turn's reward sits on the turn's last token that the agent wrote.
+    The reward of a turn is placed on the last token that the agent wrote in it.
 
     Raises:
-        ValueError: a text cannot be encoded, or a turn has a reward but no token of the agent's to carry it.
+        ValueError: a text cannot be encoded, or a turn has a reward but no token of the agent.
     """
     control = tokenizer.control
     agent_first = not episode.turns or episode.turns[0].by_agent
@@ -51,7 +51,7 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
         earned = [0.0] * len(ids)
         if turn.reward:
             if True not in written:
-                raise ValueError(f"Turn {index} earns {turn.reward} but holds no token of the agent's to carry it.")
+                raise ValueError(f"Turn {index} has the reward {turn.reward} but no token of the agent to place it on.")
             earned[len(written) - 1 - written[::-1].index(True)] = turn.reward
         tokens, agent, reward = tokens + ids, agent + written, reward + earned
     if episode.terminated and not episode.cut:
@@ -70,39 +70,39 @@ def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
     bad = set(ids).intersection(forbidden)
     if bad:
         raise ValueError(
-            f"The turn {shorten(turn.text)} holds control tokens {sorted(bad)}, which would break the row apart."
+            f"The turn {shorten(turn.text)} contains the control tokens {sorted(bad)}, which are not allowed in a turn."
         )
     return ids
 
 
 def _ends(turn: Turn, control: ControlTokens) -> tuple[int, ...]:
-    """What may not stand inside a turn, whatever the agent wrote: its end, and padding."""
+    """Tokens that may not occur inside a turn: its end token and padding."""
     return (control.pad, control.end_of_action if turn.by_agent else control.end_of_state)
 
 
 def _add(reward: list[float], extra: Sequence[float], agent: list[bool]) -> list[float]:
     if len(extra) != len(reward):
-        raise ValueError(f"token_reward gave {len(extra)} rewards for a row of {len(reward)} tokens: give one a token.")
+        raise ValueError(f"token_reward returned {len(extra)} rewards for {len(reward)} tokens: return one per token.")
     total = [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
     for position, value in enumerate(total):
         if not abs(value) <= LARGEST_REWARD:
-            raise ValueError(f"token_reward makes {value} of the reward at position {position}: it must be finite.")
+            raise ValueError(f"token_reward makes the reward at position {position} {value}: it must be finite.")
     return total
 
 
 def fits(encoded: EncodedEpisode, row_length: int) -> bool:
-    """Whether a row holds the episode; the end of a truncated episode's dialogue may be left out."""
+    """Whether the episode fits a row; the end-of-dialogue token of a truncated episode may be left out."""
     spare = int(encoded.terminated and encoded.truncated)
     return len(encoded.tokens) - spare <= row_length
 
 
 def cut_episode(encoded: EncodedEpisode, row_length: int) -> EncodedEpisode:
-    """The head of an episode that does not fit, truncated and no longer terminated.
+    """Truncate an episode that does not fit; the result is marked truncated and not terminated.
 
-    The row ends on the last state that lies among its first ``row_length`` tokens (a state is a position from which the
-    agent goes on writing). So an action is kept if and only if its successor state is, and with it its reward. A cut
-    through the environment's words therefore leaves out these words and the action that they answer; a cut through the
-    opening words keeps as many of them as fit.
+    The row ends at the last state among its first ``row_length`` tokens, where a state is a position at which the agent
+    writes the next token. So an action is kept, with its reward, if and only if its successor state is kept. If the cut
+    is inside a turn of the environment, that turn and the action before it are dropped; if it is inside the
+    environment's opening turn, as many of its tokens as fit are kept.
     """
     if fits(encoded, row_length):
         return EncodedEpisode(
@@ -114,7 +114,7 @@ def cut_episode(encoded: EncodedEpisode, row_length: int) -> EncodedEpisode:
 
 
 def stack_episodes(episodes: Sequence[EncodedEpisode], pad: int, row_length: int) -> TensorDict:
-    """Rows ``[N]`` of encoded episodes that fit, padded to ``row_length``."""
+    """Stack encoded episodes that fit into rows ``[N]``, padded to ``row_length``."""
     n = len(episodes)
     tokens = np.full((n, row_length), pad, dtype=np.int64)
     attention, agent = (np.zeros((n, row_length), dtype=np.bool_) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Rows of whole episodes out of a collector's batches, which begin and end in the middle of episodes."""
+"""Rows of whole episodes from a collector's batches, which may begin and end in the middle of episodes."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from torch import Tensor
 
 from torchrl_lang.data.rollouts import rows_at
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
-from torchrl_lang.data.step_to_token import carried
+from torchrl_lang.data.step_to_token import token_values
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, check_row
+from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, check_row, missing_entry
 
 __all__ = ["EpisodeRows"]
 
 _TRAJECTORY = ("collector", "traj_ids")
 _BATCH = ("collector", "batch_number")
 _MOST_BATCHES = 128
-"""So many batches' episodes may wait: more workers than collectors have."""
+"""Unfinished episodes of at most this many batches may wait; it exceeds the number of workers of a collector."""
 
 
 class EpisodeRows:
-    """Takes a collector's batches one after the other and gives the rows of the episodes that end in each.
+    """Convert a collector's batches, one after the other, to the rows of the episodes that end in each batch.
 
-    By default an episode that still runs at the end of a batch waits with what is carried along; its row comes with the
-    batch in which it ends. So no episode is cut, and over a run short ones are not preferred. Collectors of one process
-    and of several, synchronous and not, will do: episodes are distinguished by the collector's ``traj_ids``. It costs a
-    few tensor operations a batch, whatever the number of episodes.
+    By default the steps of an episode that is unfinished at the end of a batch are kept until the batch in which it
+    ends. So no episode is cut, and short episodes are not over-represented. This works with single-process,
+    multi-process, synchronous and asynchronous collectors, because episodes are distinguished by the collector's
+    ``traj_ids``. A call costs a few tensor operations, whatever the number of episodes.
 
     Args:
-        carry: what the policy wrote for each token of its utterances, ``[*B, time, K]``, or for each turn, ``[*B,
-            time, 1]``, to be taken along to the tokens' places, ``[N, T]``; a mapping renames it.
-        keep: entries ``[*B, time, ...]`` of the last ``next`` observation to be kept beside the row.
-        reward_key: the steps' reward that ``token_reward`` adds up to, as in
-            :func:`~torchrl_lang.data.rows_from_rollout`: by default the one that the policy was given, as transforms
-            left it; None keeps the environment's own token rewards.
-        unfinished: what becomes of an episode that still runs at the end of a batch. ``"wait"``: it goes on in the next
-            one. For a collector that begins anew with each batch, ``reset_at_each_iter=True``, no episode goes on:
-            ``"truncate"`` takes it as it stands, marked truncated, ``"drop"`` leaves it out, which prefers short ones.
+        carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, or for each turn,
+            ``[*B, time, 1]``; they are scattered to the tokens' positions, ``[N, T]``. A mapping renames them.
+        keep: entries ``[*B, time, ...]`` of the last ``next`` observation to copy beside the row.
+        reward_key: the step reward that ``token_reward`` sums to, as in
+            :func:`~torchrl_lang.data.rows_from_rollout`. The default is the transformed reward; None keeps the
+            environment's own token rewards.
+        unfinished: what happens to an episode that is unfinished at the end of a batch. ``"wait"``: it continues in the
+            next batch. With a collector that resets at each batch (``reset_at_each_iter=True``) no episode continues:
+            ``"truncate"`` returns it marked truncated, ``"drop"`` drops it, which over-represents short episodes.
 
     Raises:
-        KeyError: on calls, the steps come from no collector, or from no language environment, or have no such reward,
-            or nothing to carry under that name.
-        ValueError: on calls, an episode began before the first batch, or values of the rows make no sense, see
+        KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
+            entry to carry.
+        ValueError: on calls, an episode began before the first batch, or values of the rows are invalid, see
             :func:`~torchrl_lang.schema.check_values`.
-        RuntimeError: on calls, with ``"wait"``, episodes of more than 128 batches wait, because the collector does not
-            go on with them.
+        RuntimeError: on calls with ``"wait"``, unfinished episodes of more than 128 batches wait, because the collector
+            does not continue them.
 
     Examples:
         >>> from torchrl.collectors import Collector
@@ -81,18 +81,18 @@ class EpisodeRows:
 
     @property
     def waiting(self) -> int:
-        """Number of episodes that have begun and not ended."""
+        """Number of unfinished episodes."""
         return 0 if self._steps is None else self._steps.get(_TRAJECTORY).unique().numel()
 
     def forget(self) -> None:
-        """Drop the episodes that have not ended, as where the collector was reset."""
+        """Drop the unfinished episodes, for instance after a reset of the collector."""
         self._steps = None
 
     def __call__(self, steps: TensorDictBase, *, only_waiting: bool = False) -> TensorDict:
-        """Rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``, the time last; there may be none.
+        """Return the rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``; ``N`` may be 0.
 
-        With ``only_waiting``, episodes that begin in ``steps`` are left out, whatever their length. Who collects so
-        until none is :attr:`waiting`, and then begins anew, has lost none of those that had begun before.
+        With ``only_waiting``, episodes that begin in ``steps`` are dropped, whatever their length. Collecting like this
+        until :attr:`waiting` is 0 finishes all episodes that began before, without preferring short ones.
         """
         flat = self._needed(steps).reshape(-1)
         self._batches += 1
@@ -101,7 +101,7 @@ class EpisodeRows:
             flat = flat[self._is_waiting(flat)]
         if self._steps is not None:
             flat = torch.cat([self._steps, flat])
-        # Stable, so that the steps of an episode keep their order.
+        # Stable sort: the steps of an episode keep their order.
         flat = flat[flat.get(_TRAJECTORY).argsort(stable=True)]
         last = _last_of_episodes(flat)
         ends = flat.get(("next", DONE)).squeeze(-1)
@@ -114,31 +114,31 @@ class EpisodeRows:
         rewards = reward_entries(flat.get("next"), self.reward_key)
         rows.update({name: step_rewards(flat, ends, rows, key) for name, key in rewards.items()})
         if self.carry:
-            rows.update(carried(flat, ends, rows.get("action_mask"), list(self.carry)))
+            rows.update(token_values(flat, ends, rows.get("action_mask"), list(self.carry)))
         check_row(rows)
         return rows
 
     def _wait(self, running: TensorDictBase) -> None:
-        """Keep the steps of episodes that go on, as long as there is a collector that can go on with them."""
+        """Keep the steps of unfinished episodes; raise if the collector does not continue them."""
         self._steps = running if self.unfinished == "wait" else running[:0]
-        # An episode that goes on is in its collector's next batch. Workers deliver theirs in turns, so that episodes of
-        # as many batches wait as there are workers; more of them than that, and some will never go on.
+        # An unfinished episode continues in its worker's next batch. Workers deliver batches in turns, so at most as
+        # many batches as there are workers have unfinished episodes, unless the collector resets.
         if self._steps.get(_BATCH)[_last_of_episodes(self._steps)].unique().numel() > _MOST_BATCHES:
             raise RuntimeError(
-                f"{self.waiting} episodes of more than {_MOST_BATCHES} batches wait for steps that do not come: does "
-                "the collector reset at each iteration (reset_at_each_iter=True)? Then give unfinished='truncate' or "
-                "'drop'. Where it was reset by hand, call forget()."
+                f"{self.waiting} unfinished episodes of more than {_MOST_BATCHES} batches wait for steps. If "
+                "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
+                "'drop'. After a manual reset, call forget()."
             )
 
     def _is_waiting(self, flat: TensorDictBase) -> Tensor:
-        """True on the steps of episodes that have begun before, bool ``[M]``."""
+        """True on steps of episodes that began in earlier calls, bool ``[M]``."""
         trajectory = flat.get(_TRAJECTORY)
         if self._steps is None:
             return torch.zeros_like(trajectory, dtype=torch.bool)
         return torch.isin(trajectory, self._steps.get(_TRAJECTORY))
 
     def _needed(self, steps: TensorDictBase) -> TensorDict:
-        """What rows are made of, and nothing else."""
+        """The entries that rows are made of."""
         step = steps.get("next")
         after = (*ROW_KEYS, DONE, TERMINATED, *self.keep, *reward_entries(step, self.reward_key).values())
         found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
@@ -146,9 +146,12 @@ class EpisodeRows:
         found |= {name: steps.get(key, None) for name, key in self.carry.items()}
         missing = [key for key, value in found.items() if value is None]
         if missing:
-            raise KeyError(
-                f"These steps have no {missing}: they must come from a TorchRL collector over a language environment, "
-                f"with a policy that writes what is carried. They have {sorted(map(str, steps.keys(True, True)))}."
+            raise missing_entry(
+                "EpisodeRows",
+                missing,
+                steps,
+                "Pass the steps of a TorchRL collector over a language environment whose policy writes the carried "
+                "entries.",
             )
         truncated = step.get(TRUNCATED, None)
         if truncated is not None:
@@ -160,7 +163,7 @@ class EpisodeRows:
 
 
 def _last_of_episodes(flat: TensorDictBase) -> Tensor:
-    """True on the last step of each episode, bool ``[M]``; the steps of each stand together, in order."""
+    """True on the last step of each episode, bool ``[M]``; the steps of an episode must be adjacent and in order."""
     trajectory = flat.get(_TRAJECTORY)
     return torch.cat([trajectory[1:] != trajectory[:-1], torch.ones_like(trajectory[:1], dtype=torch.bool)])
 

@@ -1,4 +1,4 @@
-"""An episode as text: who said what, and what it earned."""
+"""Episodes as text: the turns of both sides and their rewards."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torchrl_lang.storage.errors import shorten
 __all__ = ["LARGEST_REWARD", "Episode", "Turn"]
 
 LARGEST_REWARD: float = torch.finfo(torch.float32).max
-"""Rewards of rows are float32."""
+"""The largest reward, because rows store float32."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side says before the other's turn.
+    """One turn of the agent or the environment.
 
     Args:
-        text: plain text; a control token's name in it is text like any other.
-        reward: None for the environment's words, the reward of the turn for the agent's.
-        closed: the agent itself wrote the end of its turn. False where it did not and the environment did.
-        tokens: the exact ids, where the text alone would be encoded otherwise (a model may spell a word in pieces that
-            no tokenizer would choose, or write control tokens).
+        text: plain text; names of control tokens in it are not special.
+        reward: the reward of the agent's turn; None for a turn of the environment.
+        closed: False if the agent did not write the end token of its turn and the environment added it.
+        tokens: the exact ids, if encoding ``text`` would give others (a model may generate a word in unusual pieces, or
+            control tokens).
 
     Raises:
-        ValueError: the reward is not a finite number, or a turn of the environment claims not to be closed.
+        ValueError: the reward is not a finite number, or a turn of the environment has ``closed=False``.
 
     Examples:
         >>> from torchrl_lang.data import Turn
@@ -47,24 +47,24 @@ class Turn:
             )
         if self.reward is None and not self.closed:
             raise ValueError(
-                f"closed=False is for turns of the agent, which have a reward; {shorten(self.text)} has none."
+                f"closed=False is for turns of the agent, which have a reward; {shorten(self.text)} has no reward."
             )
 
     @property
     def by_agent(self) -> bool:
-        """The agent wrote this turn."""
+        """Whether the agent wrote this turn."""
         return self.reward is not None
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Turns in order, and how the episode ended.
+    """The turns of an episode and how it ended.
 
     Args:
-        turns: may be empty; a side may speak several times in a row.
+        turns: may be empty; a side may take several turns in a row.
         terminated: the task ended.
-        truncated: a limit did: of turns, or of the row.
-        cut: the last turn was cut short by the end of the row, so that nothing closes it. Only where ``truncated``.
+        truncated: a limit (of turns or of the row) ended the episode.
+        cut: the end of the row cut the last turn, which has no end token. Only with ``truncated``.
 
     Examples:
         >>> from torchrl_lang.data import Episode, Turn
@@ -81,9 +81,9 @@ class Episode:
     def __post_init__(self) -> None:
         object.__setattr__(self, "turns", tuple(self.turns))
         if self.cut and not (self.truncated and self.turns):
-            raise ValueError("cut=True is for an episode whose last turn did not fit: it has turns and is truncated.")
+            raise ValueError("cut=True means that the last turn did not fit: it needs turns and truncated=True.")
 
     @property
     def total_reward(self) -> float:
-        """Sum of the rewards of the turns."""
+        """Sum of the rewards of all turns."""
         return sum((turn.reward for turn in self.turns if turn.reward is not None), 0.0)

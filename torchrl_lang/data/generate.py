@@ -1,4 +1,4 @@
-"""Make a data set by letting a policy play an environment."""
+"""Generate a dataset by running a policy in an environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["generate_dataset"]
 
 _NUMBER = "episode_number"
 _STEPS_PER_BATCH = 8
-"""Steps between two looks at what has finished: few, because all but the first play on in vain at the end."""
+"""Steps between checks for finished episodes; few, because steps after the last one needed are wasted."""
 
 
 def generate_dataset(
@@ -41,45 +41,45 @@ def generate_dataset(
     progress: bool = True,
     reward_key: NestedKey | None = REWARD,
 ) -> RowDataset:
-    """Let ``policy`` play the first ``episodes`` episodes of ``env`` in a TorchRL collector and write them to disk.
+    """Run ``policy`` in ``env`` for ``episodes`` episodes with a TorchRL collector and write them to disk.
 
-    The data set holds the episodes that *begin* first, in that order, and waits for each of them. Keeping those that
-    finish first instead would favour short episodes: a slow one would still be playing when the quota is full.
+    The dataset holds the first ``episodes`` episodes to *begin*, in that order. Keeping the first ones to finish would
+    over-represent short episodes.
 
-    The same environment, policy and seed give the same files, byte by byte. The seed is given to the environment and,
-    for as long as this takes, to torch's global stream, which sampling modules draw from and which is put back as it
-    was. A policy with a random stream of its own is seeded by whoever made it.
+    The same environment, policy and seed give byte-identical files. The seed sets the environment and torch's global
+    random generator, which sampling modules use and which is restored afterwards. A policy with its own random
+    generator is not seeded here.
 
     Args:
-        env: a batched language environment, transformed or not. It is left open.
-        policy: reads the environment's observation and writes ``action``; None plays random tokens.
-        folder: where the data set shall stand.
-        episodes: how many.
+        env: a batched language environment, with or without transforms. It is not closed.
+        policy: reads the environment's observation and writes ``action``; None samples random tokens.
+        folder: the folder to create.
+        episodes: number of episodes.
         seed: seed of the environment and of sampling.
         tokenizer: default ``env.tokenizer``.
-        source: who plays what, in words, for the manifest; default the names of the classes.
-        notes: anything more to keep in the manifest, as JSON.
-        overwrite: replace the data set that stands there.
+        source: a description of policy and environment for the manifest; default their class names.
+        notes: further JSON content for the manifest.
+        overwrite: replace an existing dataset.
         progress: show a progress bar with the mean return so far.
-        reward_key: the steps' reward that ``token_reward`` adds up to, as in
-            :func:`~torchrl_lang.data.rows_from_rollout`: by default as the transforms of ``env`` left it; None keeps
-            the environment's own token rewards.
+        reward_key: the step reward that ``token_reward`` sums to, as in
+            :func:`~torchrl_lang.data.rows_from_rollout`. The default is the reward after the transforms of ``env``;
+            None keeps the environment's own token rewards.
 
     Returns:
-        The data set, opened.
+        The dataset, opened.
 
     Raises:
-        ValueError: no episode is asked for, or a penalty for the divergence from a reference was taken off the rewards.
-        FileExistsError: there is something in ``folder`` already.
+        ValueError: ``episodes`` is below 1, or a divergence penalty was subtracted from the rewards.
+        FileExistsError: ``folder`` exists.
     """
     if episodes < 1:
-        raise ValueError(f"A data set holds at least one episode, episodes={episodes} came.")
+        raise ValueError(f"A dataset needs at least one episode, got episodes={episodes}.")
     tokenizer = env.tokenizer if tokenizer is None else tokenizer
     source = f"{_name(policy)} in {_name(env)}" if source is None else source
     row_length = env.observation_spec[TOKENS].shape[-1]
     writer = DatasetWriter(folder, tokenizer, row_length, seed=seed, source=source, overwrite=overwrite)
     writer.notes = dict(notes or {})
-    # The bar comes after the writer: what the writer refuses has a line of its own.
+    # Create the bar after the writer, so that the writer's errors get their own line.
     with writer, tqdm(total=episodes, unit="episode", disable=not progress) as bar, torch.random.fork_rng():
         torch.manual_seed(seed)
         env.set_seed(seed)
@@ -94,7 +94,7 @@ def generate_dataset(
 
 
 def _steps(env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase] | None) -> Iterator[TensorDictBase]:
-    """Batches of steps ``[N, time]``, without end."""
+    """Endless iterator over batches of steps ``[N, time]``."""
     rows = env.batch_size.numel()
     collector = Collector(
         env,
@@ -114,7 +114,7 @@ def _episodes_in_order(
     steps: Iterator[TensorDictBase], n: int, episodes: int, rows_of: EpisodeRows
 ) -> Iterator[TensorDict]:
     """The first ``episodes`` episodes to begin in ``n`` environments, in order, as blocks of rows on the CPU."""
-    waiting: list[TensorDict] = []  # rows that finished before their turn
+    waiting: list[TensorDict] = []  # rows that finished before an earlier episode
     playing, begun, written = torch.arange(n), torch.tensor(n), 0
     for batch in steps:
         done = batch.get(("next", DONE)).squeeze(-1)  # [N, time]
@@ -133,17 +133,17 @@ def _episodes_in_order(
 
 
 def _refuse_penalty(rows: TensorDictBase) -> None:
-    """Refuse rewards less a penalty: that of the same rows could be taken off again once the mark is gone."""
+    """Reject penalized rewards: without a mark in the dataset, the same penalty could be subtracted again."""
     raw = [key for key in rows.keys() if isinstance(key, str) and key.endswith(RAW_REWARD)]
     if raw:
         raise ValueError(
-            f"A penalty was taken off the environment's rewards ({raw[0]!r} has them without it), and a data set keeps "
-            "no record of that: leave the transform of the penalty out, and take it off the rows when training."
+            f"A divergence penalty was subtracted from the environment's rewards ({raw[0]!r} holds the original ones), "
+            "which a dataset does not record: remove the transform of the penalty, and penalize the rows in training."
         )
 
 
 def _is_next(number: Tensor, written: int) -> Tensor:
-    """True on those of ascending numbers that follow on what was written, without a gap."""
+    """True on those of ascending numbers that continue the written ones without a gap."""
     return number == written + torch.arange(number.shape[0])
 
 

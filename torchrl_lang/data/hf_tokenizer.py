@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers behind the protocol of :mod:`torchrl_lang.data.tokenizers`."""
+"""Hugging Face tokenizers with the protocol of :mod:`torchrl_lang.data.tokenizers`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ __all__ = ["HFTokenizer"]
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer with the six control tokens added behind its own vocabulary.
+    """A Hugging Face tokenizer with six control tokens appended to its vocabulary.
 
-    The tokenizer that comes in is copied and left as it was. A control token that it knows already keeps its id; its
-    padding token is used for ``pad`` where it serves for nothing else. Text is always read as plain text: what looks
-    like a special token in it is cut into ordinary pieces, and nothing is put around it.
+    The given tokenizer is copied and not modified. A control token that exists already keeps its id; the tokenizer's
+    padding token is used for ``pad`` if it has no other use. Text is always encoded as plain text: names of special
+    tokens in it are split into ordinary pieces, and no special tokens are added around it.
 
-    ``decode`` of ``encode`` is the text again as far as the tokenizer allows: byte-level ones keep everything, one that
-    lowers the case or knows only some words does not.
+    Byte-level tokenizers decode an encoded text to the same text; tokenizers that lower the case or lack words do not.
 
     Args:
-        source: a fast tokenizer, or a name or local path to load one from.
+        source: a fast tokenizer, or the name or local path of one.
         control: other names for control tokens, by field of :class:`~torchrl_lang.schema.ControlTokens`.
-        trust_remote_code: where ``source`` is a name or a path: run code that comes with the tokenizer, with all rights
-            of this process. Read it first.
+        trust_remote_code: if ``source`` is a name or path, run code that comes with the tokenizer, with all rights of
+            this process. Read that code first.
 
     Raises:
-        OSError: no tokenizer is found under the name or path, or it needs code of its own.
-        TypeError: the tokenizer is none of the fast ones (of the ``tokenizers`` library).
-        ValueError: plain text could spell a control token, so that its name must change; or a field is unknown.
+        OSError: there is no tokenizer of this name or path, or it needs its own code.
+        TypeError: the tokenizer is not a fast one (of the ``tokenizers`` library).
+        ValueError: plain text could encode to a control token, whose name must change; or a field is unknown.
 
     Examples:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -65,8 +64,8 @@ class HFTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not hasattr(backend, "to_str"):
             raise TypeError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer: give one that has a 'backend_tokenizer', such as "
-                f"AutoTokenizer loads wherever a tokenizer.json exists."
+                f"{type(tokenizer).__name__} is not a fast tokenizer: give one with a 'backend_tokenizer', which "
+                f"AutoTokenizer loads if there is a tokenizer.json."
             )
         names = {**CharTokenizer.DEFAULT_CONTROL, **_own_pad(tokenizer, backend), **(control or {})}
         self._build(backend.to_str(), names)
@@ -82,16 +81,16 @@ class HFTokenizer:
             raise ValueError(f"The control tokens {missing} are missing: give each a name.")
         try:
             self.backend = Tokenizer.from_str(serialized)
-        except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"This is no tokenizer of the tokenizers library ({one_line(error)}).") from error
-        """The ``tokenizers.Tokenizer`` that does the work, control tokens included."""
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+        """The underlying ``tokenizers.Tokenizer``, control tokens included."""
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names.values()])
-        self.backend.encode_special_tokens = True  # the library's word for "special tokens in a text are plain text"
+        self.backend.encode_special_tokens = True  # encode names of special tokens as plain text
         self._control_names = dict(names)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        # A vocabulary may have holes; a model's embedding needs a row up to the largest id.
+        # Ids may have gaps; an embedding needs a row for the largest one.
         self._vocab_size = 1 + max(vocabulary.values())
         ids = {field: vocabulary[name] for field, name in names.items()}
         self._control = ControlTokens(**ids, vocab_size=self._vocab_size)
@@ -102,7 +101,7 @@ class HFTokenizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> HFTokenizer:
-        """The tokenizer whose :meth:`config` this is; ``ValueError`` where it is none."""
+        """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
         fields = config_fields(config)
         serialized, control = fields.take("tokenizer", dict), read_control(fields)
         tokenizer = cls.__new__(cls)
@@ -111,7 +110,7 @@ class HFTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, control tokens included: what a model's embedding is resized to."""
+        """Number of token ids, control tokens included: the size of a model's embedding."""
         return self._vocab_size
 
     @property
@@ -120,18 +119,18 @@ class HFTokenizer:
         return self._control
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text; ``ValueError`` where its pieces would spell a control token, or there are none."""
+        """Ids of a plain text; raises ``ValueError`` if they would include a control token or there are none."""
         try:
             ids = self.backend.encode(text, add_special_tokens=False).ids
-        except TypeError:  # what the library raises for half a surrogate pair, which JSON can bring into a string
-            raise _NotEncodable(f"{shorten(text)} is no text that can be written in Unicode.") from None
-        except Exception as error:  # the library raises nothing more special where it has no token for unknown text
+        except TypeError:  # the library's error for lone surrogates, which JSON strings may contain
+            raise _NotEncodable(f"{shorten(text)} is not valid Unicode text.") from None
+        except Exception as error:  # the library raises plain Exception if it has no token for unknown text
             raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
         if not self._control_ids.isdisjoint(ids):
             found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
             raise ValueError(
-                f"The plain text {shorten(text)} is read as the control token {' '.join(found)}, which is a word of "
-                f"this tokenizer's own vocabulary: give the control token another name with control={{field: name}}."
+                f"The plain text {shorten(text)} encodes to the control token {' '.join(found)}, which is a word of "
+                f"this tokenizer's own vocabulary: rename the control token with control={{field: name}}."
             )
         return ids
 
@@ -149,22 +148,20 @@ class HFTokenizer:
 
 
 class _NotEncodable(ValueError):
-    """A text that a tokenizer has no ids for."""
+    """A text that a tokenizer cannot encode."""
 
 
 def _load(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer  # here, because importing it takes a second or two
+    from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
 
     try:
         return AutoTokenizer.from_pretrained(os.fspath(source), trust_remote_code=trust_remote_code)
-    except Exception as error:  # damaged files show up as any exception, of many lines
-        raise OSError(
-            f"There is no tokenizer in {os.fspath(source)!r} that can be read ({one_line(error)})."
-        ) from error
+    except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
+        raise OSError(f"There is no readable tokenizer in {os.fspath(source)!r} ({one_line(error)}).") from error
 
 
 def _own_pad(tokenizer: PreTrainedTokenizerBase, backend: Any) -> dict[str, str]:
-    """The tokenizer's padding token, unless it also ends texts or is a word that a text may hold."""
+    """The tokenizer's padding token, unless it also ends texts or may occur in plain text."""
     pad = getattr(tokenizer, "pad_token", None)
     others = {getattr(tokenizer, f"{role}_token", None) for role in ("eos", "bos", "unk", "sep", "cls", "mask")}
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}

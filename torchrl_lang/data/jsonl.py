@@ -1,4 +1,4 @@
-"""Data sets from one's own dialogues: a JSON object a line."""
+"""Datasets from JSON Lines files of dialogues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "fix them, or leave them out with on_error='skip'"
 
 
 class BadLine(NamedTuple):
-    """A line that holds no episode, and why."""
+    """A line that holds no valid dialogue, and the reason."""
 
     line: int
     """Counted from 1."""
@@ -36,17 +36,17 @@ class BadLine(NamedTuple):
 def read_jsonl(
     path: str | os.PathLike[str], *, on_error: Literal["raise", "skip"] = "raise", ignore: Sequence[str] = ()
 ) -> tuple[list[Episode], list[BadLine]]:
-    """Read a file of dialogues; see :func:`~torchrl_lang.data.parse_dialogue` for what a line holds.
+    """Read a file of dialogues; see :func:`~torchrl_lang.data.parse_dialogue` for the format of a line.
 
-    Empty lines are no dialogues.
+    Empty lines are ignored.
 
     Args:
         path: the file, UTF-8, with or without a byte order mark.
-        on_error: "raise" lists the first bad lines in an error; "skip" goes on without them, warns and returns them.
-        ignore: keys of a line that are left out on purpose.
+        on_error: "raise" lists the first bad lines in an error; "skip" skips them, warns and returns them.
+        ignore: keys of the objects to ignore.
 
     Returns:
-        The episodes, and the lines that were skipped.
+        The episodes and the skipped lines.
 
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
@@ -72,21 +72,21 @@ def dataset_from_jsonl(
     ignore: Sequence[str] = (),
     overwrite: bool = False,
 ) -> RowDataset:
-    """Make a data set from a file of dialogues, however long.
+    """Make a dataset from a file of dialogues of any length.
 
-    Nothing is dropped in silence: skipped lines with their reasons and the numbers of truncated lines are in the
-    manifest's ``notes``, and a warning says how many there are.
+    The manifest's ``notes`` list the skipped lines with reasons and the numbers of truncated lines; a warning gives
+    their counts.
 
     Args:
-        path: the file; see :func:`~torchrl_lang.data.parse_dialogue` for what a line holds.
-        folder: where the data set shall stand.
+        path: the file; see :func:`~torchrl_lang.data.parse_dialogue` for the format of a line.
+        folder: the folder to create.
         tokenizer: must be able to encode every text.
         row_length: ``T``.
         on_error: see :func:`read_jsonl`; a dialogue that cannot be encoded is a bad line, too.
-        on_overflow: "error" takes a dialogue that does not fit for a bad line, "truncate" keeps its head (see
+        on_overflow: "error" treats a dialogue that does not fit as a bad line, "truncate" keeps its beginning (see
             :func:`~torchrl_lang.data.to_rows`).
-        ignore: keys of a line that are left out on purpose.
-        overwrite: replace the data set that stands there.
+        ignore: keys of the objects to ignore.
+        overwrite: replace an existing dataset.
 
     Raises:
         FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
@@ -114,15 +114,15 @@ def dataset_from_jsonl(
         writer.notes = {"skipped": [line._asdict() for line in bad.lines], "truncated_lines": truncated}
     if truncated:
         warnings.warn(
-            f"{len(truncated)} dialogues of {path} are longer than row_length={row_length} tokens and were truncated "
-            f"to their heads; the first is on line {truncated[0]}.",
+            f"{len(truncated)} dialogues of {path} are longer than row_length={row_length} tokens and were truncated; "
+            f"the first is on line {truncated[0]}.",
             stacklevel=2,
         )
     return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
 class _BadLines:
-    """Keeps account of bad lines, and raises as soon as enough of them have been seen."""
+    """Collects bad lines, and raises when there are enough for the error message."""
 
     def __init__(self, path: Path, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
@@ -130,7 +130,7 @@ class _BadLines:
         self.path, self.on_error, self.lines = path, on_error, list[BadLine]()
 
     def keeps(self, number: int, found: Episode | EncodedEpisode | str) -> bool:
-        """Whether the line is good; a string is the reason why it is not."""
+        """Whether the line is good; a string is the reason why it is bad."""
         if not isinstance(found, str):
             return True
         self.lines.append(BadLine(number, found))
@@ -144,7 +144,7 @@ class _BadLines:
             return
         shown = "; ".join(f"line {line}: {reason}" for line, reason in self.lines[:_SHOWN])
         if self.on_error == "raise":
-            least = "at least " * (len(self.lines) == _SHOWN)  # where reading stopped
+            least = "at least " * (len(self.lines) == _SHOWN)  # reading stopped here
             raise FileError(self.path, f"holds {least}{self._count()} ({shown})", _REMEDY)
         more = "; ..." if len(self.lines) > _SHOWN else ""
         warnings.warn(f"{self._count()} of {self.path} skipped ({shown}{more}).", stacklevel=3)
@@ -154,12 +154,12 @@ class _BadLines:
 
 
 def _no_dialogue(path: Path) -> FileError:
-    return FileError(path, "holds no dialogue", "give a file with a JSON object a line")
+    return FileError(path, "holds no dialogue", "give a file with one JSON object per line")
 
 
 def _lines(path: Path, ignore: Sequence[str]) -> Iterator[tuple[int, Episode | str]]:
-    """Number and episode of each line that is not empty, or the reason why it holds none."""
-    with regular_file(path, remedy="give the path of a text file with a JSON object a line").open("rb") as file:
+    """Line number and episode of each non-empty line, or the reason why the line is bad."""
+    with regular_file(path, remedy="give the path of a text file with one JSON object per line").open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if number == 1:
                 raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -168,7 +168,7 @@ def _lines(path: Path, ignore: Sequence[str]) -> Iterator[tuple[int, Episode | s
 
 
 def _parse(raw: bytes, ignore: Sequence[str]) -> Episode | str:
-    """The episode of a line, or the reason why it holds none."""
+    """The episode of a line, or the reason why the line is bad."""
     try:
         return parse_dialogue(raw.decode("utf-8"), ignore=ignore)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Replay buffers over data sets: no copy on the way in, no needless padding on the way out."""
+"""Replay buffers over datasets that copy no rows and trim padding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["TrimRows", "row_buffer"]
 
 
 class TrimRows(Transform):
-    """Cut a batch of rows to its longest one, and read ``tokens`` as int64.
+    """Trim a batch of rows to its longest row and convert ``tokens`` to int64.
 
-    Only columns that are padding in every row go, and only entries at the root are cut. For replay buffers over rows;
-    in a collector's ``postproc`` behind :func:`~torchrl_lang.data.rows_from_rollout`, which puts rows at the root, for
-    what stands under ``next`` keeps its width. Not for environments, whose observations keep one width.
+    Only columns that are padding in every row are removed, and only root entries are trimmed. Use it in replay buffers
+    over rows, or in a collector's ``postproc`` after :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows
+    at the root. It is not for environments, whose observations have a fixed width.
 
     Args:
-        keys: the entries to cut, each ``[*B, T]``; those that a batch lacks are passed over. By default all that are of
-            the attention mask's shape.
-        multiple_of: round the width up to a multiple, for compiled models that are slow to meet a new width.
+        keys: the entries to trim, each ``[*B, T]``; missing ones are ignored. The default is all entries with the shape
+            of the attention mask.
+        multiple_of: round the width up to a multiple, for compiled models that recompile for each new width.
 
     Examples:
         >>> import torch
@@ -51,7 +51,7 @@ class TrimRows(Transform):
         self.keys, self.multiple_of = None if keys is None else tuple(keys), multiple_of
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A batch of its own with the entries cut; the input is left as it was."""
+        """Return a new batch with trimmed entries; the input is not modified."""
         attention = entry(tensordict, ATTENTION_MASK)
         longest = int(attention.reshape(-1, attention.shape[-1]).any(0).sum())
         width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
@@ -77,23 +77,23 @@ def row_buffer(
     prefetch: int | None = None,
     transform: Transform | None = None,
 ) -> TensorDictReplayBuffer:
-    """A replay buffer over rows that are there already, each sampled once an epoch, with int64 ``tokens``.
+    """A replay buffer over existing rows that samples each row once per epoch, with int64 ``tokens``.
 
-    The rows stay where they are, on disk or in memory, and are only read: the buffer takes no further ones. To resume a
-    training exactly, save ``buffer.sampler.state_dict()``, four integers, and load it into a new buffer's sampler
-    (``buffer.state_dict()`` would hold all the data as well).
+    The rows stay on disk or in memory and are never written: the buffer cannot be extended. To resume training exactly,
+    save ``buffer.sampler.state_dict()`` (four integers) and load it into a new buffer's sampler;
+    ``buffer.state_dict()`` would contain all data as well.
 
     Args:
-        data: a data set, or rows ``[N]``. Of no rows at all, such as those of a collector's batch in which no episode
-            ended, empty batches are sampled, for which losses are zero.
-        batch_size: rows in a batch.
+        data: a dataset, or rows ``[N]``. If there are no rows, as in a collector's batch in which no episode ended, the
+            buffer samples empty batches, for which losses are zero.
+        batch_size: rows per batch.
         seed: seed of the order.
-        trim: cut batches to their longest row (see :class:`TrimRows`).
-        bucket: let rows of similar length share a batch (see :class:`~torchrl_lang.data.BucketSampler`, its bias
-            too); a number is the batches that are sorted together.
-        drop_last: leave out an epoch's last, smaller batch.
-        prefetch: batches that threads, as many, read ahead while the last one is trained on. It pays where reading is
-            slow or a core is free. With one thread the batches keep their order; with more they may swap places.
+        trim: trim batches to their longest row (see :class:`TrimRows`).
+        bucket: batch rows of similar length (see :class:`~torchrl_lang.data.BucketSampler`, also for the bias); a
+            number is the number of batches that are sorted together.
+        drop_last: drop an epoch's last, smaller batch.
+        prefetch: number of threads and of batches that they read ahead. It helps if reading is slow or a core is idle.
+            One thread keeps the order of batches, several may change it.
         transform: applied to a batch after trimming.
 
     Raises:
@@ -110,7 +110,7 @@ def row_buffer(
     rows = data.rows if isinstance(data, RowDataset) else data
     if rows.ndim != 1:
         raise ValueError(f"A row buffer takes rows of batch size [N], got {list(rows.shape)}: flatten them first.")
-    if rows is data:  # a data set was checked when it was written
+    if rows is data:  # not a dataset, which was checked when it was written
         _check_entering(rows)
     if not rows.shape[0]:
         sampler: EpochSampler = _NoRows(seed=seed, drop_last=drop_last)
@@ -132,16 +132,16 @@ def row_buffer(
 
 
 class _NoRows(EpochSampler):
-    """Samples empty batches, each an epoch of its own."""
+    """Samples empty batches, one per epoch."""
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """No index."""
+        """Return an empty index."""
         self._epoch, self._ran_out = self._epoch + 1, True
         return torch.zeros(0, dtype=torch.int64), {}
 
 
 def _check_entering(rows: TensorDictBase) -> None:
-    """Raise unless rows are well-formed; losses such as behaviour cloning need no rewards, so these may be missing."""
+    """Raise unless rows are well-formed; rewards may be missing, because losses such as BC need none."""
     if rows.get(TOKEN_REWARD, None) is None:
         rows = rows.copy().set(TOKEN_REWARD, torch.zeros(rows.get(TOKENS).shape, device=rows.device))
     check_row(rows)

@@ -1,4 +1,4 @@
-"""What the episodes in rows earned."""
+"""Returns of the episodes in rows."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ def row_returns(
     reward_key: NestedKey = TOKEN_REWARD,
     end_of_action: int | None = None,
 ) -> Tensor:
-    """What each episode earned, ``sum_j gamma**k_j * r_j``, where token ``j`` was said in turn ``k_j``.
+    """The return of each episode, ``sum_j gamma**k_j * r_j``, where token ``j`` belongs to turn ``k_j``.
 
-    Turns are numbered from 0, so the first one counts in full, and all tokens of a turn count alike. Sums are taken in
-    float64, in which rewards of float32 add up to the same number however wide the padding is.
+    Turns are counted from 0, so the first one is not discounted, and all tokens of a turn have the same discount. Sums
+    are computed in float64, so that they do not depend on the padding.
 
     Args:
-        rows: rows ``[*B]``. Behind :class:`~torchrl_lang.transforms.KLConstrainedTransform` their ``token_reward`` is
-            the reward less the divergence, and ``raw_reward`` the environment's.
+        rows: rows ``[*B]``. After :class:`~torchrl_lang.transforms.KLConstrainedTransform` their ``token_reward`` is
+            the reward minus the divergence, and ``raw_reward`` the environment's reward.
+        gamma: discount per turn.
         gamma: discount of a turn.
         reward_key: the rewards of tokens, float ``[*B, T]``.
-        end_of_action: id of the token that ends an utterance, where the environment may stay silent between two (see
-            :func:`~torchrl_lang.functional.turn_end_mask`).
+        end_of_action: id of the token that ends an utterance, if the environment may write nothing between two of them
+            (see :func:`~torchrl_lang.functional.turn_end_mask`).
 
     Returns:
         float64 ``[*B]``.
 
     Raises:
-        ValueError: there are no such rewards, or of another shape; ``gamma`` is out of range.
+        ValueError: the rewards are missing or have the wrong shape, or ``gamma`` is out of range.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, row_returns, to_rows
@@ -50,7 +51,7 @@ def row_returns(
     action_mask, reward = entry(rows, ACTION_MASK), rows.get(reward_key, None)
     if reward is None or reward.shape != action_mask.shape:
         found = sorted(map(str, rows.keys(True, True))) if reward is None else tuple(reward.shape)
-        raise ValueError(f"{reward_key!r} must be one reward a token, {tuple(action_mask.shape)}; there is {found}.")
+        raise ValueError(f"{reward_key!r} must have one reward per token, {tuple(action_mask.shape)}; got {found}.")
     earned = torch.where(decision_mask(action_mask), shift_left(reward.double()), 0.0)
     if gamma == 1:
         return earned.sum(-1)

@@ -1,4 +1,4 @@
-"""Training rows out of TorchRL rollouts: the last observation of an episode is its row."""
+"""Training rows from TorchRL rollouts: the row of an episode is its last observation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
-from torchrl_lang.data.step_to_token import carried
+from torchrl_lang.data.step_to_token import token_values
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -22,16 +22,17 @@ from torchrl_lang.schema import (
     TOKENS,
     TRUNCATED,
     check_row,
+    missing_entry,
 )
 
 __all__ = ["episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
 
 def finished_steps(rollout: TensorDictBase) -> Tensor:
-    """True at the step that ends an episode, bool ``[*B, time]``, once for each episode.
+    """True at the step that ends an episode, bool ``[*B, time]``, once per episode.
 
-    Where nothing resets a row that has ended, TorchRL may step it again, which adds no token, or (in
-    ``rollout(break_when_all_done=True)``) repeat its last step until all have ended; neither counts.
+    Without resets TorchRL may step a finished row again, which adds no token, or (with
+    ``rollout(break_when_all_done=True)``) repeat its last step until all rows have finished; these steps are False.
     """
     ended = rollout.get(("next", DONE)).squeeze(-1)
     before, after = (row_length(rollout.get(key)) for key in (ATTENTION_MASK, ("next", ATTENTION_MASK)))
@@ -39,20 +40,20 @@ def finished_steps(rollout: TensorDictBase) -> Tensor:
     tokens = rollout.get(("next", TOKENS))
     same = (tokens[..., 1:, :] == tokens[..., :-1, :]).all(-1) & (before[..., 1:] == before[..., :-1])
     repeats = ended[..., :-1] & same
-    # Two equal episodes of one turn look like a repeated step, too. But had rows been reset, another row would tell.
+    # Two equal one-turn episodes look like a repeated step, too; but if rows were reset, not all rows would repeat.
     if ended[..., 0].all() or not repeats[ended[..., :-1]].all():
         return ended
     return torch.cat([ended[..., :1], ended[..., 1:] & ~repeats], -1)
 
 
 def rows_at(rollout: TensorDictBase, take: Tensor, keep: Sequence[str] = ()) -> TensorDict:
-    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as rows ``[N]`` in memory of their own.
+    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, copied to rows ``[N]``.
 
-    They hold the entries of a row, ``terminated`` and ``truncated``, and those to ``keep``.
+    They have the entries of a row, ``terminated``, ``truncated``, and the entries ``keep``.
     """
     step = rollout.get("next")
     rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *keep)}
-    # Where the environment knows no truncation, an episode that is not terminated was stopped by whoever rolled it out.
+    # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
     return TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
@@ -67,34 +68,33 @@ def rows_from_rollout(
 ) -> TensorDict:
     """Rows ``[N]`` of the episodes in a rollout or a collector's batch ``[*B, time]``.
 
-    An episode's row is the ``next`` observation of the step that ends it. Rows come in the order of the batch and,
+    The row of an episode is the ``next`` observation of the step that ends it. Rows have the order of the batch and,
     within one environment, of time.
 
     Args:
-        rollout: steps of a language environment, the time last.
-        unfinished: what to do with an episode that still runs at the last step: "drop" leaves it out, "truncate" takes
-            it as it stands, marked truncated.
-        carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to be taken along to
-            the tokens' places, ``[N, T]``: ``["token_log_prob"]`` is what rewards kept near a reference need.
-        reward_key: the steps' reward behind ``"next"`` that ``token_reward`` adds up to, turn by turn: by default the
-            one that the policy was given, as transforms such as ``RewardScaling`` left it. Where it differs from what
-            the environment paid for the turn's tokens, the difference goes to the turn's last token. None keeps the
-            environment's own token rewards.
+        rollout: steps of a language environment, with the time dimension last.
+        unfinished: "drop" drops episodes that are unfinished at the last step, "truncate" returns them marked
+            truncated.
+        carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to scatter to the
+            tokens' positions, ``[N, T]``: KL penalties need ``["token_log_prob"]``, for instance.
+        reward_key: the step reward under ``"next"`` that ``token_reward`` sums to, turn by turn. The default is the
+            transformed reward (for instance by ``RewardScaling``); if it differs from the sum of the environment's
+            token rewards of a turn, the difference is added to the turn's last token. None keeps the environment's own
+            token rewards.
 
     Returns:
-        The entries of a row, ``terminated`` and ``truncated``, and what is carried, in memory of their own. Where a
-        penalty for the divergence from a reference was taken off the steps' reward, ``raw_reward`` ``[N, T]`` holds
-        the rewards without it, and the rows cannot be penalised a second time.
+        A copy of the row entries, ``terminated``, ``truncated`` and the carried entries. If a divergence penalty was
+        subtracted from the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be
+        penalized a second time.
 
     Raises:
-        KeyError: the rollout is of no language environment, or has no such reward, or nothing to carry under that name.
-        ValueError: something is carried, or transforms changed the rewards, and an episode began before the rollout,
-            so that a part of it is missing; or values of the rows make no sense, see
-            :func:`~torchrl_lang.schema.check_values`.
+        KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.
+        ValueError: an episode began before the rollout although an entry is carried or transforms changed the rewards;
+            or values of the rows are invalid, see :func:`~torchrl_lang.schema.check_values`.
 
     Note:
-        The first episodes to finish are the short ones. For a data set without that bias use
-        :func:`~torchrl_lang.data.generate_dataset`, which keeps the first episodes to begin.
+        The first episodes to finish are short ones. :func:`~torchrl_lang.data.generate_dataset` avoids this bias by
+        keeping the first episodes to begin.
 
     Examples:
         >>> import torch
@@ -116,7 +116,12 @@ def rows_from_rollout(
     step = rollout.get("next")
     missing = [key for key in (*ROW_KEYS, TERMINATED) if step.get(key, None) is None]
     if missing:
-        raise KeyError(f"The rollout has no {missing} under 'next': it must come from a language environment.")
+        raise missing_entry(
+            "rows_from_rollout",
+            [("next", key) for key in missing],
+            rollout,
+            "Pass a rollout of a language environment.",
+        )
     rewards = reward_entries(step, reward_key)
     take = finished_steps(rollout)
     if unfinished == "truncate":
@@ -126,7 +131,7 @@ def rows_from_rollout(
     rows = rows_at(rollout, take)
     rows.update({name: step_rewards(rollout, take, rows, key) for name, key in rewards.items()})
     if carry:
-        rows.update(carried(rollout, take, rows[ACTION_MASK], carry))
+        rows.update(token_values(rollout, take, rows[ACTION_MASK], carry))
     check_row(rows)
     return rows
 
@@ -135,13 +140,12 @@ def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tenso
     """Number the episodes of a batch of environments in the order in which they begin.
 
     Args:
-        done: bool ``[time, N]``, the step that ends an episode; the next one begins right after it.
-        playing: int64 ``[N]``, the number of the episode that each environment is in at the first step.
-        begun: int64 scalar, how many have begun so far.
+        done: bool ``[time, N]``, True on the last step of an episode; the next episode begins with the next step.
+        playing: int64 ``[N]``, the number of each environment's episode at the first step.
+        begun: int64 scalar, the number of episodes begun so far.
 
     Returns:
-        int64 ``[time, N]``, the number of the episode that each step belongs to; then ``playing`` and ``begun`` for the
-        steps that follow.
+        int64 ``[time, N]``, the number of each step's episode; then ``playing`` and ``begun`` for the next steps.
     """
     begins = torch.where(done, begun + done.flatten().cumsum(0).view_as(done) - 1, -1)
     number = torch.cat([playing[None], begins]).cummax(0).values

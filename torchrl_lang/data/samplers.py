@@ -1,4 +1,4 @@
-"""Samplers that visit every row once an epoch and resume exactly where they stood."""
+"""Samplers that visit every row once per epoch and resume exactly."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ __all__ = ["BucketSampler", "EpochSampler"]
 
 
 class EpochSampler(Sampler):
-    """Sampling without replacement whose order is a function of seed and epoch alone.
+    """Sampling without replacement whose order depends on seed and epoch only.
 
-    TorchRL's ``SamplerWithoutReplacement`` saves what is left of its permutation but draws the next one from a random
-    stream that it does not save, and it fills the last batch of an epoch from the next epoch or not depending on
-    circumstance. Here the whole state is four numbers, and a sampler that loads them gives the very batches that the
-    other would have given.
+    TorchRL's ``SamplerWithoutReplacement`` saves the rest of its permutation, but not the random generator of the next
+    one. Here the whole state is four numbers, and a sampler that loads them returns the same batches as the original.
 
-    An epoch covers the rows that are in the storage when it begins. Its last batch is smaller where the batch size does
-    not divide their number, or is left out with ``drop_last``. Iterating over the replay buffer ends with the epoch.
-    With ``prefetch`` a replay buffer samples ahead of what its user has seen, and so does the saved state.
+    An epoch covers the rows in the storage when it begins. Its last batch is smaller if the batch size does not divide
+    their number; ``drop_last`` drops it. Iteration over the replay buffer ends with the epoch. With ``prefetch`` the
+    replay buffer samples ahead of its user, and the saved state includes these batches.
 
     Args:
         seed: seed of the orders.
-        drop_last: leave out an epoch's last, smaller batch; other rows are left out in each epoch.
+        drop_last: drop an epoch's last, smaller batch; each epoch drops other rows.
 
     Examples:
         >>> import torch
@@ -53,7 +51,7 @@ class EpochSampler(Sampler):
         self._ran_out = False
 
     def order(self, size: int, epoch: int) -> Tensor:
-        """The rows in the order of an epoch, int64 ``[size]``."""
+        """The order of the rows in an epoch, int64 ``[size]``."""
         return torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(size))
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -63,7 +61,7 @@ class EpochSampler(Sampler):
             raise RuntimeError("The replay buffer is empty: extend it before you sample.")
         if self.drop_last and rows < batch_size:
             raise ValueError(
-                f"drop_last=True leaves no batch of {batch_size} out of {rows} rows: take a smaller batch."
+                f"drop_last=True leaves no batch of {batch_size} from {rows} rows: use a smaller batch size."
             )
         if self._left(batch_size) <= 0 or rows < self._size:
             self._epoch, self._position, self._size, self._order = self._epoch + 1, 0, rows, None
@@ -76,18 +74,18 @@ class EpochSampler(Sampler):
         return index, {}
 
     def _left(self, batch_size: int) -> int:
-        """Batches left in the epoch."""
+        """Number of batches left in the epoch."""
         rows = self._size - self._position
         return rows // batch_size if self.drop_last else -(-rows // batch_size)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last batch, counted from zero; -1 before the first."""
+        """The epoch of the last batch, counted from zero; -1 before the first batch."""
         return self._epoch
 
     @property
     def ran_out(self) -> bool:
-        """The last batch was the last of its epoch."""
+        """Whether the last batch was the last one of its epoch."""
         return self._ran_out
 
     @ran_out.setter
@@ -95,18 +93,18 @@ class EpochSampler(Sampler):
         self._ran_out = value
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether there is a batch to be had."""
+        """Whether another batch can be sampled."""
         return len(storage) >= (batch_size if self.drop_last else 1)
 
     def _empty(self) -> None:
         self._epoch, self._position, self._size, self._order, self._ran_out = -1, 0, 0, None, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Four integers, ready for JSON."""
+        """Four integers that can be written as JSON."""
         return {"seed": self.seed, "epoch": self._epoch, "position": self._position, "size": self._size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the seed is the saved one's."""
+        """Resume from a saved state, including its seed."""
         self.seed, self._epoch, self._position, self._size = (
             int(state_dict[key]) for key in ("seed", "epoch", "position", "size")
         )
@@ -118,7 +116,7 @@ class EpochSampler(Sampler):
         (Path(path) / "sampler.json").write_text(json.dumps(self.state_dict()) + "\n")
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Read what :meth:`dumps` wrote."""
+        """Read the state that :meth:`dumps` wrote."""
         self.load_state_dict(json.loads((Path(path) / "sampler.json").read_text()))
 
     def __repr__(self) -> str:
@@ -126,18 +124,18 @@ class EpochSampler(Sampler):
 
 
 class BucketSampler(EpochSampler):
-    """Rows of similar length share a batch, so that little of it is padding; still each row once an epoch.
+    """Batch rows of similar length to reduce padding; each row is still sampled once per epoch.
 
-    The rows are shuffled, cut into pools of ``pool`` batches, each pool is sorted by length and cut into batches, and
-    the batches are shuffled. An epoch is what it was, but a single batch is of one length, and of whatever goes with
-    length: where long episodes are bad ones, some batches hold nothing else.
+    The rows are shuffled and cut into pools of ``pool`` batches. Each pool is sorted by length and cut into batches,
+    and the batches are shuffled. The rows of a batch are therefore similar in length and in whatever correlates with
+    it: if long episodes are bad ones, some batches hold only bad episodes.
 
     Args:
-        lengths: int64 ``[N]``, real tokens of each row of the storage, which must not change.
-        batch_size: the size of all batches; the replay buffer must be given the same.
+        lengths: int64 ``[N]``, number of real tokens of each row in the storage, which must not change.
+        batch_size: rows per batch; must be the replay buffer's.
         seed: seed of the orders.
-        pool: batches that are sorted together; more means less padding and less variety.
-        drop_last: leave out an epoch's last, smaller batch.
+        pool: number of batches that are sorted together; more of them reduce padding and variety.
+        drop_last: drop an epoch's last, smaller batch.
 
     Examples:
         >>> import torch
@@ -157,14 +155,14 @@ class BucketSampler(EpochSampler):
         self.batch_size, self.pool = batch_size, pool
 
     def order(self, size: int, epoch: int) -> Tensor:
-        """The rows in the order of an epoch, int64 ``[size]``, the smaller batch last."""
+        """The order of the rows in an epoch, int64 ``[size]``, with the smaller batch last."""
         if size != len(self.lengths):
-            raise ValueError(f"The storage holds {size} rows, the sampler knows the lengths of {len(self.lengths)}.")
+            raise ValueError(f"The storage holds {size} rows, but the sampler has {len(self.lengths)} lengths.")
         random = np.random.default_rng([self.seed, epoch])
         shuffled = random.permutation(size)
         whole = size - size % self.batch_size
         pools = np.arange(whole) // (self.batch_size * self.pool)
-        # By pool, then by length; what is equal stays in its shuffled order.
+        # Sort by pool, then by length; rows of equal length keep their shuffled order.
         by_length = np.lexsort((self.lengths[shuffled[:whole]], pools))
         batches = random.permutation(shuffled[:whole][by_length].reshape(-1, self.batch_size))
         return torch.from_numpy(np.concatenate([batches.reshape(-1), shuffled[whole:]]))
@@ -172,5 +170,5 @@ class BucketSampler(EpochSampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Indices of the next batch."""
         if batch_size != self.batch_size:
-            raise ValueError(f"A batch of {batch_size} rows is asked for, the sampler was made for {self.batch_size}.")
+            raise ValueError(f"Got batch_size={batch_size}, but the sampler was built for {self.batch_size}.")
         return super().sample(storage, batch_size)

@@ -1,4 +1,4 @@
-"""The best rows of many: for cloning the best episodes (%BC), rejection sampling and expert iteration."""
+"""Select the best rows, for behaviour cloning of the best episodes (%BC), rejection sampling and expert iteration."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def best_rows(
     end_of_action: int | None = None,
     finished_only: bool = False,
 ) -> TensorDictBase:
-    """The best episodes, in memory and in their old order. Among equals the earlier row is preferred.
+    """Select the best episodes, copied and in their original order. Ties prefer the earlier row.
 
     Args:
-        rows: a data set, or rows ``[N]``.
-        n: so many are kept, all of them where there are fewer. Give ``n`` or ``fraction``.
-        fraction: in ``(0, 1]``; ``round(fraction * N)`` are kept, at least one.
-        per: an entry of the rows, int64 ``[N]`` or ``[N, 1]``, or a tensor like it: the group of each row, such as its
-            prompt or game. Then ``n`` or ``fraction`` of each group are kept.
-        by: ``"return"`` prefers the highest :func:`row_returns`, ``"tokens"`` the shortest row, a tensor ``[N]`` its
+        rows: a dataset, or rows ``[N]``.
+        n: number of rows to keep; all of them if there are fewer. Give either ``n`` or ``fraction``.
+        fraction: in ``(0, 1]``; keeps ``round(fraction * N)`` rows, at least one.
+        per: the group of each row, such as its prompt or game: a key of the rows, int64 ``[N]`` or ``[N, 1]``, or such
+            a tensor. Then ``n`` or ``fraction`` of each group are kept.
+        by: ``"return"`` prefers the highest :func:`row_returns`, ``"tokens"`` the shortest rows, a tensor ``[N]`` its
             highest values.
-        gamma: discount of a turn.
+        gamma: discount per turn.
         reward_key: the rewards of tokens, see :func:`row_returns`.
         end_of_action: id of the token that ends an utterance, see :func:`row_returns`.
-        finished_only: leave out rows whose task has not ended, those that are not ``terminated``.
+        finished_only: drop rows that are not ``terminated``.
 
     Returns:
-        Rows ``[M]`` with all their entries; none where none is left.
+        Rows ``[M]`` with all their entries; ``M`` may be 0.
 
     Raises:
-        ValueError: ``n`` or ``fraction`` is out of range, or both or none of them came; shapes do not fit; a score is
-            not a number.
+        ValueError: ``n`` or ``fraction`` is out of range, both or none of them are given, shapes do not match, or a
+            score is NaN.
 
     Examples:
         >>> import torch
@@ -62,7 +62,7 @@ def best_rows(
     """
     entries = rows.rows if isinstance(rows, RowDataset) else rows
     if (n is None) == (fraction is None):
-        raise ValueError(f"Say how many rows to keep, by n or by fraction: got n={n} and fraction={fraction}.")
+        raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
     if fraction is not None and not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction}: 0.1 is the best tenth.")
     if n is not None:
@@ -82,7 +82,7 @@ def _scores(
     reward_key: NestedKey,
     end_of_action: int | None,
 ) -> Tensor:
-    """How good each row is, ``[N]``."""
+    """The score of each row, ``[N]``; higher is better."""
     if isinstance(by, Tensor):
         score = by
     elif by == "return":
@@ -92,11 +92,9 @@ def _scores(
     else:
         raise ValueError(f"by must be 'return', 'tokens' or a tensor of scores, got {by!r}.")
     if score.shape != rows.shape:
-        raise ValueError(f"A score of shape {tuple(score.shape)} came for rows of shape {tuple(rows.shape)}.")
+        raise ValueError(f"A score must have the shape of the rows, {tuple(rows.shape)}, got {tuple(score.shape)}.")
     if score.isnan().any():
-        raise ValueError(
-            f"{int(score.isnan().sum())} of {score.shape[0]} scores are not a number: correct the rewards."
-        )
+        raise ValueError(f"{int(score.isnan().sum())} of {score.shape[0]} scores are NaN: correct the rewards.")
     return score
 
 
@@ -108,14 +106,14 @@ def _groups(rows: TensorDictBase, per: NestedKey | Tensor | None) -> Tensor:
     if group is None:
         raise ValueError(f"There is no {per!r} to group rows by; they have {sorted(map(str, rows.keys(True, True)))}.")
     if group.numel() != rows.shape[0] or group.is_floating_point():
-        raise ValueError(f"Groups are one integer a row, [{rows.shape[0]}], got {group.dtype} {tuple(group.shape)}.")
+        raise ValueError(f"per must be one integer per row, [{rows.shape[0]}], got {group.dtype} {tuple(group.shape)}.")
     return group.reshape(-1)
 
 
 def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -> Tensor:
-    """Places of the best of each group, int64 ``[M]``, in rising order."""
+    """Indices of the best rows of each group, int64 ``[M]``, ascending."""
     order = score.argsort(descending=True, stable=True)
-    order = order[group[order].argsort(stable=True)]  # group by group, the best of each first
+    order = order[group[order].argsort(stable=True)]  # by group, then by descending score
     _, which, size = group[order].unique_consecutive(return_inverse=True, return_counts=True)
     rank = torch.arange(order.shape[0], device=order.device) - (size.cumsum(0) - size)[which]
     quota = size.new_full(size.shape, n) if n is not None else (fraction * size.double()).round().clamp_min(1).long()
@@ -123,6 +121,6 @@ def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -
 
 
 def check_number(name: str, number: int) -> None:
-    """Raise unless there is at least one row to keep."""
+    """Raise unless a number of rows is at least 1."""
     if number < 1:
         raise ValueError(f"{name} must be at least 1 row, got {number}.")

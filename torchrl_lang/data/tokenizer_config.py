@@ -1,4 +1,4 @@
-"""Build a tokenizer again from its configuration, whichever kind it is."""
+"""Build a tokenizer of any kind from its configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
     "huggingface": HFTokenizer.from_config,
 }
-"""What builds a tokenizer, by the ``kind`` in its configuration."""
+"""Functions that build a tokenizer, by the ``kind`` in its configuration."""
 
 
 def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer whose ``config()`` this is.
+    """Build a tokenizer from its ``config()``.
 
     Raises:
-        ValueError: the configuration is damaged, or names a kind that is not among the known ones.
+        ValueError: the configuration is damaged or its kind is unknown.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, tokenizer_from_config
@@ -34,14 +34,14 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     build = KINDS.get(str(kind))
     if build is None:
         raise ValueError(
-            f"A tokenizer configuration of kind {shorten(kind)} came, the known kinds are {sorted(KINDS)}: build a "
-            f"tokenizer of your own kind yourself and hand it over."
+            f"Unknown kind of tokenizer {shorten(kind)}, expected one of {sorted(KINDS)}: build a custom "
+            f"tokenizer yourself and pass it."
         )
     try:
         return build(config)
     except ValueError:
         raise
-    except Exception as error:  # the tokenizers library raises plain exceptions
+    except Exception as error:  # the tokenizers library raises plain Exception
         raise ValueError(
             f"The configuration of a tokenizer of kind {kind!r} is damaged ({type(error).__name__}: "
             f"{shorten(str(error))}): write it again from the tokenizer."

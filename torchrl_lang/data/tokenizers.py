@@ -1,4 +1,4 @@
-"""Text to token ids and back: one protocol, for alphabets of a few symbols and for Hugging Face tokenizers."""
+"""The tokenizer protocol, and a tokenizer for alphabets of a few symbols."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["CharTokenizer", "Tokenizer", "config_fields", "config_fingerprint", 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What environments and data sets need of a tokenizer.
+    """The protocol of tokenizers for environments and datasets.
 
-    ``encode`` takes plain text: a control token's name in it is never read as a control token. ``decode`` of what
-    ``encode`` gave is the text again.
+    ``encode`` takes plain text and never encodes a control token's name as that token. ``decode`` of ``encode`` returns
+    the text.
     """
 
     @property
@@ -29,22 +29,22 @@ class Tokenizer(Protocol):
 
     @property
     def control(self) -> ControlTokens:
-        """Ids of the control tokens, with ``vocab_size``: policies generate ids below it."""
+        """Ids of the control tokens, with ``vocab_size``; policies generate ids below it."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text."""
+        """Encode plain text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; control tokens are written by name."""
+        """Decode ids; control tokens are written by name."""
 
     def config(self) -> dict[str, Any]:
-        """All that is needed to build the tokenizer again, as JSON."""
+        """The configuration as JSON, from which the tokenizer can be built again."""
 
 
 class CharTokenizer:
     """Tokenizer over a fixed alphabet of symbols, each one or more characters long.
 
-    Text is read from left to right, the longest symbol first.
+    Text is encoded from left to right, with the longest matching symbol.
 
     Args:
         symbols: all symbols in the order of their ids, control tokens included.
@@ -52,7 +52,7 @@ class CharTokenizer:
             among ``symbols``.
 
     Raises:
-        ValueError: symbols repeat or a control token is missing; on :meth:`encode`, a character is no symbol.
+        ValueError: symbols repeat or a control token is missing; on :meth:`encode`, a character is not a symbol.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer
@@ -97,7 +97,7 @@ class CharTokenizer:
 
     @classmethod
     def from_alphabet(cls, alphabet: Sequence[str]) -> CharTokenizer:
-        """A tokenizer over ``alphabet``, with the usual control tokens behind it."""
+        """A tokenizer over ``alphabet`` with the default control tokens appended."""
         return cls([*alphabet, *cls.DEFAULT_CONTROL.values()])
 
     @property
@@ -111,7 +111,7 @@ class CharTokenizer:
         return self._control
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text, the longest symbol first."""
+        """Encode plain text, with the longest matching symbol."""
         ids, position = [], 0
         while position < len(text):
             match = self._pattern.match(text, position)
@@ -125,32 +125,32 @@ class CharTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; control tokens are written by name."""
+        """Decode ids; control tokens are written by name."""
         return "".join(self.symbols[int(index)] for index in ids)
 
     def config(self) -> dict[str, Any]:
-        """Symbols and control tokens as JSON."""
+        """The symbols and control tokens as JSON."""
         return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
-        """The tokenizer whose :meth:`config` this is; ``ValueError`` where it is none."""
+        """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
         fields = config_fields(config)
         return cls(fields.list_of("symbols", str), read_control(fields))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """A short hash of a tokenizer's configuration: equal ids for equal text, equal fingerprint."""
+    """A short hash of a tokenizer's configuration; equal for tokenizers that encode alike."""
     return config_fingerprint(tokenizer.config())
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
-    """The :func:`fingerprint` of the tokenizer whose configuration this is."""
+    """The :func:`fingerprint` of the tokenizer with this configuration."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def config_fields(config: Mapping[str, Any]) -> Fields:
-    """A tokenizer's configuration, to be read by name and type."""
+    """A tokenizer's configuration as typed fields."""
     return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
 
 

@@ -1,4 +1,4 @@
-"""The best rows so far, of rows that come one batch after another."""
+"""A buffer of the best rows among batches of rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ __all__ = ["BestRows"]
 
 
 class BestRows:
-    """The best rows so far, of all that it was ever shown: a pool for rejection sampling and expert iteration.
+    """Keeps the best of all rows that :meth:`extend` gets, for rejection sampling and expert iteration.
 
-    What it holds after several calls is what :func:`best_rows` would choose from all their rows at once: a better
-    episode is never forgotten, among equals the earlier one stays, and rows stand in the order in which they came.
-    Scores are taken from the rows as they came. Memory grows with the rows that are kept, not with those shown.
+    The result equals :func:`best_rows` of all rows at once: ties prefer the earlier row, and rows keep the order in
+    which they came. Scores are computed from the rows when they are added. Memory grows with the rows that are kept.
 
     Args:
-        capacity: so many rows are kept, in all.
-        per: an entry of the rows, int64 ``[N]`` or ``[N, 1]``: the group of each row.
-        per_group: at most so many of each group; with ``per``.
+        capacity: number of rows to keep.
+        per: a key of the rows, int64 ``[N]`` or ``[N, 1]``: the group of each row.
+        per_group: maximal number of rows of each group; requires ``per``.
         by, gamma, reward_key, end_of_action, finished_only: as in :func:`best_rows`.
 
     Raises:
-        ValueError: a number is below 1, or only one of ``per`` and ``per_group`` came; on calls, rows have another
-            width or other entries than those before.
+        ValueError: a number is below 1, or only one of ``per`` and ``per_group`` is given; on calls, rows differ in
+            width or entries from the earlier ones.
 
     Examples:
         >>> from torchrl_lang.data import BestRows, CharTokenizer, Episode, Turn, to_rows
@@ -55,7 +54,7 @@ class BestRows:
     ) -> None:
         check_number("capacity", capacity)
         if (per is None) != (per_group is None):
-            raise ValueError(f"per and per_group come together, got per={per!r} and per_group={per_group}.")
+            raise ValueError(f"Give both per and per_group or none, got per={per!r} and per_group={per_group}.")
         if per_group is not None:
             check_number("per_group", per_group)
         self.capacity, self.per, self.per_group = capacity, per, per_group
@@ -73,17 +72,17 @@ class BestRows:
 
     @property
     def rows(self) -> TensorDictBase:
-        """The rows that are kept, ``[M]``.
+        """The rows kept, ``[M]``.
 
         Raises:
-            RuntimeError: it has never been shown any.
+            RuntimeError: no rows were added yet.
         """
         if self._rows is None:
-            raise RuntimeError("This pool has seen no rows yet: call extend(rows) first.")
+            raise RuntimeError("The buffer has no rows yet: call extend(rows) first.")
         return self._rows
 
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
-        """Keep the best of the rows here and of these, ``[N]``, which have to be of one width ``T``; returns itself."""
+        """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
         fresh = self._best(rows)
         if self._rows is not None:
             _check_alike(self._rows, fresh)
@@ -93,15 +92,15 @@ class BestRows:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, as tensors by key."""
+        """The rows kept, as tensors by key."""
         if self._rows is None:
             return {"rows": None}
         return {"rows": {key: self._rows.get(key).clone() for key in self._rows.keys(True, True)}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the rows of another pool, of the same options if it is to go on as that one would.
+        """Replace the rows by saved ones, of a buffer with the same options.
 
-        They stay on the device of these tensors; what :meth:`extend` is given later follows them there.
+        They stay on the device of these tensors; rows that are added later are moved there.
         """
         entries = state_dict["rows"]
         if entries is None:
@@ -121,5 +120,5 @@ def _check_alike(ours: TensorDictBase, theirs: TensorDictBase) -> None:
     different = sorted(str(key) for key in {*mine, *came} if mine.get(key) != came.get(key))
     if different:
         raise ValueError(
-            f"The pool's rows and those that came differ in {different}: rows have one width T and the same entries."
+            f"New rows differ from the stored ones in {different}: rows must have the same width T and entries."
         )

@@ -1,4 +1,4 @@
-"""Tokenizers as those of transformers: a folder with a model and its tokenizer is read without this library."""
+"""Convert tokenizers to transformers, so that a saved model's tokenizer can be loaded without this library."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["transformers_tokenizer", "write_tokenizer"]
 
 
 def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers that gives the same ids and the same texts.
+    """Convert a tokenizer to one of transformers that gives the same ids and texts.
 
-    What ``transformers`` alone makes of a text:
+    In ``transformers``:
 
-    - ``tokenizer(text)["input_ids"]`` are the ids of our ``encode``. Nothing is put around a text, and the name of a
-      control token in it is plain text (``split_special_tokens``).
-    - ``tokenizer(text, split_special_tokens=False)`` reads such names as control tokens, so that it reads what
-      ``decode`` wrote of a whole row. Give it no text that somebody else wrote.
-    - A text that a :class:`CharTokenizer` has no symbols for is an error there, too.
-    - ``pad_token`` is our ``pad``; ``eos_token`` is our ``end_of_action``, where an utterance ends. A chat template of
-      the original tokenizer is left out, since rows are not made by it.
+    - ``tokenizer(text)["input_ids"]`` equals our ``encode(text)``: nothing is added around the text, and names of
+      control tokens in it are plain text (``split_special_tokens``).
+    - ``tokenizer(text, split_special_tokens=False)`` encodes such names as control tokens, so it inverts ``decode`` of
+      a whole row. Do not pass untrusted text to it.
+    - Text with characters that a :class:`CharTokenizer` lacks is an error there, too.
+    - ``pad_token`` is our ``pad``; ``eos_token`` is our ``end_of_action``, which ends an utterance. A chat template of
+      the original tokenizer is removed, because rows do not use it.
 
     Raises:
-        TypeError: the tokenizer is of a kind of the user's own.
+        TypeError: the tokenizer is of a custom class.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, transformers_tokenizer
@@ -44,11 +44,11 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         >>> tokenizer("abba</a>", split_special_tokens=False)["input_ids"]
         [2, 1, 0, 7]
     """
-    from transformers import PreTrainedTokenizerFast  # here, because importing it takes a second or two
+    from transformers import PreTrainedTokenizerFast  # a local import, because it takes one or two seconds
 
     if not isinstance(tokenizer, CharTokenizer | HFTokenizer):
         raise TypeError(
-            f"A {type(tokenizer).__name__} has no form in transformers: only CharTokenizer and HFTokenizer."
+            f"{type(tokenizer).__name__} cannot be converted to transformers: only CharTokenizer and HFTokenizer can."
         )
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
     control = tokenizer.control
@@ -64,20 +64,20 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
-    """Write a tokenizer into the folder of a model, as ``AutoTokenizer`` reads it.
+    """Write a tokenizer into a model's folder so that ``AutoTokenizer`` can load it.
 
-    ``generate`` of a model that is loaded from there writes one utterance: ``generation_config.json`` takes over where
-    it ends, and the control tokens that it may not contain.
+    ``generate`` of a model loaded from this folder writes one utterance: ``generation_config.json`` gets its end token
+    and the control tokens that it may not contain.
 
     Args:
-        config: ``tokenizer.config()``. One of a kind of the user's own is not written, with a warning.
+        config: ``tokenizer.config()``. A custom kind is not written, with a warning.
         folder: holds the model's ``config.json``.
     """
     folder = Path(folder)
     if config.get("kind") not in KINDS:
         warnings.warn(
-            f"A tokenizer of kind {config.get('kind')!r} has no form in transformers: the folder gets none that "
-            "AutoTokenizer reads.",
+            f"A tokenizer of kind {config.get('kind')!r} cannot be converted to transformers: AutoTokenizer cannot "
+            "load it from the folder.",
             stacklevel=3,
         )
         return
@@ -85,14 +85,14 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
     written = transformers_tokenizer(tokenizer)
     written.save_pretrained(folder)
     if not _is_read_alike(written, folder):
-        # For some types of models AutoTokenizer builds their own kind of tokenizer from any vocabulary, whatever class
-        # the folder names, unless it names code of its own. There is none, and it is not asked for.
+        # For some model types AutoTokenizer ignores the tokenizer class in the folder unless the folder names code of
+        # its own. There is no such code, and it is not needed.
         path = folder / "tokenizer_config.json"
         content = json.loads(path.read_text(encoding="utf-8")) | {"auto_map": {"AutoTokenizer": [None, None]}}
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if not _is_read_alike(written, folder):
             warnings.warn(
-                "AutoTokenizer does not read this tokenizer beside a model of this type: load it from the folder with "
+                "AutoTokenizer cannot load this tokenizer for a model of this type: load it from the folder with "
                 "transformers.PreTrainedTokenizerFast.",
                 stacklevel=3,
             )
@@ -109,12 +109,12 @@ def write_tokenizer(config: Mapping[str, Any], folder: str | Path) -> None:
 
 
 def _is_read_alike(tokenizer: PreTrainedTokenizerFast, folder: Path) -> bool:
-    """Whether ``AutoTokenizer`` reads the tokenizer that was written to ``folder``."""
+    """Whether ``AutoTokenizer`` loads an equal tokenizer from ``folder``."""
     from transformers import AutoTokenizer
 
     try:
         read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception:  # of another class, which the files do not fit
+    except Exception:  # AutoTokenizer chose another class, which cannot read the files
         return False
     backend = getattr(read, "backend_tokenizer", None)
     return backend is not None and backend.to_str() == tokenizer.backend_tokenizer.to_str()
@@ -127,11 +127,11 @@ def _char_backend(tokenizer: CharTokenizer) -> Backend:
     control = [tokenizer.symbols[index] for index in tokenizer.control.ids()]
     plain = sorted((symbol for symbol in tokenizer.symbols if symbol not in control), key=len, reverse=True)
     backend = Backend(models.WordLevel({symbol: index for index, symbol in enumerate(tokenizer.symbols)}))
-    # The first alternative that fits is taken, so the longest symbol. A character of none is a piece of its own, which
-    # no word of the vocabulary equals, and therefore an error.
+    # A regular expression takes the first alternative that matches, so the longest symbol comes first. A character that
+    # is not a symbol becomes a separate piece, which is not in the vocabulary and therefore an error.
     pattern = "|".join([*map(re.escape, plain), r"[\s\S]"])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    # A control token of one character would be such a word: in a plain text it is replaced by what is none.
+    # A control token of one character would match itself: in plain text, replace it by an unknown one.
     single = [name for name in control if len(name) == 1 and not any(name in symbol for symbol in plain)]
     if single:
         backend.normalizer = normalizers.Sequence([normalizers.Replace(name, "\ufffe\ufffe") for name in single])
@@ -141,7 +141,7 @@ def _char_backend(tokenizer: CharTokenizer) -> Backend:
 
 
 def _plain_backend(tokenizer: HFTokenizer) -> Backend:
-    """The tokenizer's own backend, without what it would put around a text."""
+    """The tokenizer's backend without the tokens that it adds around a text."""
     from tokenizers import Tokenizer as Backend
 
     return Backend.from_str(json.dumps(json.loads(tokenizer.backend.to_str()) | {"post_processor": None}))

@@ -1,4 +1,4 @@
-"""Check that an environment is a good language environment: what ``check_env_specs`` checks and what it forgets."""
+"""Check that an environment is a correct language environment; extends TorchRL's ``check_env_specs``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEYS = (*ROW_KEYS, DONE, TERMINATED, TRUNCATED)
 
 
 class LanguageEnvError(AssertionError):
-    """A rule of language environments is broken; ``rule`` names it."""
+    """An environment breaks a rule of language environments; ``rule`` is its name."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(f"[{rule}] {message}")
@@ -46,42 +46,43 @@ def check_language_env(
     utterances: Sequence[str] = (),
     seed: int = 0,
 ) -> None:
-    """Play an environment with random utterances and raise unless it keeps the rules.
+    """Step an environment with random utterances and raise an error if it breaks a rule.
 
     ==================  ================================================================================================
-    rule                what it says
+    rule                meaning
     ==================  ================================================================================================
-    ``specs``           TorchRL's ``check_env_specs`` is content
+    ``specs``           TorchRL's ``check_env_specs`` passes
     ``row``             every observation is a well-formed row (``check_row``), with padding tokens on padding
-    ``fresh``           after a reset nothing is done, nothing has been earned and the agent has said nothing
-    ``growth``          a row that is not done grows with every step (so it ends some time), and what it was before is
-                        its beginning
+    ``fresh``           after a reset nothing is done, and the rows have no reward and no token of the agent
+    ``growth``          every step appends tokens to a row that is not done (so its episode ends some time) and does not
+                        change earlier tokens
     ``flags``           ``done`` is ``terminated`` or ``truncated``, all bool ``[*B, 1]``; a row ends in
-                        ``end_of_dialogue`` where its task has ended, and only there
+                        ``end_of_dialogue`` if and only if its task has terminated
     ``reward``          ``reward`` is float32 ``[*B, 1]``, and ``token_reward`` sums to the rewards of the turns
-    ``latch``           stepping a row that is done changes nothing and earns nothing
-    ``mask``            a row that a ``"_step"`` mask leaves out stays as it is and earns nothing
-    ``seed``            the same seed plays the same episodes
-    ``batch``           and whatever the batch size (where ``make_env`` is given)
-    ``global stream``   resets and steps leave torch's global random stream alone
-    ``stepping``        a step changes nothing that was returned before, nor the action that it was given
-    ``aliasing``        changing in place what was returned, or was given, never reaches the environment
-    ``partial reset``   resetting some rows begins those anew and leaves the others as they are
-    ``state``           ``reset(observation, set_state=True)`` gives the observation again, or refuses
+    ``latch``           stepping a row that is done changes nothing and has reward 0
+    ``mask``            a row that a ``"_step"`` mask excludes does not change and has reward 0
+    ``seed``            the same seed gives the same episodes
+    ``batch``           and so it does for any batch size (if ``make_env`` is given)
+    ``global stream``   resets and steps do not use torch's global random generator
+    ``stepping``        a step does not change tensors that were returned before, nor its action
+    ``aliasing``        changing returned or passed tensors in place does not affect the environment
+    ``partial reset``   resetting some rows does not change the others
+    ``state``           ``reset(observation, set_state=True)`` returns the same observation, or raises an error
     ==================  ================================================================================================
 
-    Seeds the environment and leaves it in the middle of an episode. Torch's global random stream is left alone.
+    The check seeds the environment and leaves it in the middle of an episode. It does not use torch's global random
+    generator.
 
     Args:
-        env: a :class:`~torchrl_lang.envs.LanguageEnv` or :class:`~torchrl_lang.envs.TokenEnv`, bare or under
-            transforms whose rewards show in the row, as :class:`~torchrl_lang.transforms.LivingCost`; the rules about
-            some rows of a batch need two or more of them.
-        make_env: makes a like environment of a given batch size.
-        utterances: texts that mean something in this task, said every other time; otherwise the agent babbles.
-        seed: seed of the environment and of what is said.
+        env: a :class:`~torchrl_lang.envs.LanguageEnv` or :class:`~torchrl_lang.envs.TokenEnv`, without transforms or
+            with transforms that write their rewards to the row, such as :class:`~torchrl_lang.transforms.LivingCost`.
+            The rules about some rows of a batch need a batch of at least 2.
+        make_env: makes an equal environment of a given batch size.
+        utterances: texts that are meaningful in this task, used for half of the turns; the others are random tokens.
+        seed: seed of the environment and of the utterances.
 
     Raises:
-        LanguageEnvError: a rule is broken; an ``AssertionError`` whose ``rule`` is the name in the table.
+        LanguageEnvError: a rule is broken. It is an ``AssertionError`` whose ``rule`` is the name in the table.
         TypeError: ``env`` has no tokenizer.
 
     Examples:
@@ -115,19 +116,19 @@ def check_language_env(
 
 
 def _random_actions(env: Any, texts: Sequence[str], seed: int) -> list[Tensor]:
-    """As many actions as a row has tokens: every episode is over by then."""
+    """One action per token of a row, after which every episode is over."""
     generator = torch.Generator().manual_seed(seed)
     steps, n = env.observation_spec[TOKENS].shape[-1], env.batch_size.numel()
     one_token = env.action_spec.shape == env.batch_size
     width = 4 if one_token else env.action_spec.shape[-1]
     rows = torch.full((steps, n, 1 if one_token else width), env.tokenizer.control.pad)
     for row in range(n):
-        said = [_random_utterance(env, texts, width, generator) for _ in range(steps)]
+        utterances = [_random_utterance(env, texts, width, generator) for _ in range(steps)]
         if one_token:
-            stream = [token for ids in said for token in ids][:steps]
+            stream = [token for ids in utterances for token in ids][:steps]
             rows[:, row, 0] = torch.tensor(stream)
         else:
-            for step, ids in enumerate(said):
+            for step, ids in enumerate(utterances):
                 rows[step, row, : len(ids)] = torch.tensor(ids)[:width]
     return list(rows.reshape(steps, *env.action_spec.shape).to(env.device or "cpu").unbind(0))
 
@@ -144,7 +145,7 @@ def _random_utterance(env: Any, texts: Sequence[str], width: int, generator: tor
 
 
 def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool = False) -> list[TensorDictBase]:
-    """Copies of what the reset and each step return, until every row is done and was stepped twice more."""
+    """Copies of what the reset and each step return, until all rows are done and two steps longer."""
     env.set_seed(seed)
     stream = torch.get_rng_state()
     returned = [env.reset()]
@@ -164,12 +165,12 @@ def _play(env: EnvBase, seed: int, actions: Sequence[Tensor], *, scribble: bool 
             break
     _require("global stream", torch.equal(stream, torch.get_rng_state()), "torch's global random stream has moved")
     if not scribble:
-        _check_same("stepping", copies, returned, "what an earlier step returned, before and after later steps")
+        _check_same("stepping", copies, returned, "returned by an earlier step, before and after later steps")
     return copies
 
 
 def _given(moment: TensorDictBase, action: Tensor) -> TensorDictBase:
-    """What a rollout steps next: all that was returned, for transforms may read it, and the action."""
+    """The input of the next step in a rollout: everything that was returned (transforms may read it) and the action."""
     return moment.exclude(REWARD).clone().set(ACTION, action.clone())
 
 
@@ -190,7 +191,7 @@ def _require(rule: str, holds: Tensor | bool, message: str) -> None:
 def _check_same(
     rule: str, one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], what: str, rows: Tensor | None = None
 ) -> None:
-    """The same entries at the same moments, in all rows or in those where ``rows`` (bool ``[*B]``) is True."""
+    """Check that two sequences of observations are equal, in all rows or where ``rows`` (bool ``[*B]``) is True."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
         for key in (*_KEYS, REWARD):
             x, y = a.get(key, None), b.get(key, None)
@@ -204,7 +205,7 @@ def _check_same(
 def _check_moments(env: EnvBase, game: Sequence[TensorDictBase]) -> None:
     first = game[0]
     idle = ~(first[DONE].any() | first[ACTION_MASK].any() | (first[TOKEN_REWARD] != 0).any())
-    _require("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset gave rows that have a past, or no token")
+    _require("fresh", idle & first[ATTENTION_MASK][..., 0].all(), "a reset returned empty rows or rows with a past")
     _check_row(env, first)
     _check_flags(env, first)
     earned = torch.zeros_like(game[0][TOKEN_REWARD].sum(-1, keepdim=True))
@@ -248,7 +249,7 @@ def _check_flags(env: Any, moment: TensorDictBase) -> None:
 
 
 def _check_growth(step: int, before: TensorDictBase, after: TensorDictBase) -> None:
-    """Live rows grow at their end, rows that are done stay."""
+    """Rows that are not done grow at their end, rows that are done do not change."""
     over, real = before[DONE], before[ATTENTION_MASK]
     for key in (*_KEYS, REWARD):
         past = 0 if key == REWARD else before[key]
@@ -258,7 +259,7 @@ def _check_growth(step: int, before: TensorDictBase, after: TensorDictBase) -> N
     _require("growth", (grown | over).all(), f"step {step} appended nothing to a row")
     for key in ROW_KEYS:
         kept = ((after[key] == before[key]) | ~real).all()
-        _require("growth", kept, f"step {step} changed '{key}' where the row had been written before")
+        _require("growth", kept, f"step {step} changed '{key}' at tokens that were written before")
 
 
 def _alternate(env: EnvBase) -> Tensor:
@@ -276,7 +277,7 @@ def _check_partial_reset(env: EnvBase, seed: int, actions: Sequence[Tensor], gam
     for action in actions[2 : len(game) - 1]:
         played.append(env.step(_given(came, action)).get("next").clone())
         came = played[-1]
-    what = "rows that were not reset, played on after others were"
+    what = "rows that were not reset, after others were reset"
     _check_same("partial reset", game[3:], played, what, rows=~again)
 
 
@@ -285,9 +286,9 @@ def _check_mask(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequen
     start = _play(env, seed, [])[-1]
     given = _given(start, actions[0]).set("_step", stepped.unsqueeze(-1))
     after = env.step(given).get("next")
-    _check_same("mask", [start], [after], "rows that the mask leaves out", rows=~stepped)
+    _check_same("mask", [start], [after], "rows that the mask excludes", rows=~stepped)
     _check_same("mask", [game[1]], [after], "rows that the mask steps", rows=stepped)
-    _require("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask leaves out has earned something")
+    _require("mask", (after[REWARD][~stepped] == 0).all(), "a row that the mask excludes has a reward")
 
 
 def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Sequence[TensorDictBase]) -> None:
@@ -299,14 +300,14 @@ def _check_state(env: EnvBase, seed: int, actions: Sequence[Tensor], game: Seque
         came = env.reset(given, set_state=True, **named)
     except (KeyError, ValueError, NotImplementedError):
         return
-    _check_same("state", [state.exclude(REWARD)], [came], "what was given to reset and what it returned")
+    _check_same("state", [state.exclude(REWARD)], [came], "passed to reset and returned by it")
     after = env.step(_given(came, actions[1])).get("next")
     kept = ((after[TOKENS] == state[TOKENS]) | ~state[ATTENTION_MASK]).all()
-    _require("state", kept, "a step after reset(observation, set_state=True) went on from other rows")
+    _require("state", kept, "a step after reset(observation, set_state=True) continued from other rows")
 
 
 def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed: int) -> None:
-    """Episode ``k`` of a seed is the ``k``-th row that is ever reset: row ``k`` of three, the ``k``-th of one."""
+    """Episode ``k`` of a seed is the ``k``-th row to be reset: row ``k`` of three, or the ``k``-th reset of one row."""
     three, one = make_env(3), make_env(1)
     actions = _random_actions(three, texts, seed)
     together = _play(three, seed, actions)
@@ -315,4 +316,4 @@ def _check_batch(make_env: Callable[[int], EnvBase], texts: Sequence[str], seed:
         alone = [one.reset().clone()]
         for action in actions[: len(together) - 1]:
             alone.append(one.step(_given(alone[-1], action[row : row + 1])).get("next").clone())
-        _check_same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and beside others")
+        _check_same("batch", [t[row : row + 1] for t in together], alone, f"episode {row}, alone and in a batch")

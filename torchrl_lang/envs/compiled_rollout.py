@@ -1,4 +1,4 @@
-"""Rollouts of environments that are tensors only, with the turn compiled and nothing copied that nobody asked for."""
+"""Compiled rollouts of tensor-only environments, without unneeded copies."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 class CompiledRollout:
-    """Plays what ``env.rollout(steps, policy, break_when_any_done=False)`` plays, with the turn compiled.
+    """Computes the same as ``env.rollout(steps, policy, break_when_any_done=False)``, with compiled turns.
 
-    Each call resets the environment, plays, and begins rows anew where they are done. What is compiled is the turn,
-    once, at the first call: reading the action, the task's reply, where each token goes. The tokens are then written in
-    place into rows that only the environment holds, and rows are copied only for what is kept:
+    Each call resets the environment, plays, and resets rows that are done. The turn is compiled once, at the first
+    call: reading the action, the task's reply, and the positions of new tokens. Tokens are then written in place to the
+    environment's own rows, and rows are copied only for the result:
 
-    - ``keep="steps"``: all that the rollout of TorchRL holds, ``[*B, steps]``, entry by entry equal to it, written once
-      into memory allocated beforehand. Two observations a turn: this much memory is most of the cost.
+    - ``keep="steps"``: everything in TorchRL's rollout, ``[*B, steps]``, equal entry by entry, in preallocated memory.
+      Most of the cost is writing two observations per turn.
     - ``keep="rows"``: the rows of the episodes that ended, ``[M]``, equal to
-      :func:`~torchrl_lang.data.rows_from_rollout` of that rollout with ``unfinished="drop"``. One copy an episode.
-    - ``keep="turns"``: ``action``, ``reward`` and the flags of each turn, ``[*B, steps]``, without any row.
+      :func:`~torchrl_lang.data.rows_from_rollout` of that rollout with ``unfinished="drop"``. One copy per episode.
+    - ``keep="turns"``: ``action``, ``reward`` and the flags of each turn, ``[*B, steps]``, without rows.
 
-    The policy is not compiled, so that it may be anything and draws the random numbers that it would draw elsewhere. It
-    is given the observation itself, not a copy: it reads and writes entries of its own, and never changes a tensor in
-    place. What a policy wrote at one turn is not handed to it at the next. A policy with ``in_keys`` is spared what it
-    does not read.
+    The policy is not compiled, so any policy works and samples the same random numbers as elsewhere. It gets the
+    observation without a copy: it may write its own entries, but must not change tensors in place. Entries that it
+    writes are not passed to the next turn. A policy with ``in_keys`` gets these entries only, which saves time.
 
     Args:
-        env: a language environment whose task is tensors only, such as ``WordleEnv``, without transforms. Between calls
-            it can be used as any other.
-        policy: reads the observation and writes ``action``; None plays random tokens, as ``env.rollout`` does.
+        env: a language environment whose task uses tensors only, such as ``WordleEnv``, without transforms. It can be
+            used as usual between calls.
+        policy: reads the observation and writes ``action``; None samples random tokens, as ``env.rollout`` does.
         steps: turns of each row.
-        keep: what is returned, see above.
-        backend: of ``torch.compile``; ``"eager"`` compiles nothing and needs no compiler.
+        keep: the kind of result, see above.
+        backend: backend of ``torch.compile``; ``"eager"`` does not compile and needs no compiler.
 
     Raises:
-        TypeError: the environment has transforms around it, or its games are plain Python.
-        ValueError: an option is out of range; or, at a call, ``action`` has another dtype or shape than the
+        TypeError: the environment has transforms, or its games are plain Python.
+        ValueError: an option is out of range, or on calls, ``action`` has another dtype or shape than the
             environment's.
 
     Examples:
@@ -72,11 +71,11 @@ class CompiledRollout:
     ) -> None:
         if not isinstance(env, LanguageEnv) or isinstance(env, TextGameEnv):
             raise TypeError(
-                f"CompiledRollout takes a LanguageEnv whose task is tensors only, without transforms, got "
+                f"CompiledRollout needs a LanguageEnv whose task uses tensors only, without transforms, got "
                 f"{type(env).__name__}: use env.rollout() for others."
             )
         if steps < 1:
-            raise ValueError(f"A rollout has at least one step, got steps={steps}.")
+            raise ValueError(f"steps must be at least 1, got {steps}.")
         if keep not in ("steps", "rows", "turns"):
             raise ValueError(f"keep={keep!r} is unknown: choose 'steps', 'rows' or 'turns'.")
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
@@ -86,7 +85,7 @@ class CompiledRollout:
             action = torch.where(legal, action, env.tokenizer.control.pad)
             return env._plan_turn(action, torch.ones_like(env._terminated))
 
-        # Dynamo counts recompilations by code object: with one of its own a rollout leaves others in peace.
+        # Dynamo counts recompilations per code object: a separate one keeps the limits of other rollouts unaffected.
         plan.__code__ = plan.__code__.replace()
         reads = () if policy is None else getattr(policy, "in_keys", None)
         self._reads = None if keep == "steps" else reads
@@ -94,7 +93,7 @@ class CompiledRollout:
 
     @torch.no_grad()
     def __call__(self) -> TensorDict:
-        """Reset the environment and play; see the class for what is returned."""
+        """Reset the environment, play, and return the result described in the class."""
         env = self.env
         env.reset()
         kept = _KEPT[self.keep](env, self.steps)
@@ -106,7 +105,7 @@ class CompiledRollout:
             assert env._rows is not None
             env._rows.write_(writes)
             kept.after(step, acted, reward)
-            if step + 1 < self.steps:  # the last turn is not followed by a reset, as in TorchRL
+            if step + 1 < self.steps:  # no reset after the last turn, as in TorchRL
                 fresh = env._terminated | env._truncated
                 if fresh.any():
                     env._begin_rows(fresh, None, None, partial=True)
@@ -123,25 +122,25 @@ class CompiledRollout:
 
 
 class _Kept(ABC):
-    """What a rollout keeps of its turns."""
+    """Collects the result of a rollout."""
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         self.env, self.steps = env, steps
 
     def before(self, step: int, observed: TensorDict) -> None:  # noqa: B027
-        """A turn begins with this observation."""
+        """Called with the observation at the beginning of a turn."""
 
     @abstractmethod
     def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
-        """A turn was played, and rows that are done still stand as they ended."""
+        """Called after a turn, before rows that are done are reset."""
 
     @abstractmethod
     def result(self) -> TensorDict:
-        """All that was kept."""
+        """The result."""
 
 
 class _Steps(_Kept):
-    """Everything, in memory that is allocated when the first turn shows what there is."""
+    """Collects everything, in memory that is allocated when the first turn shows the entries."""
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         super().__init__(env, steps)
@@ -170,7 +169,7 @@ class _Steps(_Kept):
 
 
 class _Rows(_Kept):
-    """The rows of episodes that ended."""
+    """Collects the rows of episodes that ended."""
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         super().__init__(env, steps)
@@ -192,13 +191,13 @@ class _Rows(_Kept):
         self.owners.append(index)
 
     def result(self) -> TensorDict:
-        # By row of the batch, then by time, as TorchRL's rollout lies in memory.
+        # By row of the batch, then by time, as in TorchRL's rollouts.
         order = torch.cat(self.owners).sort(stable=True).indices
         return torch.cat(self.blocks)[order]
 
 
 class _Turns(_Kept):
-    """Actions, rewards and flags."""
+    """Collects actions, rewards and flags."""
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         super().__init__(env, steps)
@@ -221,7 +220,7 @@ _KEPT: dict[str, type[_Kept]] = {"steps": _Steps, "rows": _Rows, "turns": _Turns
 
 
 def _room(like: TensorDictBase, steps: int) -> TensorDict:
-    """Memory for so many of them, ``[*B, steps]``."""
+    """Memory for ``steps`` copies, ``[*B, steps]``."""
     ndim, batch = like.ndim, like.batch_size
     return like.apply(
         lambda value: value.new_empty((*value.shape[:ndim], steps, *value.shape[ndim:])), batch_size=[*batch, steps]

@@ -1,4 +1,4 @@
-"""The plain-Python game behind a text environment: what it must return, read and checked."""
+"""The protocol of plain-Python games, and checks of what they return."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from torchrl_lang.storage.errors import shorten
 __all__ = ["GamePlace", "GameTurn", "TextGame", "read_opening", "read_turn"]
 
 _LARGEST = 3.4028234e38
-"""The largest float32: a reward beyond it would be infinite in a row."""
+"""The largest float32; larger rewards would be infinite in a row."""
 
 
 @runtime_checkable
 class TextGame(Protocol):
-    """One player's game. The same seed begins the same game; all chance comes from the seed."""
+    """A game for one player. All randomness must come from the seed, so that the same seed begins the same game."""
 
     def reset(self, seed: int) -> str | tuple[str, Any]:
-        """Begin a game. Returns its opening words, empty where the player has the first turn; or these and an info."""
+        """Begin a game. Returns its opening text (empty if the player has the first turn), or the text and an info."""
 
     def step(self, text: str) -> tuple[str, float, bool] | tuple[str, float, bool, bool, Any]:
         """Play a turn.
 
         Returns:
-            The answer (may be empty), the reward of this turn, and whether the task has ended; or, as in Gymnasium,
-            the answer, the reward, ``terminated``, ``truncated`` (a limit of the game's own ended it) and an info.
-            Infos are not kept.
+            The reply (may be empty), the reward of this turn, and whether the task has terminated; or, as in Gymnasium,
+            the reply, the reward, ``terminated``, ``truncated`` (a limit of the game ended it) and an info. Infos are
+            ignored.
         """
 
 
 class GamePlace(NamedTuple):
-    """Where in a batch something happens, for error messages."""
+    """Row, seed and turn of a game, for error messages."""
 
     row: int
     seed: int
     turn: int
-    """Number of the turn, from 1 on; 0 at the opening."""
+    """Number of the turn, from 1; 0 for the opening."""
 
     def __str__(self) -> str:
         return f"Game {self.row} of the batch (seed {self.seed}, turn {self.turn})"
 
 
 class GameTurn(NamedTuple):
-    """What a game returned for a turn."""
+    """The result of a turn of a game."""
 
     text: str
     reward: float
@@ -52,31 +52,31 @@ class GameTurn(NamedTuple):
 
 
 def read_opening(returned: Any, place: GamePlace) -> str:
-    """The opening words from what a game's ``reset`` returned.
+    """Read the opening text from the result of a game's ``reset``.
 
     Raises:
-        TypeError: it is neither a text nor a text and an info.
+        TypeError: the result is neither a text nor a text and an info.
     """
     text = returned[0] if type(returned) is tuple and len(returned) == 2 else returned
     if not isinstance(text, str):
         raise TypeError(
-            f"{place} returned {shorten(returned)} from reset, expected its opening text, or (text, info): let it "
-            f"return a string, empty where the player has the first turn."
+            f"{place} returned {shorten(returned)} from reset, expected its opening text, or (text, info): return a "
+            f"string, empty if the player has the first turn."
         )
     return text
 
 
 def read_turn(returned: Any, place: GamePlace) -> GameTurn:
-    """The turn from what a game's ``step`` returned: three values, or Gymnasium's five.
+    """Read the result of a game's ``step``: three values, or five as in Gymnasium.
 
     Raises:
-        TypeError: there are other values than these.
+        TypeError: the values have other types.
         ValueError: the reward is not a finite number in float32.
     """
     if type(returned) is tuple and len(returned) == 3:
         text, reward, ended = returned
         if type(text) is str and type(reward) is float and abs(reward) <= _LARGEST and type(ended) is bool:
-            return GameTurn(text, reward, ended)  # the usual case, in half the time
+            return GameTurn(text, reward, ended)  # a fast path for the common case
     if not isinstance(returned, tuple) or len(returned) not in (3, 5):
         many = f"{len(returned)} values" if isinstance(returned, tuple) else "no tuple"
         raise TypeError(
@@ -97,11 +97,11 @@ def _reward(value: Any, place: GamePlace) -> float:
         reward = None
     if reward is None:
         raise TypeError(f"{place} returned {shorten(value)} as its reward, expected one number.")
-    if not abs(reward) <= _LARGEST:  # which NaN is not either
+    if not abs(reward) <= _LARGEST:  # also True for NaN
         kind = "not a number" if math.isnan(reward) else "not finite in float32"
         raise ValueError(
-            f"{place} returned the reward {shorten(value)}, which is {kind}: one such reward spoils every loss. "
-            f"Let the game return a finite number."
+            f"{place} returned the reward {shorten(value)}, which is {kind} and would make losses NaN: "
+            f"return a finite number."
         )
     return reward
 
@@ -109,7 +109,7 @@ def _reward(value: Any, place: GamePlace) -> float:
 def _flag(value: Any, name: str, place: GamePlace) -> bool:
     if value is True or value is False:
         return value
-    # bool("False") is True: only what equals 0 or 1 is taken (NumPy's booleans, tensors of one element).
+    # bool("False") is True, so accept only values equal to 0 or 1 (including NumPy booleans and 1-element tensors).
     try:
         if not isinstance(value, str | bytes) and value is not None and float(value) in (0.0, 1.0):
             return bool(value)

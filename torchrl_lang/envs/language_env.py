@@ -1,4 +1,4 @@
-"""The base of every language task: a batched TorchRL environment whose observation is the transcript."""
+"""The base class of language tasks: a batched TorchRL environment whose observation is the transcript."""
 
 from __future__ import annotations
 
@@ -32,57 +32,56 @@ from torchrl_lang.schema import (
 __all__ = ["LanguageEnv", "Reply", "TaskState"]
 
 TaskState = dict[str, Tensor]
-"""What a task remembers beside the transcript: named tensors, each ``[N, ...]``."""
+"""The state of a task beside the transcript: named tensors, each ``[N, ...]``."""
 
 
 class LanguageEnv(EnvBase):
-    """A batch of language tasks. Abstract: a task fills in :meth:`_open`, :meth:`_reply` and perhaps :meth:`_restore`.
+    """A batch of language tasks. Abstract: tasks implement :meth:`_open`, :meth:`_reply` and maybe :meth:`_restore`.
 
     An episode is a growing row of tokens (see :mod:`torchrl_lang.schema`); an action is one utterance of at most
-    ``action_length`` tokens, its end-of-action token included. An utterance without that token is closed by the
-    environment, with ``action_mask`` False on the token that the agent did not write. An id outside the vocabulary is
-    read as padding: it ends the utterance.
+    ``action_length`` tokens, including its end-of-action token. If an utterance has no such token, the environment adds
+    it, with ``action_mask`` False there. An id outside the vocabulary is treated as padding: it ends the utterance.
 
-    A row is truncated when it has taken ``max_turns`` turns, or when the rest of the row could not hold another
-    utterance. Stepping a row that is done changes nothing: its row and flags stay, its reward is zero. So it is with a
-    row that a ``"_step"`` mask leaves out, TorchRL's way to step only some rows.
+    A row is truncated after ``max_turns`` turns, or when it has no room for another utterance. Stepping a row that is
+    done changes nothing: it keeps its row and flags, and its reward is zero. The same holds for a row that a
+    ``"_step"`` mask excludes (TorchRL's way to step only some rows).
 
-    Which episodes are played depends on the seed alone: the ``k``-th row that is ever reset plays episode ``k`` of the
-    seed, whatever the batch size. Without a seed the environment takes one from the operating system; no global random
-    stream is read or moved (``rand_action`` is TorchRL's and does use the global one). ``set_seed`` concerns the resets
-    to come; rows in play go on. A copy (``deepcopy``, or in another process) of an environment that was given a seed
-    plays on as the original would; without one it takes a new seed.
+    The seed alone determines the episodes: the ``k``-th row to be reset plays episode ``k`` of the seed, whatever the
+    batch size. Without a seed the environment takes one from the operating system. It never uses global random
+    generators (but TorchRL's ``rand_action`` does). ``set_seed`` affects later resets, not the current episodes. A copy
+    (``deepcopy``, or in another process) of an environment with a seed continues as the original would; a copy of one
+    without a seed takes a new seed.
 
-    ``reset`` starts fresh episodes. With ``set_state=True`` it continues from the rows in its tensordict instead, or
-    from those given by keyword, ``reset(set_state=True, **rows.select(*ROW_KEYS))``. Rows with a hole, with padding on
-    the left, or in another order than this environment writes them are refused.
+    ``reset`` begins new episodes. With ``set_state=True`` it continues from the rows in its tensordict instead, or from
+    rows passed by keyword, ``reset(set_state=True, **rows.select(*ROW_KEYS))``. Rows that this environment could not
+    have written (with holes, left padding or another order of tokens) are errors.
 
-    A task may let ``reset`` name what is played, as the hidden word of Wordle: as an entry of the tensordict or by
-    keyword, ``reset(hidden_word=...)``. Give names and rows by keyword where the environment is wrapped:
-    ``TransformedEnv`` and ``ParallelEnv`` take such entries out of the tensordict before anyone sees them, and hand
-    keywords on. Of the environments in a ``SerialEnv`` or ``ParallelEnv`` each gets the same keywords, or its own from
-    ``reset(list_of_kwargs=[{...}, ...])``. (Rows are not declared as TorchRL's ``state_spec``: no step reads them, and
-    a transform that renames, drops or casts an observation would then have to do the same to the state.)
+    A task may accept names in ``reset``, such as Wordle's hidden word, as an entry of the tensordict or by keyword,
+    ``reset(hidden_word=...)``. Use keywords if the environment is wrapped: ``TransformedEnv`` and ``ParallelEnv``
+    remove such entries from the tensordict, but pass keywords on. ``SerialEnv`` and ``ParallelEnv`` pass the same
+    keywords to each environment, or separate ones from ``reset(list_of_kwargs=[{...}, ...])``. (Rows are not in
+    TorchRL's ``state_spec``: no step reads them, and a transform that renames, drops or casts an observation would then
+    have to do the same to the state.)
 
-    ``to`` moves the environment to a device. Rows in play stay behind: reset it then.
+    ``to`` moves the environment to a device, but not its current rows: reset it afterwards.
 
     Args:
-        tokenizer: its alphabet and control tokens.
+        tokenizer: the task's tokenizer.
         row_length: ``T``, the width of a row in tokens.
         action_length: ``K``, the width of an action in tokens.
-        max_turns: truncate after so many turns; no limit by default.
-        batch_size: rows played side by side.
+        max_turns: number of turns after which a row is truncated; no limit by default.
+        batch_size: number of parallel rows, as a torch size.
         seed: seed of the episodes.
-        device: where the tensors live.
+        device: device of the tensors.
     """
 
     _supports_set_state = True
     _reset_entries: tuple[str, ...] = ()
-    """What a reset may name, each int64 ``[*B]``; the task reads it with :meth:`_named`."""
+    """Names that ``reset`` accepts, each int64 ``[*B]``; the task reads them with :meth:`_named`."""
     _new_observations: tuple[str, ...] = ()
-    """What :meth:`_task_observation` returns in new memory each time, to be handed out without another copy."""
+    """Entries that :meth:`_task_observation` returns in new memory at each call, so that they need no copy."""
     _spared_state: tuple[str, ...] = ()
-    """The task's state that :meth:`_reply` itself leaves as it is in rows that are not live."""
+    """Entries of the task's state that :meth:`_reply` does not change in rows that are not live."""
 
     def __init__(
         self,
@@ -120,38 +119,38 @@ class LanguageEnv(EnvBase):
         self._set_seed(seed)
         self._make_specs()
 
-    # -- what a task fills in --------------------------------------------------------------------------------------
+    # -- methods of a task -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         """Begin episodes.
 
         Args:
-            episode: int64 ``[N]``, the number of the episode each row would begin; the draw's index.
-            fresh: bool ``[N]``, the rows that do begin; what is returned for others is dropped.
-            options: the flattened (``[N]``) tensordict that ``reset`` was given, if any.
+            episode: int64 ``[N]``, the number of each row's episode, the index of its random draws.
+            fresh: bool ``[N]``, the rows that begin an episode; results for other rows are ignored.
+            options: the flattened (``[N]``) tensordict passed to ``reset``, or None.
 
         Returns:
-            The environment's opening words, int64 ``[N, R]``, their number, int64 ``[N]`` (zero: the agent speaks
-            first), and the task's state.
+            The environment's opening tokens, int64 ``[N, R]``, their number, int64 ``[N]`` (zero if the agent takes the
+            first turn), and the task's state.
         """
 
     @abstractmethod
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
-        """Answer a batch of utterances.
+        """Reply to a batch of utterances.
 
-        Rows that are not ``live`` (bool ``[N]``) have ended; what is returned for them is dropped.
+        Rows that are not ``live`` (bool ``[N]``) have ended; results for them are ignored.
         """
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        """The task's state after the given transcripts. ``task`` is what :meth:`_open` made for new episodes.
+        """The task's state after the given transcripts. ``task`` is the result of :meth:`_open` for new episodes.
 
-        The default keeps ``task``, which is right where the transcript holds all there is to know.
+        The default returns ``task``, which is correct if the state does not depend on the turns.
         """
         return task
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        """Further observations, ``[N, ...]``; whoever adds some declares them in :meth:`_task_observation_spec`."""
+        """Further observations, ``[N, ...]``, declared in :meth:`_task_observation_spec`."""
         return {}
 
     def _task_observation_spec(self) -> dict[str, Any]:
@@ -185,7 +184,7 @@ class LanguageEnv(EnvBase):
             self._set_seed(None)
 
     def to(self, device: torch.device | str | int) -> LanguageEnv:
-        """Move to a device. Where that is another one, the rows in play are forgotten: call ``reset`` next."""
+        """Move to a device. Moving to another device drops the current rows: call ``reset`` next."""
         before = self.device
         super().to(device)
         if self.device != before:
@@ -194,7 +193,7 @@ class LanguageEnv(EnvBase):
         return self
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
-        """Rows in a reset tensordict are a state only where ``set_state=True`` says so."""
+        """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
 
     def _reset(
@@ -219,9 +218,9 @@ class LanguageEnv(EnvBase):
         return self._observe()
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Begin anew the rows that are done, as TorchRL does it, with one copy less.
+        """Reset the rows that are done, as TorchRL does, but with one copy less.
 
-        TorchRL mixes old and new rows, entry by entry. Here a reset returns the rows that go on as well.
+        TorchRL merges old and new rows entry by entry. Here a reset returns the continuing rows as well.
         """
         if not self.any_done(tensordict):
             return tensordict
@@ -230,7 +229,7 @@ class LanguageEnv(EnvBase):
         tensordict.pop("_reset")
         others = tensordict.exclude(*out.keys())
         if not (others.is_empty() or fresh.all()):
-            # As there: entries that an environment does not know begin anew at zero, unless all rows do.
+            # As in TorchRL: entries of others are set to zero, unless all rows are reset.
             go_on = ~fresh.reshape(self.batch_size)
             tensordict.update(others.where(go_on, other=others.empty(), pad=0))
         return tensordict.update(out)
@@ -243,10 +242,10 @@ class LanguageEnv(EnvBase):
         out = self._observe()
         return out.set(REWARD, reward.reshape(*self.batch_size, 1))
 
-    # -- the game, in tensors alone where the task is ------------------------------------------------------------------
+    # -- the game: tensor operations only, if the task is --------------------------------------------------------------
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
-        """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all of them unless ``partial``."""
+        """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
         number = self._episode + fresh.cumsum(-1) - 1
         self._episode = self._episode + fresh.sum()
         opening, opening_length, task = self._open(number, fresh, options)
@@ -280,13 +279,13 @@ class LanguageEnv(EnvBase):
         return reward
 
     def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
-        """All of a turn but writing the rows: what is to be written into them, and the rewards, float32 ``[N]``."""
+        """Compute a turn without writing the rows: what to write, and the rewards, float32 ``[N]``."""
         assert self._rows is not None
         utterance = read_utterance(action, self.tokenizer.control)
         reply, task = self._reply(utterance, self._task, live)
         writes, overflow = planned_turn(self._rows, utterance, reply, live, self.tokenizer.control)
         turns = self._turns + 1
-        # A row ends, too, where another utterance and the end-of-action token of the environment would not fit.
+        # A row also ends if there is no room for another utterance and an end-of-action token of the environment.
         full = overflow | (writes.length + self.action_length + 1 > self.row_length)
         if self.max_turns is not None:
             full = full | (turns >= self.max_turns)
@@ -303,11 +302,11 @@ class LanguageEnv(EnvBase):
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        """The rows that a reset begins anew, bool ``[N]``."""
+        """The rows that a reset begins, bool ``[N]``."""
         return observation_entries.fresh_rows(self, options, first=self._rows is None)
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
-        """What ``reset`` was given under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
+        """The entry of ``reset`` under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
         return observation_entries.named_entry(self, options, key)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
@@ -322,10 +321,10 @@ class LanguageEnv(EnvBase):
         return observation_entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
-        """The observation, in fresh tensors: what a caller does to it never reaches the environment.
+        """The observation, copied, so that a caller cannot change the environment's tensors.
 
-        Without ``copy`` it stands in the environment's own memory, for those who only read it before the next turn;
-        ``only`` names the entries that they read.
+        Without ``copy`` it shares the environment's memory, for callers that only read it before the next turn and only
+        the entries ``only``.
         """
         assert self._rows is not None
         rows = self._rows.rows

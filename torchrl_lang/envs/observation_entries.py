@@ -1,4 +1,4 @@
-"""What ``reset`` and ``step`` are given: named entries, rows, actions and masks, read and checked."""
+"""Read and check the inputs of ``reset`` and ``step``: named entries, rows, actions and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_lang.schema import ACTION, ROW_KEYS
+from torchrl_lang.schema import ACTION, ROW_KEYS, missing_entry
 
 __all__ = [
     "checked_seed",
@@ -27,35 +27,35 @@ __all__ = [
 
 
 def checked_seed(seed: Any) -> int:
-    """A seed as an integer.
+    """Convert a seed to an integer.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not an integer.
         ValueError: it has more than 64 bits.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"A seed is a whole number, got {seed!r}: give an int, or None for a new one.")
+        raise TypeError(f"A seed must be an integer or None, got {seed!r}.")
     number = operator.index(seed)
     if not -(2**63) <= number < 2**64:
-        raise ValueError(f"A seed has at most 64 bits, got {number}.")
+        raise ValueError(f"A seed must have at most 64 bits, got {number}.")
     return number
 
 
 def merge_rows(
     env: EnvBase, tensordict: TensorDictBase | None, keywords: Mapping[str, Any], *, set_state: bool
 ) -> tuple[TensorDictBase | None, dict[str, Any]]:
-    """Move rows that ``reset`` was given by keyword into its tensordict; returns it and the other keywords.
+    """Move rows passed to ``reset`` by keyword into its tensordict; returns it and the other keywords.
 
     Raises:
-        TypeError: rows came by keyword without ``set_state=True``, which alone makes use of them.
-        KeyError: with ``set_state=True`` an entry of the rows came neither way.
+        TypeError: rows are passed by keyword without ``set_state=True``.
+        KeyError: with ``set_state=True`` an entry of the rows is missing.
     """
     others = {key: value for key, value in keywords.items() if key not in ROW_KEYS}
     rows = {key: value for key, value in keywords.items() if key in ROW_KEYS}
     if rows and not set_state:
         raise TypeError(
             f"{type(env).__name__}.reset() got the rows {list(rows)} by keyword without set_state=True: add it to "
-            f"continue from these rows, or leave them out to begin new episodes."
+            f"continue from these rows, or omit them to begin new episodes."
         )
     if rows:
         given = {key: torch.as_tensor(value, device=env.device) for key, value in rows.items()}
@@ -63,10 +63,12 @@ def merge_rows(
         tensordict.update(given)
     missing = [key for key in ROW_KEYS if tensordict is None or key not in tensordict.keys()]
     if set_state and missing:
-        raise KeyError(
-            f"{type(env).__name__}.reset(set_state=True) needs a tensordict with {list(ROW_KEYS)}, {missing} are "
-            f"missing. TransformedEnv takes such entries out of the tensordict: give them by keyword there, "
-            f"reset(set_state=True, **rows.select{ROW_KEYS})."
+        raise missing_entry(
+            f"{type(env).__name__}.reset(set_state=True)",
+            missing,
+            [] if tensordict is None else tensordict,
+            "TransformedEnv removes such entries from the tensordict: with transforms pass them by keyword, "
+            f"reset(set_state=True, **rows.select{ROW_KEYS}).",
         )
     return tensordict, others
 
@@ -74,11 +76,11 @@ def merge_rows(
 def reset_options(
     env: EnvBase, tensordict: TensorDictBase | None, named: Mapping[str, Any], known: Sequence[str]
 ) -> TensorDictBase | None:
-    """The flattened (``[N]``) tensordict that ``reset`` was given, with the entries that came as keywords in it.
+    """The flattened (``[N]``) tensordict of ``reset``, with the entries that were passed as keywords.
 
     Raises:
         TypeError: a keyword is not ``known``.
-        ValueError: a named entry has another dtype or shape.
+        ValueError: an entry has another dtype or shape.
     """
     unknown = sorted(named.keys() - {*known})
     if unknown:
@@ -95,7 +97,7 @@ def reset_options(
 
 
 def named_entry(env: EnvBase, options: TensorDictBase | None, key: str) -> Tensor | None:
-    """An entry of :func:`reset_options`, int64 ``[N]``, or None where it was not given."""
+    """An entry of :func:`reset_options`, int64 ``[N]``, or None if it was not given."""
     value = None if options is None else options.get(key, None)
     return None if value is None else _checked(env, key, value, torch.Size([env.batch_size.numel()]))
 
@@ -103,14 +105,14 @@ def named_entry(env: EnvBase, options: TensorDictBase | None, key: str) -> Tenso
 def _checked(env: EnvBase, key: str, value: Tensor, batch: torch.Size) -> Tensor:
     if value.shape not in (batch, (*batch, 1)) or value.dtype != torch.int64:
         raise ValueError(
-            f"'{key}' must be int64 of shape {tuple(env.batch_size)}, one number a row, got {value.dtype} of shape "
+            f"'{key}' must be int64 of shape {tuple(env.batch_size)}, one number per row, got {value.dtype} of shape "
             f"{tuple(value.shape)}."
         )
     return value.reshape(-1)
 
 
 def reset_mask(env: EnvBase, tensordict: TensorDictBase | None) -> Tensor | None:
-    """The rows that a ``"_reset"`` mask begins anew, bool ``[N]``; None without a mask.
+    """The rows that a ``"_reset"`` mask resets, bool ``[N]``; None without a mask.
 
     Raises:
         ValueError: the mask has another dtype or shape.
@@ -120,24 +122,24 @@ def reset_mask(env: EnvBase, tensordict: TensorDictBase | None) -> Tensor | None
 
 
 def fresh_rows(env: EnvBase, tensordict: TensorDictBase | None, *, first: bool) -> Tensor:
-    """The rows that a reset begins anew, bool ``[N]``: all, or those of a ``"_reset"`` mask.
+    """The rows that a reset begins, bool ``[N]``: all, or those of a ``"_reset"`` mask.
 
     Raises:
-        RuntimeError: the environment's ``first`` reset leaves some rows out.
+        RuntimeError: the environment's ``first`` reset does not reset all rows.
     """
     fresh = reset_mask(env, tensordict)
     if fresh is None:
         return torch.ones(env.batch_size.numel(), dtype=torch.bool, device=env.device)
     if first and not fresh.all():
         raise RuntimeError(
-            f"The first reset of {type(env).__name__} must begin every row, got a partial '_reset' mask: call reset() "
+            f"The first reset of {type(env).__name__} must reset every row, got a partial '_reset' mask: call reset() "
             f"once without it."
         )
     return fresh
 
 
 def active_rows(live: Tensor, tensordict: TensorDictBase) -> Tensor:
-    """The live rows, bool ``[N]``, that a step is to advance: all but those that a ``"_step"`` mask leaves out.
+    """The live rows, bool ``[N]``, that a step advances: all but those that a ``"_step"`` mask excludes.
 
     Raises:
         ValueError: the mask has another dtype or shape.
@@ -147,7 +149,7 @@ def active_rows(live: Tensor, tensordict: TensorDictBase) -> Tensor:
 
 
 def _checked_mask(key: str, mask: Tensor, n: int) -> Tensor:
-    """A mask over rows as bool ``[N]``, from one flag a row.
+    """A mask over rows as bool ``[N]``, from one flag per row.
 
     Raises:
         ValueError: it has another dtype or shape.
@@ -161,23 +163,22 @@ def _checked_mask(key: str, mask: Tensor, n: int) -> Tensor:
 
 
 def given_action(env: EnvBase, tensordict: TensorDictBase) -> Tensor:
-    """The entry ``action``, unchecked.
+    """The entry ``action``, not checked.
 
     Raises:
         KeyError: there is no ``action``.
     """
     action = tensordict.get(ACTION, None)
     if action is None:
-        raise KeyError(
-            f"{type(env).__name__}.step() needs an 'action', got {sorted(map(str, tensordict.keys()))}: let a policy "
-            f"write it, or env.rand_action()."
+        raise missing_entry(
+            f"{type(env).__name__}.step()", [ACTION], tensordict, "Let a policy write it, or env.rand_action()."
         )
     return action
 
 
 def in_vocabulary(action: Tensor, vocab_size: int, pad: int) -> Tensor:
-    """The action with padding in the place of ids outside the vocabulary.
+    """The action with padding instead of ids outside the vocabulary.
 
-    An error would need a look at the values, for which every step would wait for the device.
+    Raising an error would synchronize with the device at every step.
     """
     return torch.where((action >= 0) & (action < vocab_size), action, pad)

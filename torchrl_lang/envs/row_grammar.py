@@ -1,4 +1,4 @@
-"""Which token may follow which in a row: damaged rows are refused before an episode continues from them."""
+"""The valid orders of tokens in a row, to reject damaged rows before an episode continues from them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ __all__ = ["TokenKind", "check_order", "token_kinds"]
 
 
 class TokenKind(IntEnum):
-    """The part that a token plays in a row."""
+    """The role of a token in a row."""
 
     BEGIN_STATE = 0
     BEGIN_ACTION = 1
-    SAID = 2
-    """A token of the agent's, other than its end of action."""
+    ACTION = 2
+    """A token of the agent other than its end of action."""
     END_OF_ACTION = 3
-    """Written by the agent."""
+    """An end of action that the agent wrote."""
     CLOSED = 4
-    """An end of action that the environment wrote, behind an utterance without one."""
+    """An end of action that the environment added to an utterance without one."""
     REPLY = 5
     """A token of the environment's text."""
     END_OF_STATE = 6
     END_OF_DIALOGUE = 7
     PADDING = 8
-    """The padding token among the real ones, where it has no place."""
+    """A padding token among the real ones, which is always an error."""
 
 
-_AGENT = (TokenKind.SAID, TokenKind.END_OF_ACTION)
-_AFTER_TURN = (*_AGENT, TokenKind.REPLY, TokenKind.END_OF_DIALOGUE)  # an environment may answer nothing
+_AGENT = (TokenKind.ACTION, TokenKind.END_OF_ACTION)
+_AFTER_TURN = (*_AGENT, TokenKind.REPLY, TokenKind.END_OF_DIALOGUE)  # the environment's reply may be empty
 _FOLLOWERS: dict[TokenKind, tuple[TokenKind, ...]] = {
     TokenKind.BEGIN_STATE: (TokenKind.REPLY,),
     TokenKind.BEGIN_ACTION: _AGENT,
-    TokenKind.SAID: (*_AGENT, TokenKind.CLOSED),
+    TokenKind.ACTION: (*_AGENT, TokenKind.CLOSED),
     TokenKind.END_OF_ACTION: _AFTER_TURN,
     TokenKind.CLOSED: _AFTER_TURN,
     TokenKind.REPLY: (TokenKind.REPLY, TokenKind.END_OF_STATE),
@@ -48,9 +48,9 @@ _FOLLOWERS: dict[TokenKind, tuple[TokenKind, ...]] = {
 
 
 def token_kinds(rows: Rows, control: ControlTokens) -> Tensor:
-    """The :class:`TokenKind` of every token, int64 ``[N, T]``; without meaning right of a row's end."""
+    """The :class:`TokenKind` of every token, int64 ``[N, T]``; undefined after a row's end."""
     own = torch.full_like(rows.tokens, TokenKind.REPLY)
-    agent = torch.full_like(rows.tokens, TokenKind.SAID)
+    agent = torch.full_like(rows.tokens, TokenKind.ACTION)
     agent = torch.where(rows.tokens == control.end_of_action, int(TokenKind.END_OF_ACTION), agent)
     for token, kind in (
         (control.begin_state, TokenKind.BEGIN_STATE),
@@ -65,15 +65,15 @@ def token_kinds(rows: Rows, control: ControlTokens) -> Tensor:
 
 
 def check_order(rows: Rows, kinds: Tensor, fresh: Tensor) -> None:
-    """Raise unless the ``fresh`` rows (bool ``[N]``) have their tokens in an order that environments write.
+    """Raise unless environments could have written the ``fresh`` rows (bool ``[N]``).
 
     Args:
-        rows: the rows; none is empty.
+        rows: the rows, none of them empty.
         kinds: their :func:`token_kinds`.
-        fresh: which of them are looked at.
+        fresh: the rows to check.
 
     Raises:
-        ValueError: the message names the row, the position and the two tokens' parts.
+        ValueError: the message names the row, the position and the roles of the two tokens.
     """
     n = len(TokenKind)
     allowed = torch.zeros((n, n), dtype=torch.bool, device=kinds.device)
@@ -87,6 +87,6 @@ def check_order(rows: Rows, kinds: Tensor, fresh: Tensor) -> None:
         part = TokenKind(int(kinds[row, position])).name
         where = f"after {TokenKind(int(kinds[row, position - 1])).name}" if position else "at its beginning"
         raise ValueError(
-            f"Row {row} cannot go on: at position {position} it has {part} {where}, an order that no environment "
-            f"writes. Give rows as reset and step return them."
+            f"Row {row} cannot be continued: at position {position} it has {part} {where}, an order that no "
+            f"environment writes. Pass rows as reset and step return them."
         )

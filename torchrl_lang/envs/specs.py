@@ -1,4 +1,4 @@
-"""Specs of the entries that language environments observe and take."""
+"""Specs of the observations and actions of language environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["flags", "row_specs", "token_ids"]
 
 
 def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:
-    """``n`` flags a row: bool ``[*B, n]``."""
+    """``n`` flags per row: bool ``[*B, n]``."""
     return Binary(n=n, shape=(*batch, n), dtype=torch.bool, device=device)
 
 

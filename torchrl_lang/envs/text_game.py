@@ -1,4 +1,4 @@
-"""Text games in plain Python, strings in and strings out, as a batched language environment."""
+"""Plain-Python text games, from strings to strings, as a batched language environment."""
 
 from __future__ import annotations
 
@@ -24,55 +24,54 @@ __all__ = ["OnBadText", "TextGame", "TextGameEnv"]
 OnBadText = Literal["truncate", "raise"]
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
-"""What a game reads where the tokenizer has no text for what the agent wrote."""
+"""The text that a game gets if the tokenizer cannot decode the agent's tokens."""
 
 
 class TextGameEnv(LanguageEnv):
     r"""A batch of plain-Python games; each row of the batch has its own game object.
 
-    Every episode has a game seed, drawn from the environment's seed and the number of the episode. A reset tensordict
-    may name it instead, ``game_seed`` int64 ``[*B]`` (and names it again where the tensordict is used again), or the
-    keyword, ``reset(game_seed=...)``: wrapped environments take the keyword only (see
-    :class:`~torchrl_lang.envs.LanguageEnv`). :attr:`game_seed` tells the seeds in play.
+    Every episode has a game seed, derived from the environment's seed and the number of the episode. ``reset`` accepts
+    other seeds, as an entry ``game_seed`` int64 ``[*B]`` of its tensordict or by keyword, ``reset(game_seed=...)``; use
+    the keyword if the environment is wrapped (see :class:`~torchrl_lang.envs.LanguageEnv`). :attr:`game_seed` returns
+    the current seeds.
 
-    ``reset(tensordict, set_state=True)`` begins the games of ``game_seed`` anew and plays the agent's part of the rows
-    again. The row so played must be the row that came, token for token and reward for reward: a game whose chance does
-    not come from its seed, or a row of another seed, is an error.
+    ``reset(tensordict, set_state=True)`` begins the games of ``game_seed`` and replays the agent's turns of the rows. A
+    replayed row must equal the given one, token by token and reward by reward. So it is an error if the row belongs to
+    another seed, or if the game's randomness does not come from its seed.
 
-    What the agent writes never crashes the game loop: control tokens reach the game by name, and an utterance that the
-    tokenizer cannot decode as ``"\N{REPLACEMENT CHARACTER}"``. What the game answers to it does not either: where the
-    tokenizer cannot encode a text, the text is left out; where an opening leaves no room for an utterance, its end is
-    cut off. Both are warned of once, and the row is ``truncated`` with its next turn, or with this one where a reply
-    was lost. A reply that is longer than the rest of its row fills the row, which is ``truncated`` at once.
-    ``on_bad_text="raise"`` makes an error of all three.
+    Nothing that the agent writes crashes the environment: the game gets control tokens by name, and
+    ``"\N{REPLACEMENT CHARACTER}"`` instead of an utterance that the tokenizer cannot decode. Nor does the text of a
+    game: a text that the tokenizer cannot encode is dropped, and an opening that leaves no room for an utterance is
+    cut. Each warns once, and the row is ``truncated`` at its next turn, or at this one if a reply was dropped. A reply
+    that is longer than the rest of its row fills it, and the row is ``truncated`` at once.
+    ``on_bad_text="raise"`` raises an error in all three cases.
 
-    Where a game raises an error, a note on it names the game, its seed and turn, and what the agent wrote; where it
-    returns something else than a :class:`TextGame` does, or a reward that is not finite, the error does. The next call
-    must then be a full reset. For games that take their time, play several environments side by side in a
-    ``ParallelEnv``.
+    If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
+    something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next
+    call must then be a full reset. For slow games run several environments in a ``ParallelEnv``.
 
     Args:
-        make_game: makes a new game, a :class:`TextGame`; called once for every row of the batch.
-        on_bad_text: what happens where a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
+        make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
+        on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
-        TypeError: a game returns something else than texts, numbers and flags; the message names the game and its turn.
+        TypeError: a game returns values of wrong types; the message names the game and its turn.
         ValueError: a reward is not finite; with ``on_bad_text="raise"`` a text cannot be encoded or does not fit; on
-            ``reset``, a row is not what its game seed plays.
+            ``reset``, a row differs from the replay of its game seed.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer
         >>> from torchrl_lang.envs import TextGameEnv
         >>> class Parrot:
         ...     def reset(self, seed):
-        ...         return "say"
+        ...         return "bye"
         ...     def step(self, text):
         ...         return text, float(len(text)), text == "bye"
-        >>> env = TextGameEnv(Parrot, CharTokenizer.from_alphabet("abesy"), row_length=32, action_length=4)
+        >>> env = TextGameEnv(Parrot, CharTokenizer.from_alphabet("abey"), row_length=32, action_length=4)
         >>> env.tokenizer.decode(env.reset()["tokens"][0, :5])
-        '<s>say</s>'
+        '<s>bye</s>'
     """
 
     _reset_entries = ("game_seed",)
@@ -106,7 +105,7 @@ class TextGameEnv(LanguageEnv):
 
     @property
     def game_seed(self) -> Tensor:
-        """The seeds of the games in play, int64 ``[*B]``."""
+        """The seeds of the current games, int64 ``[*B]``."""
         if self._rows is None:
             raise RuntimeError("No game has begun: call reset() first.")
         return self._task["game_seed"].clone().reshape(self.batch_size)
@@ -128,10 +127,10 @@ class TextGameEnv(LanguageEnv):
         texts: list[list[int]] = [[] for _ in self._games]
         rewards, terminated, truncated = [0.0] * self._n, [False] * self._n, [False] * self._n
         seeds, turns = task["game_seed"].tolist(), self._turns.tolist()
-        lengths, said, room = utterance.length.tolist(), utterance.tokens.tolist(), self._room(utterance)
+        lengths, uttered, room = utterance.length.tolist(), utterance.tokens.tolist(), self._room(utterance)
         with self._all_or_none():
             places = {row: GamePlace(row, seeds[row], turns[row] + 1) for row in _true(live)}
-            for row, returned in self._play_all({row: said[row][: lengths[row]] for row in places}, places):
+            for row, returned in self._play_all({row: uttered[row][: lengths[row]] for row in places}, places):
                 turn = read_turn(returned, places[row])
                 texts[row], lost = self._fit_reply(turn, places[row], room[row])
                 rewards[row], terminated[row], truncated[row] = turn.reward, turn.terminated, turn.truncated or lost
@@ -145,8 +144,8 @@ class TextGameEnv(LanguageEnv):
         with self._all_or_none():
             if self._named(options, "game_seed") is None:
                 raise KeyError(
-                    "reset(tensordict, set_state=True) needs the seeds of the rows, 'game_seed', too: as an entry, or "
-                    "by keyword where the environment is wrapped."
+                    "reset(tensordict, set_state=True) needs the seeds of the rows, 'game_seed': pass them as an "
+                    "entry, or by keyword if the environment is wrapped."
                 )
             seeds, lengths = task["game_seed"].tolist(), rows.length.tolist()
             for row in _true(fresh):
@@ -154,37 +153,37 @@ class TextGameEnv(LanguageEnv):
                 played = self._replay(row, seeds[row], *came[:2])
                 if played != (came[0], came[2]):
                     raise ValueError(
-                        f"Row {row} is not what game seed {seeds[row]} plays. It reads {self._decode(came[0])!r} with "
-                        f"rewards {[r for r in came[2] if r]}, the game {self._decode(played[0])!r} with rewards "
-                        f"{[r for r in played[1] if r]}."
+                        f"Row {row} differs from the replay of game seed {seeds[row]}. The row is "
+                        f"{self._decode(came[0])!r} with rewards {[r for r in came[2] if r]}, the replay "
+                        f"{self._decode(played[0])!r} with rewards {[r for r in played[1] if r]}."
                     )
         return task
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Until the end of the block there are no rows: a game that fails leaves the others a turn ahead of theirs."""
+        """Drop all rows if the block fails, because then some games are a turn ahead of their rows."""
         rows, self._rows = self._rows, None
         yield
         self._rows = rows
 
-    # -- all games, one after the other; a subclass that plays them side by side overrides these -----------------------
+    # -- all games in sequence; a subclass that runs them in parallel overrides these ----------------------------------
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
-        """Seeds of episodes that came without, int64 ``[N]``."""
+        """Seeds of the episodes for which ``reset`` got none, int64 ``[N]``."""
         return random_index(self._key, episode, 2**31)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        """Begin the games of some rows; the rows, and what each game's ``reset`` returned."""
+        """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
         return ((row, self._begin(place)) for row, place in places.items())
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
-        """Play a turn in the games of some rows; the rows, and what each game's ``step`` returned."""
+        """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
         return ((row, self._play(places[row], ids)) for row, ids in utterances.items())
 
     def _standing(self) -> TaskState:
-        """What is known of the games beside their seeds, in tensors ``[N, ...]``."""
+        """Further state of the games, tensors ``[N, ...]``."""
         return {}
 
     # -- one game ------------------------------------------------------------------------------------------------------
@@ -197,45 +196,45 @@ class TextGameEnv(LanguageEnv):
             raise
 
     def _play(self, place: GamePlace, ids: list[int]) -> Any:
-        said = self._decode(ids)
+        text = self._decode(ids)
         try:
-            return self._games[place.row].step(said)
+            return self._games[place.row].step(text)
         except Exception as error:
-            error.add_note(f"{place} was playing {said!r}.")
+            error.add_note(f"{place} was playing {text!r}.")
             raise
 
     def _replay(self, row: int, seed: int, tokens: list[int], agent: list[bool]) -> tuple[list[int], list[float]]:
-        """Play the agent's part of a row in the game that has just begun; returns the row so written."""
+        """Replay the agent's turns of a row in a new game; returns the tokens and rewards of the resulting row."""
         control, place = self.tokenizer.control, GamePlace(row, seed, 0)
         opening, _ = self._fit_opening(read_opening(self._begin(place), place), place)
         ids = [control.begin_state, *opening, control.end_of_state] if opening else [control.begin_action]
         rewards = [0.0] * len(ids)
-        said: list[int] = []
+        utterance: list[int] = []
         for token, is_agent in zip(tokens, agent, strict=True):
             if token == control.end_of_action:
                 place = place._replace(turn=place.turn + 1)
-                played = read_turn(self._play(place, said), place)
+                played = read_turn(self._play(place, utterance), place)
                 reply, lost = self._fit_reply(played, place, self.row_length)
                 if played.truncated or lost:
                     raise ValueError(
-                        f"{place} was truncated, so that row {row} cannot go on: reset it without set_state."
+                        f"{place} was truncated, so row {row} cannot be continued: reset it without set_state."
                     )
-                turn = [*said, token, *reply]
+                turn = [*utterance, token, *reply]
                 earned = [0.0] * len(turn)
-                earned[len(said) - (0 if is_agent else 1)] = played.reward
+                earned[len(utterance) - (0 if is_agent else 1)] = played.reward
                 if reply:
                     turn.append(control.end_of_state)
                 if played.terminated:
                     turn.append(control.end_of_dialogue)
-                ids, rewards, said = ids + turn, rewards + earned + [0.0] * (len(turn) - len(earned)), []
+                ids, rewards, utterance = ids + turn, rewards + earned + [0.0] * (len(turn) - len(earned)), []
             elif is_agent:
-                said.append(token)
+                utterance.append(token)
         return ids, torch.tensor(rewards, dtype=torch.float32).tolist()
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
     def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
-        """Ids of an opening that leaves room for an utterance, and whether some of it was lost."""
+        """Ids of an opening that leaves room for an utterance, and whether a part of it was cut."""
         ids = self._encode_or_lose(text, place)
         room = max(0, self.row_length - self.action_length - 3)  # begin and end of the state, end of the action
         if ids is not None and len(ids) > room:
@@ -245,7 +244,7 @@ class TextGameEnv(LanguageEnv):
         return ids or [], ids is None
 
     def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
-        """Ids of a reply, and whether it was lost. Longer ones than the row's rest are cut where the row is written."""
+        """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
         ids = self._encode_or_lose(turn.text, place)
         room -= turn.terminated  # the end of the dialogue
         if self.on_bad_text == "raise" and ids and len(ids) > room:
@@ -254,36 +253,36 @@ class TextGameEnv(LanguageEnv):
         return ids or [], ids is None
 
     def _room(self, utterance: Utterance) -> list[int]:
-        """Tokens that the reply to an utterance may have in each row; nobody asks where replies are cut."""
+        """Room for the reply to each utterance, in tokens; not computed if replies are cut."""
         if self.on_bad_text == "truncate":
             return [self.row_length] * self._n
         assert self._rows is not None
-        # The end of the action and the end of the state stand around it.
+        # The end-of-action and end-of-state tokens need room, too.
         return (self.row_length - self._rows.rows.length - utterance.length - 2).tolist()
 
     def _encode_or_lose(self, text: str, place: GamePlace) -> list[int] | None:
-        """Ids of a text, or None where the tokenizer cannot encode it."""
+        """Ids of a text, or None if the tokenizer cannot encode it."""
         try:
             return self._encode(text)
         except (ValueError, LookupError, TypeError) as error:
             reason = str(error)
         self._lose(
             place,
-            f"said {shorten(text)}, which the tokenizer cannot encode ({reason[:200]})",
-            "take a tokenizer with all the game's words, or let the game write others",
+            f"wrote {shorten(text)}, which the tokenizer cannot encode ({reason[:200]})",
+            "use a tokenizer with all words of the game, or change the game's texts",
         )
         return None
 
     def _lose(self, place: GamePlace, found: str, remedy: str) -> None:
-        """Raise, or warn that text is lost: once an environment for openings, once for replies."""
+        """Raise, or warn that text is lost: once per environment for openings, once for replies."""
         if self.on_bad_text == "raise":
             raise ValueError(f"{place} {found}: {remedy}.")
         kind = "reply" if place.turn else "opening"
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(
-                f"{place} {found}: the row is truncated, as will be later ones without a warning. To avoid it, "
-                f"{remedy}; on_bad_text='raise' makes it an error.",
+                f"{place} {found}: the row is truncated, and later ones will be without a warning. To avoid this, "
+                f"{remedy}; on_bad_text='raise' raises an error instead.",
                 stacklevel=2,
             )
 

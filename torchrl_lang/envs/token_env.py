@@ -1,4 +1,4 @@
-"""One token a step: any language environment, with the agent's utterances written token by token."""
+"""Token-level environments: each step of a language environment is one token of the agent's utterance."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = ["TokenEnv"]
 class TokenEnv(EnvBase):
     """A language environment whose ``action`` is one token, int64 ``[*B]``.
 
-    The tokens of the agent appear in the row as it writes them, with reward zero. When it writes the end-of-action
-    token, or its utterance reaches the ``action_length`` of ``env``, the turn is played: the reply appears in the row
-    and the turn's reward comes with this last token. An episode ends with exactly the row that ``env`` gives for the
-    same utterances; ``terminated`` and ``truncated`` are those of ``env``.
+    Each action is appended to the row, with reward zero. When the agent writes the end-of-action token, or its
+    utterance reaches the ``action_length`` of ``env``, the turn is played: the reply is appended to the row, and the
+    turn's reward is the reward of this last token. The final row, ``terminated`` and ``truncated`` are those of ``env``
+    for the same utterances.
 
-    The padding token is no token of a row: as an action it is read as the end-of-action token, and so is an id outside
-    the vocabulary. Other control tokens are written like any token, as ``env`` does; an actor that must not write them
-    masks them. An actor over a model with more embeddings than ``tokenizer.vocab_size`` must mask the rest: the row
-    would hold another token than the one whose log-probability the actor wrote.
+    The padding token and ids outside the vocabulary are treated as the end-of-action token. Other control tokens are
+    appended like any token, as in ``env``; an actor must mask them if it should not write them. An actor over a model
+    with more embeddings than ``tokenizer.vocab_size`` must mask the rest: the row would hold another token than the one
+    whose log-probability the actor wrote.
 
-    ``reset(tensordict, set_state=True)`` continues rows that stop anywhere, inside an utterance too.
-    What a reset of ``env`` may name, a reset of this one may.
+    ``reset(tensordict, set_state=True)`` continues rows that end anywhere, also inside an utterance. ``reset`` accepts
+    the names that ``env.reset`` accepts.
 
     Args:
-        env: a :class:`~torchrl_lang.envs.LanguageEnv`. It is played through this one alone. Transforms go around:
-            ``TransformedEnv(TokenEnv(env), ...)``.
+        env: a :class:`~torchrl_lang.envs.LanguageEnv`, which must not be stepped otherwise. Put transforms around the
+            token environment: ``TransformedEnv(TokenEnv(env), ...)``.
 
     Raises:
-        TypeError: ``env`` is no ``LanguageEnv``; on a step, ``action`` is not int64.
+        TypeError: ``env`` is not a ``LanguageEnv``; on a step, ``action`` is not int64.
         KeyError: on a step, there is no ``action``.
-        ValueError: on a step, ``action`` has another shape than the batch.
+        ValueError: on a step, ``action`` does not have the shape of the batch.
 
     Examples:
         >>> import torch
@@ -63,7 +63,7 @@ class TokenEnv(EnvBase):
     def __init__(self, env: LanguageEnv) -> None:
         if not isinstance(env, LanguageEnv):
             raise TypeError(
-                f"TokenEnv takes a LanguageEnv, got {type(env).__name__}. Put transforms around it: "
+                f"TokenEnv needs a LanguageEnv, got {type(env).__name__}. Put transforms around it: "
                 f"TransformedEnv(TokenEnv(env), ...)."
             )
         super().__init__(device=env.device, batch_size=env.batch_size)
@@ -80,7 +80,7 @@ class TokenEnv(EnvBase):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the environment inside."""
+        """The tokenizer of ``env``."""
         return self.env.tokenizer
 
     @property
@@ -92,7 +92,7 @@ class TokenEnv(EnvBase):
         self.env.set_seed(seed)
 
     def to(self, device: torch.device | str | int) -> TokenEnv:
-        """Move to a device. Where that is another one, the rows in play are forgotten: call ``reset`` next."""
+        """Move to a device. Moving to another device drops the current rows: call ``reset`` next."""
         before = self.device
         self.env.to(device)
         super().to(device)
@@ -101,7 +101,7 @@ class TokenEnv(EnvBase):
         return self
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
-        """Rows in a reset tensordict are a state only where ``set_state=True`` says so."""
+        """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
 
     def _reset(
@@ -130,14 +130,14 @@ class TokenEnv(EnvBase):
         place = torch.arange(self.env.action_length, device=token.device) == self._written[:, None]
         pending = torch.where(place & live[:, None], token[:, None], self._pending)
         written = self._written + live
-        spoken = live & ((token == control.end_of_action) | (written == self.env.action_length))
+        played = live & ((token == control.end_of_action) | (written == self.env.action_length))
         turn = {
             ACTION: pending.reshape(*self.batch_size, self.env.action_length),
-            "_step": spoken.reshape(*self.batch_size, 1),
+            "_step": played.reshape(*self.batch_size, 1),
         }
         out = self.env._step(TensorDict(turn, batch_size=self.batch_size, device=self.device))
-        self._pending = torch.where(spoken[:, None], control.pad, pending)
-        self._written = torch.where(spoken, 0, written)
+        self._pending = torch.where(played[:, None], control.pad, pending)
+        self._written = torch.where(played, 0, written)
         return self._observe(out)
 
     def _action(self, tensordict: TensorDictBase) -> Tensor:
@@ -146,19 +146,19 @@ class TokenEnv(EnvBase):
             raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
         if action.shape != self.batch_size:
             raise ValueError(
-                f"TokenEnv expects one token a row, 'action' of shape {tuple(self.batch_size)}, got "
-                f"{tuple(action.shape)}. Utterances are for the environment inside: env.env."
+                f"TokenEnv expects one token per row, 'action' of shape {tuple(self.batch_size)}, got "
+                f"{tuple(action.shape)}. To step with whole utterances, use the environment inside, env.env."
             )
         return in_vocabulary(action.reshape(self._n), self.tokenizer.vocab_size, self.tokenizer.control.pad)
 
     def _no_pending(self) -> tuple[Tensor, Tensor]:
-        """No utterance begun, in any row: int64 ``[N, K]`` and the number of its tokens, int64 ``[N]``."""
+        """An empty utterance in every row: int64 ``[N, K]`` and the number of its tokens, int64 ``[N]``."""
         shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
         pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
         return pending, torch.zeros_like(pending[:, 0])
 
     def _split(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor, Tensor]:
-        """Take the utterances that were begun off the ends of the rows."""
+        """Split unfinished utterances off the ends of the rows."""
         check_row(tensordict, vocab_size=self.tokenizer.vocab_size)
         tokens, real, agent, reward = (tensordict.get(key).reshape(self._n, -1) for key in ROW_KEYS)
         position = torch.arange(tokens.shape[-1], device=tokens.device)
@@ -168,25 +168,25 @@ class TokenEnv(EnvBase):
         written = tail.sum(-1)
         if (written >= self.env.action_length).any():
             rows = (written >= self.env.action_length).nonzero().flatten().tolist()
-            raise ValueError(f"Rows {rows} end in an open utterance that has no room for a token, its end or another.")
+            raise ValueError(f"Rows {rows} end in an unfinished utterance without room for another token and its end.")
         pending, _ = self._no_pending()
         slot = torch.arange(self.env.action_length, device=tokens.device)
-        said = slot < written[:, None]
+        is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)
-        pending = torch.where(said, tokens.gather(-1, source).to(torch.int64), pending)
+        pending = torch.where(is_pending, tokens.gather(-1, source).to(torch.int64), pending)
         entries = {ATTENTION_MASK: real & ~tail, ACTION_MASK: agent & ~tail, TOKEN_REWARD: reward}
         shape = tensordict.get(TOKENS).shape
         begun = {key: value.reshape(shape) for key, value in entries.items()}
         return tensordict.copy().update(begun), pending, written
 
     def _observe(self, out: TensorDictBase) -> TensorDictBase:
-        """What the environment inside observes, with the utterances begun appended."""
+        """The observation of ``env`` with the unfinished utterances appended."""
         self._done = out.get(DONE).reshape(self._n).clone()
         tokens, real, agent, reward = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
-        said = torch.arange(self.env.action_length, device=tokens.device) < self._written[:, None]
+        is_pending = torch.arange(self.env.action_length, device=tokens.device) < self._written[:, None]
         assert self._pending is not None
         none = torch.zeros_like(reward[:, 0])
-        rows, _ = Rows(tokens, agent, reward, real.sum(-1)).append(self._pending, said, said, none)
+        rows, _ = Rows(tokens, agent, reward, real.sum(-1)).append(self._pending, is_pending, is_pending, none)
         grown = (rows.tokens, rows.attention_mask, rows.action_mask, rows.token_reward)
         for key, value in zip(ROW_KEYS, grown, strict=True):
             out.set(key, value.reshape(*self.batch_size, self.row_length))

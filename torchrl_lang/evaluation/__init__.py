@@ -1,4 +1,4 @@
-"""Playing games with a policy, and what to say about them: figures, transcripts, pictures."""
+"""Evaluate policies on games: summaries, tables, transcripts and plots."""
 
 from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswered
 from torchrl_lang.evaluation.play import play_games

@@ -1,4 +1,4 @@
-"""Figures that say how well games went, with standard errors."""
+"""Summary statistics of games, with standard errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Summary", "solved", "summarize", "unanswered"]
 
 @dataclass(frozen=True)
 class Summary:
-    """How a player did over a number of games. What was not measured is ``None``."""
+    """Statistics of a policy's games. A statistic that was not measured is ``None``."""
 
     name: str
     games: int
@@ -32,13 +32,13 @@ class Summary:
     """Standard error of the win rate."""
     mean_turns: float
     guesses: dict[int, int] = field(default_factory=dict)
-    """Number of turns -> number of games won in so many turns."""
+    """Maps a number of turns to the number of games won in that many turns."""
     lost: int = 0
     truncated_rate: float = 0.0
     invalid_rate: float | None = None
-    """Invalid turns among all turns."""
+    """Fraction of turns that were invalid."""
     kl_per_token: float | None = None
-    """Mean over the agent's tokens of ``log pi - log behaviour``: an unbiased estimate where the policy was sampled."""
+    """Mean over the agent's tokens of ``log pi - log behaviour``: an unbiased KL estimate if the policy sampled."""
     kl_per_game: float | None = None
     entropy: float | None = None
     """Mean over the agent's tokens of the policy's entropy."""
@@ -46,13 +46,13 @@ class Summary:
     """Mean of each metric of the task, such as ``{"optimality": 0.98}``."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON (where the keys of ``guesses`` are strings)."""
+        """All statistics, ready for JSON (in which the keys of ``guesses`` are strings)."""
         return asdict(self) | {"guesses": {str(turns): count for turns, count in self.guesses.items()}}
 
     def scalars(self) -> dict[str, float]:
-        """The numbers that a log of a training run wants, by short names.
+        """The statistics to log during training, by short names.
 
-        ``return`` and ``return_error`` are among them: the best checkpoint is the one with the highest ``return``.
+        ``return`` and ``return_error`` are among them; the best checkpoint is the one with the highest ``return``.
         """
         named = {
             "return": self.mean_return,
@@ -77,15 +77,15 @@ def summarize(
     invalid: Callable[[GameRecords], Tensor] | None = None,
     metrics: Mapping[str, Callable[[GameRecords], Tensor]] | None = None,
 ) -> Summary:
-    """Summarize games.
+    """Compute summary statistics of games.
 
     Args:
-        records: what :func:`~torchrl_lang.evaluation.play_games` returned.
-        name: of the player, for tables.
-        won: records -> bool ``[N]``, the games that count as won; by default :func:`solved`.
-        invalid: records -> int ``[N]``, the number of invalid turns of each game, such as :func:`unanswered`; without
-            it there is no invalid rate.
-        metrics: further metrics by name: records -> ``[N]``, of which the mean is kept.
+        records: the result of :func:`~torchrl_lang.evaluation.play_games`.
+        name: name of the policy in tables.
+        won: maps records to bool ``[N]``, True for games won; default :func:`solved`.
+        invalid: maps records to int ``[N]``, the number of invalid turns of each game, such as :func:`unanswered`;
+            without it the rate of invalid turns is not measured.
+        metrics: further metrics by name; each maps records to ``[N]``, and its mean is recorded.
 
     Examples:
         >>> import torch
@@ -128,17 +128,17 @@ def summarize(
 
 
 def solved(records: GameRecords, *, winning_reward: float = 0.0) -> Tensor:
-    """Games that the task itself ended and whose last turn earned ``winning_reward``, bool ``[N]``.
+    """Games that terminated with ``winning_reward`` in the last turn, bool ``[N]``.
 
-    The default fits games such as Wordle, where every turn costs something but the one that solves it.
+    The default fits games such as Wordle, in which every turn except the winning one has a negative reward.
     """
     return records.terminated & (records.last_reward == winning_reward)
 
 
 def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
-    """Number of utterances of each row that the environment met with silence, int64 ``[N]``.
+    """Number of utterances of each row to which the environment did not reply, int64 ``[N]``.
 
-    A Wordle guess without colours was invalid, so ``invalid=lambda records: unanswered(records.rows, control)`` gives
+    In Wordle these are the invalid guesses, so ``invalid=lambda records: unanswered(records.rows, control)`` gives
     :func:`summarize` the rate of invalid guesses.
 
     Args:

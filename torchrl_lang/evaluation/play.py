@@ -1,4 +1,4 @@
-"""Play a fixed set of games with a policy and record how they went."""
+"""Play a fixed set of games with a policy and record the results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from torchrl_lang.schema import (
     TOKEN_ENTROPY,
     TOKEN_LOG_PROB,
     TRUNCATED,
+    missing_entry,
 )
 
 __all__ = ["play_games"]
 
 _Record = dict[NestedKey, Tensor]
-"""What is known of each game of a wave, ``[N, ...]``."""
+"""Tensors of each game of a wave, ``[N, ...]``."""
 
 
 @torch.no_grad()
@@ -44,46 +45,46 @@ def play_games(
     exploration: ExplorationType = ExplorationType.RANDOM,
     progress: Callable[[int], Any] | None = None,
 ) -> GameRecords:
-    """Play exactly the episodes ``0 .. games - 1`` of a seed, side by side, each to its end.
+    """Play exactly the episodes ``0 .. games - 1`` of a seed in parallel, each to its end.
 
-    Games are played in waves: all rows are reset together and a wave ends when its last game does. Counting the first
-    ``games`` that finish instead would favour short games. An environment of any batch size plays the same episodes.
+    Games are played in waves: all rows are reset together, and a wave ends with its last game. Counting the first
+    ``games`` to finish would over-represent short games. The episodes do not depend on the environment's batch size.
 
-    The call seeds ``env``, so training should use another one. While it lasts, torch's global stream and the generators
-    that the policy's modules hold are seeded as well and the policy is in evaluation mode; all is put back, so that
-    evaluating changes nothing about a training run, and evaluating again gives the same games.
+    The call seeds ``env``, so use another environment for training. During the call torch's global generators and the
+    generators of the policy's modules are seeded, and the policy is in evaluation mode. All are restored afterwards, so
+    evaluation does not change a training run, and the same call plays the same games.
 
     Args:
         env: a language environment, possibly transformed.
-        policy: reads a row, writes ``action``. A policy with a generator of its own must be the module (or object) that
-            holds it: a generator inside a closure is not found and goes on where it stands, so the same call then gives
-            other games. Where the policy also writes ``token_log_prob`` and ``behavior_log_prob``, or
-            ``token_entropy``, each ``[*B, K]``, they are summed over the tokens that the agent wrote.
-        games: number of games; need not be a multiple of the batch.
-        seed: of the episodes and of sampling.
-        keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to be kept beside the row, such as
-            ``["won"]`` where the environment says so: ``records.kept["won"]``.
-        exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, for policies that heed it.
+        policy: reads a row, writes ``action``. A policy with its own generator must be the module (or object) that
+            holds it: generators in closures are not found and not seeded, so repeated calls differ. If the policy also
+            writes ``token_log_prob`` and ``behavior_log_prob``, or ``token_entropy``, each ``[*B, K]``, they are summed
+            over the agent's tokens.
+        games: number of games; need not be a multiple of the batch size.
+        seed: seed of the episodes and of sampling.
+        keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to keep, such as ``["won"]`` if the
+            environment writes it: ``records.kept["won"]``.
+        exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, if the policy supports it.
         progress: called after every turn with the number of games finished so far.
 
     Returns:
         The :class:`GameRecords`, in the order of the episodes.
 
     Raises:
-        KeyError: the environment lacks an entry that is to be kept.
-        ValueError: ``games`` is no positive number, or an entry that is to be kept has more than one value a game.
+        KeyError: the environment lacks an entry of ``keep``.
+        ValueError: ``games`` is below 1, or an entry of ``keep`` has more than one value per game.
 
     Examples:
         >>> import torch
         >>> from torchrl_lang.data import CharTokenizer
         >>> from torchrl_lang.envs.language_env import LanguageEnv, Reply
         >>> from torchrl_lang.evaluation import play_games
-        >>> class Echo(LanguageEnv):  # says what was said, pays for an "a"
+        >>> class Echo(LanguageEnv):  # repeats the utterance, with reward 1 for an "a"
         ...     def _open(self, episode, fresh, options):
         ...         return episode.new_zeros(len(episode), 0), torch.zeros_like(episode), {}
         ...     def _reply(self, utterance, task, live):
-        ...         said = utterance.tokens[:, 0]
-        ...         return Reply(said[:, None], torch.ones_like(said), (said == 0).float(), said == 0), task
+        ...         token = utterance.tokens[:, 0]
+        ...         return Reply(token[:, None], torch.ones_like(token), (token == 0).float(), token == 0), task
         >>> env = Echo(CharTokenizer.from_alphabet("ab"), row_length=16, action_length=1, max_turns=2, batch_size=4)
         >>> policy = lambda td: td.set("action", torch.zeros(4, 1, dtype=torch.int64))
         >>> play_games(env, policy, games=6).returns
@@ -113,10 +114,10 @@ def _play_wave(
     keep: Sequence[str],
     progress: Callable[[int], Any] | None,
 ) -> TensorDict:
-    """One game on each row of the environment; at most ``wanted`` of them are kept."""
+    """One game on each row of the environment, of which at most ``wanted`` are returned."""
     td = env.reset()
     n = td.numel()
-    # Rows that nobody wants are not waited for.
+    # Do not wait for rows that are not wanted.
     live = torch.arange(n, device=td.get(DONE).device) < wanted
     record: _Record = {}
     while True:
@@ -132,11 +133,11 @@ def _play_wave(
 
 
 def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[str]) -> _Record:
-    """Tally one turn of the rows that are still being played."""
+    """Add one turn of the rows that are still playing."""
     n = len(live)
     after = td.get("next")
     now = {key: after.get(key).reshape(n, -1) for key in (*ROW_KEYS, TERMINATED, TRUNCATED, REWARD)}
-    # Token by token, an environment that cuts a row off may not take all of an utterance.
+    # A token-level environment that truncates a row may append only a part of the utterance.
     written = now[ACTION_MASK].sum(-1) - td.get(ACTION_MASK).reshape(n, -1).sum(-1)
     sums: _Record = {"returns": now[REWARD][:, 0], "turns": torch.ones_like(written), "agent_tokens": written}
     sums |= _diagnostics(td, written)
@@ -156,20 +157,19 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
 
 
 def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
-    """An entry that is to be kept, ``[N]``."""
+    """An entry of ``keep``, ``[N]``."""
     value = after.get(key, None)
     if value is None:
-        known = sorted(map(str, after.keys()))
-        raise KeyError(f"There is no {key!r} to be kept: the environment's steps have {known}. Mend keep.")
+        raise missing_entry("keep", [key], after, "Name entries of the environment's steps.")
     if value.numel() != n:
         raise ValueError(
-            f"{key!r} is {tuple(value.shape)}, what is kept has one value for each of {n} games, [*B] or [*B, 1]."
+            f"keep needs entries with one value per game, [{n}] or [{n}, 1], but {key!r} is {tuple(value.shape)}."
         )
     return value.reshape(n)
 
 
 def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
-    """Sums over the tokens just written of what the policy says about them."""
+    """Sums of the policy's log-ratio and entropy over the tokens just written."""
 
     def total(values: Tensor) -> Tensor:
         values = values.reshape(len(written), -1)
@@ -188,14 +188,14 @@ def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
 
 @contextmanager
 def _own_streams(policy: Any, seed: int) -> Iterator[None]:
-    """Seed torch's global streams and the policy's generators, and put them back afterwards."""
+    """Seed torch's global generators and the policy's generators, and restore them afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     streams = generators(policy)
     states = [stream.get_state() for stream in streams]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         for index, stream in enumerate(streams):
-            stream.manual_seed(seed + index + 1)  # streams that are not copies of each other
+            stream.manual_seed(seed + index + 1)  # different seeds, so that no generator copies another
         try:
             yield
         finally:

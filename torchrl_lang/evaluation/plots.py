@@ -1,4 +1,4 @@
-"""Pictures of training runs and of games, as PNG files. Needs matplotlib, the extra ``plots``."""
+"""Plots of training runs and games as PNG files. Needs matplotlib (the extra ``plots``)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchrl_lang.storage import read_rows
 __all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
 
 Columns = Mapping[str, Sequence[float]]
-"""The log of a run: a list of numbers under each name, all of one length, NaN where nothing was logged."""
+"""The log of a run: one list of numbers per column, all of one length, with NaN where nothing was logged."""
 
 
 def read_columns(path: str | Path) -> dict[str, list[float]]:
-    r"""Read a CSV log into columns; an empty cell becomes NaN.
+    r"""Read a CSV log into columns; empty cells become NaN.
 
     Raises:
         FileError: the file is missing or damaged.
@@ -44,16 +44,16 @@ def plot_learning_curves(
     x: str = "step",
     title: str = "",
 ) -> Path:
-    """Draw how runs went: one panel a quantity, one line a run, a band of one standard error where the log has one.
+    """Plot training runs: one panel per quantity, one line per run, with a band of one standard error if logged.
 
     Args:
-        path: the PNG file; its folder is made where missing.
-        runs: name of each run -> its columns or the path of its CSV log. A quantity ``q`` has a band of ``q ± q_error``
-            where there is a column ``q_error``.
-        panels: the columns to draw, from left to right. A panel that no run has a column for is left out.
-        references: horizontal lines in the first panel, such as the mean return of the data, by name.
+        path: the PNG file; its folder is created if missing.
+        runs: maps the name of each run to its columns or the path of its CSV log. A quantity ``q`` gets a band of
+            ``q ± q_error`` if there is a column ``q_error``.
+        panels: the columns to plot, from left to right. Panels without data are left out.
+        references: horizontal lines in the first panel, such as the mean return of the dataset, by name.
         x: the column of the horizontal axis.
-        title: above the picture.
+        title: title of the figure.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -79,18 +79,18 @@ def plot_learning_curves(
 
 
 def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, title: str = "") -> Path:
-    """Draw in how many turns players won, as shares of their games, and how many they lost.
+    """Plot the share of games that policies won in each number of turns, and the share that they lost.
 
     Args:
-        path: the PNG file; its folder is made where missing.
-        summaries: the players, by :func:`~torchrl_lang.evaluation.summarize`.
-        title: above the picture.
+        path: the PNG file; its folder is created if missing.
+        summaries: one :func:`~torchrl_lang.evaluation.summarize` per policy.
+        title: title of the figure.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     if not summaries:
-        raise ValueError("There are no summaries to draw.")
+        raise ValueError("There are no summaries to plot.")
     most = max((turns for summary in summaries for turns in summary.guesses), default=1)
     labels = [*map(str, range(1, most + 1)), "lost"]
     width = 0.8 / len(summaries)
@@ -107,7 +107,7 @@ def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, titl
 
 
 def _draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
-    # A column that is logged now and then has gaps; the line goes from value to value.
+    # Columns that are not logged at every step have gaps; the line connects their values.
     error = log.get(f"{panel}_error", [math.nan] * len(log[x]))
     points = [point for point in zip(log[x], log[panel], error, strict=True) if not math.isnan(point[1])]
     steps, values, errors = ([point[i] for point in points] for i in range(3))
@@ -118,12 +118,12 @@ def _draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
 
 
 def _figure(*, width: float, height: float) -> Any:
-    # A bare Figure, not pyplot: no window, no global state, and always the Agg renderer.
+    # A Figure without pyplot: no window, no global state, and always the Agg renderer.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Pictures need matplotlib: pip install 'torchrl-lang[plots]'.") from error
+        raise ImportError("Plots need matplotlib: pip install 'torchrl-lang[plots]'.") from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,4 @@
-"""What is recorded of games that were played."""
+"""Records of played games."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["GameRecords"]
 
 @dataclass(frozen=True)
 class GameRecords:
-    """What became of ``N`` games, on the CPU. Game ``i`` is episode ``i`` of the environment's seed."""
+    """The results of ``N`` games, on the CPU. Game ``i`` is episode ``i`` of the environment's seed."""
 
     rows: TensorDict
     """The final transcripts: the entries of a row, ``[N, T]``."""
     returns: Tensor
     """float32 ``[N]``: undiscounted sum of rewards."""
     turns: Tensor
-    """int64 ``[N]``: actions taken."""
+    """int64 ``[N]``: turns of the agent."""
     terminated: Tensor
     """bool ``[N]``: the task ended."""
     truncated: Tensor
@@ -36,19 +36,19 @@ class GameRecords:
     entropy: Tensor | None = None
     """float32 ``[N]``: sum over the agent's tokens of the policy's entropy; ``None`` if unknown."""
     kept: TensorDict = field(default_factory=TensorDict)
-    """What else was to be kept of the last ``next`` observation, each entry ``[N]``."""
+    """Entries of the last ``next`` observation that ``keep`` named, each ``[N]``."""
 
     def __len__(self) -> int:
         return len(self.returns)
 
     @classmethod
     def from_rows(cls, rows: TensorDictBase, control: ControlTokens) -> GameRecords:
-        """Records of games that lie in a data set, so that data and policies stand in one table.
+        """Make records of the games in a dataset, to compare it with policies in one table.
 
         Args:
-            rows: the entries of a row, ``[N, T]``; ``terminated`` and ``truncated`` (``[N]`` or ``[N, 1]``) where the
-                data has them. Else a game has terminated when its row closes with the end of the dialogue, and was
-                truncated when it has not terminated.
+            rows: the entries of a row, ``[N, T]``, and optionally ``terminated`` and ``truncated`` (``[N]`` or
+                ``[N, 1]``). Without them, a game has terminated if its row ends with the end-of-dialogue token, and is
+                truncated otherwise.
             control: the control tokens of the rows.
 
         Examples:

@@ -1,4 +1,4 @@
-"""Summaries of games as plain text: a line or a table."""
+"""Format summaries of games as plain text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
-# Title, alignment, cell of a summary (None: could not be measured).
+# Title, alignment, and function that formats a summary's cell (None if not measured).
 _COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
     ("player", "<", lambda s: s.name),
     ("games", ">", lambda s: str(s.games)),
@@ -53,9 +53,9 @@ def _metric(name: str, summary: Summary) -> str | None:
 
 
 def format_table(rows: Sequence[Summary]) -> str:
-    """A plain-text table, one line a player; ``±`` is one standard error, ``turns`` the mean over games won.
+    """A plain-text table with one line per policy; ``±`` is one standard error, ``turns`` the mean over games won.
 
-    A column that no player has a value for is left out.
+    Columns without values are left out.
 
     Examples:
         >>> from torchrl_lang.evaluation import Summary, format_table
@@ -79,7 +79,7 @@ def format_table(rows: Sequence[Summary]) -> str:
 
 
 def format_line(summary: Summary) -> str:
-    """One line of text, for progress reports.
+    """One line of text for progress reports.
 
     Examples:
         >>> from torchrl_lang.evaluation import Summary, format_line

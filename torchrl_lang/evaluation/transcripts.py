@@ -1,4 +1,4 @@
-"""Games as text that a person can read."""
+"""Format games as readable text."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torchrl_lang.schema import ROW_KEYS
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
 
 TILES = {"<g>": "🟩", "<y>": "🟨", "<b>": "⬛"}
-"""Spelling of Wordle's colour symbols for a person's eyes."""
+"""Coloured squares for Wordle's colour symbols."""
 
 
 def transcript_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bool, str, float]]:
-    """Split one transcript into what was said: ``(is_agent, text, reward)`` in order, control tokens left out.
+    """Split a row into turns ``(is_agent, text, reward)``, in order and without control tokens.
 
-    A control token that the agent wrote inside its utterance is among its words.
+    A control token that the agent wrote inside its utterance stays in the text.
 
     Args:
         row: the entries of one row, ``[T]``.
-        tokenizer: the one that the row was written with.
+        tokenizer: the row's tokenizer.
     """
     tokens, real, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
     control = tokenizer.control
@@ -48,12 +48,12 @@ def transcript_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bo
 
 
 def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Mapping[str, str] | None = None) -> str:
-    """One transcript, a line for everything that was said: ``>`` the agent, with its reward, ``<`` the environment.
+    """Format a row with one line per turn: ``>`` the agent, with its reward, ``<`` the environment.
 
     Args:
         row: the entries of one row, ``[T]``.
-        tokenizer: the one that the row was written with.
-        spelling: symbols of the environment's text to write differently, such as :data:`TILES`.
+        tokenizer: the row's tokenizer.
+        spelling: replacements for symbols in the environment's text, such as :data:`TILES`.
 
     Examples:
         >>> import torch
@@ -90,13 +90,13 @@ def write_transcripts(
     title: str = "",
     spelling: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a few games to a text file, each under its number, return and length.
+    """Write games to a text file, each with its number, return and length.
 
     Args:
-        path: the file; its folder is made where missing, the file is overwritten.
+        path: the file, which is overwritten; its folder is created if missing.
         records: the games.
-        tokenizer: the one that they were played with.
-        games: how many, from the first on, or which.
+        tokenizer: the games' tokenizer.
+        games: the number of games to write, or their indices.
         title: first line of the file.
         spelling: as in :func:`format_transcript`.
 

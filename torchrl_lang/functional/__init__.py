@@ -1,4 +1,4 @@
-"""Pure tensor math, torch only: decisions of a row, returns, advantages, value terms, logit filters, divergences."""
+"""Pure tensor functions: decisions of a row, returns, advantages, value terms, logit filters and divergences."""
 
 from torchrl_lang.functional.advantages import (
     Advantages,
@@ -17,12 +17,12 @@ from torchrl_lang.functional.decisions import (
     row_length,
     shift_left,
     shift_right,
+    trained_states,
 )
 from torchrl_lang.functional.divergences import categorical_kl, projected_kl
 from torchrl_lang.functional.entropy import categorical_entropy
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
-from torchrl_lang.functional.learned import trained_states
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators
@@ -50,7 +50,6 @@ __all__ = [
     "group_advantages",
     "kl_estimate",
     "lambda_returns",
-    "trained_states",
     "linear_cross_entropy",
     "linear_margin",
     "margin_term",
@@ -66,6 +65,7 @@ __all__ = [
     "td_target",
     "top_k_filter",
     "top_p_filter",
+    "trained_states",
     "turn_end_mask",
     "two_clock_advantages",
     "with_known_values",

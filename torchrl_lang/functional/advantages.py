@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over the decisions of a row: one clock inside an utterance, another across turns."""
+"""Generalised advantage estimation over the decisions of a row, with one discount inside utterances and one across."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ __all__ = [
 ]
 
 Bootstrap = Literal["first", "mean"]
-"""What a turn is worth to the one before it: the value of its first decision, or the mean over its decisions."""
+"""Value of a turn that the turn before it bootstraps from: of its first decision, or the mean over its decisions."""
 
 
 class Advantages(NamedTuple):
-    """Estimates at the decisions, zero elsewhere."""
+    """Advantages and value targets at the decisions, zero elsewhere."""
 
     advantage: Tensor
     """float ``[*B, T]``."""
     value_target: Tensor
-    """float ``[*B, T]``: ``advantage + value``, what a value should regress on."""
+    """float ``[*B, T]``: ``advantage + value``, the target of the value regression."""
 
 
 def turn_end_mask(
     attention_mask: Tensor, action_mask: Tensor, tokens: Tensor | None = None, end_of_action: int | None = None
 ) -> Tensor:
-    """True at the decisions that end an utterance, ``bool [*B, T]``: what the agent says next belongs to a later turn.
+    """True at the last decision of each utterance that another turn may follow, ``bool [*B, T]``.
 
-    The masks alone see an end where a token of the environment follows. Where the environment may stay silent, or a row
-    ends with the agent's own token, the end-of-action token tells; without it such an utterance counts as going on.
+    Without ``end_of_action`` an utterance ends where a token of the environment follows. If the environment may write
+    nothing between two utterances, or a row ends with the agent's token, pass ``end_of_action``; otherwise such an
+    utterance counts as unfinished.
 
     Args:
         attention_mask: bool ``[*B, T]``.
@@ -48,7 +49,7 @@ def turn_end_mask(
         end_of_action: id of the token that ends an utterance.
 
     Raises:
-        ValueError: ``end_of_action`` came without ``tokens``.
+        ValueError: ``end_of_action`` is given without ``tokens``.
 
     Examples:
         >>> import torch
@@ -65,7 +66,7 @@ def turn_end_mask(
     if end_of_action is None:
         return ends
     if tokens is None:
-        raise ValueError(f"end_of_action={end_of_action} is looked for in tokens: give tokens as well.")
+        raise ValueError(f"end_of_action={end_of_action} needs tokens, in which it is looked up: pass tokens as well.")
     return ends | (decision & (shift_left(tokens) == end_of_action))
 
 
@@ -82,30 +83,30 @@ def two_clock_advantages(
     turn_lmbda: Tensor | float = 0.95,
     bootstrap: Bootstrap = "first",
 ) -> Advantages:
-    """Generalised advantage estimation (GAE, arXiv 1506.02438, eq. 16) with two clocks.
+    """Generalised advantage estimation (GAE, arXiv 1506.02438, eq. 16) with two discounts.
 
-    From one decision to the next a clock ticks once, whatever the environment says in between: with ``g = gamma`` and
-    ``l = lmbda`` inside an utterance, with ``g = turn_gamma`` and ``l = turn_lmbda`` from the last token of an
-    utterance to the next one::
+    One step leads from a decision to the next, however many tokens the environment writes in between. Steps inside an
+    utterance use ``g = gamma`` and ``l = lmbda``, the step from the last token of an utterance to the next utterance
+    uses ``g = turn_gamma`` and ``l = turn_lmbda``::
 
         A_j = G_j - V_j,    G_j = r_j + g_j ((1 - l_j) B_j + l_j G_{j+1})
 
-    ``B_j`` is the value that is bootstrapped from: that of the next decision, ``V_{j+1}``, but with
-    ``bootstrap="mean"`` across turns the mean of the values of all decisions of the next utterance, which is steadier
-    where values differ within an utterance. Behind a row's last decision ``G`` and ``B`` are ``last_value``. With equal
-    clocks and ``"first"`` this is GAE over the row's decisions. With both lambdas 1 it is the discounted reward to go
-    less the value; a clock whose lambda is 0 looks one tick ahead and no further.
+    ``B_j`` is the bootstrapped value: that of the next decision, ``V_{j+1}``, or across turns with
+    ``bootstrap="mean"`` the mean over all decisions of the next utterance, which has less variance if values differ
+    within an utterance. After a row's last decision ``G`` and ``B`` are ``last_value``. With equal parameters inside
+    and across turns and ``"first"`` this is GAE over the row's decisions. With both lambdas 1 the advantage is the
+    discounted return to go minus the value; with a lambda of 0 it is the one-step TD error.
 
     Args:
         reward: float ``[*B, T]``, the reward of the decision at that position; ignored elsewhere.
         value: float ``[*B, T]``, the value of each decision's state; ignored elsewhere.
-        last_value: float ``[*B]``, what a row is worth after its last decision, zero where the task has ended.
+        last_value: float ``[*B]``, the value after a row's last decision, zero if the task has terminated.
         decision: bool ``[*B, T]``.
         turn_end: bool ``[*B, T]``: the decision is the last one of its utterance, see :func:`turn_end_mask`.
         gamma: discount inside an utterance.
-        lmbda: trust in what follows, inside an utterance, in ``[0, 1]``.
+        lmbda: GAE lambda inside an utterance, in ``[0, 1]``.
         turn_gamma: discount across turns.
-        turn_lmbda: trust across turns.
+        turn_lmbda: GAE lambda across turns.
         bootstrap: ``"first"`` or ``"mean"``.
 
     Returns:
@@ -148,15 +149,15 @@ def with_known_values(
     gamma: Tensor | float = 1.0,
     turn_gamma: Tensor | float = 0.99,
 ) -> Tensor:
-    """Values with those that nobody computed, NaN, filled in by what follows: ``V_j = r_j + g_j V_{j+1}``.
+    """Replace NaN values, which were not computed, by ``V_j = r_j + g_j V_{j+1}``.
 
-    Such a decision has no temporal difference (with ``bootstrap="mean"`` at the end of a turn only nearly), so that its
-    advantage is the decayed one of the next decision, and those before it see through it. For tokens that the policy
-    did not choose: the certain end of an utterance that ran out of room, or another player's turn.
+    The TD error of such a decision is zero (with ``bootstrap="mean"`` at the end of a turn only approximately), so its
+    advantage is the decayed advantage of the next decision. Use it for tokens that the policy did not choose, such as
+    the forced end of an utterance of maximal length, or another player's turn.
 
     Args:
-        value: float ``[*B, T]``, NaN where it is not known.
-        reward: and all others: as in :func:`two_clock_advantages`.
+        value: float ``[*B, T]``, NaN where it was not computed.
+        reward: float ``[*B, T]``, as in :func:`two_clock_advantages`.
         last_value: float ``[*B]``.
         decision: bool ``[*B, T]``.
         turn_end: bool ``[*B, T]``.
@@ -182,16 +183,15 @@ def with_known_values(
 
 
 def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Values less their mean, over their standard deviation, both over what counts; zero elsewhere.
+    """Subtract the mean and divide by the standard deviation, both over the counted values; zero elsewhere.
 
-    The deviation is the unbiased one, over ``n - 1``, as in ``tensor.std()`` and in TorchRL's losses without a mask,
-    and at least 1e-6; with ``counted`` and without it alike. So the result depends a little on ``n``: of a batch that
-    holds everything twice it is ``sqrt((2n - 1) / (2n - 2))`` times as large, about ``1 + 1 / (4n)``. A single value
-    has no deviation and becomes 0, as values that are all alike do: there is nothing to prefer.
+    The standard deviation is unbiased (divides by ``n - 1``, as in ``tensor.std()`` and TorchRL's losses) and at least
+    1e-6. So the result depends slightly on ``n``: if a batch contains everything twice it is
+    ``sqrt((2n - 1) / (2n - 2))`` times as large, about ``1 + 1 / (4n)``. A single value and equal values become 0.
 
     Args:
         values: float, any shape.
-        counted: bool, the same shape; None where all count.
+        counted: bool of the same shape; None to count all values.
 
     Examples:
         >>> import torch
@@ -210,16 +210,16 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> Tensor:
-    """How much better an episode went than others from the same start (GRPO, arXiv 2402.03300, sec. 4.1.2).
+    """Group-relative advantages of episodes that have the same start (GRPO, arXiv 2402.03300, sec. 4.1.2).
 
-    ``A_i = (R_i - mean_g) / std_g`` over the episodes of the group ``g`` of ``i``; the deviation is the unbiased one,
-    and at least 1e-6. Where all of a group went alike, or an episode is alone, there is nothing to prefer: 0.
+    ``A_i = (R_i - mean_g) / std_g`` over the episodes of the group ``g`` of ``i``. The standard deviation is unbiased
+    and at least 1e-6. The advantage is 0 if a group has a single episode or equal returns.
 
     Args:
         returns: float ``[N]``.
         group: int64 ``[N]``, the start of each episode; groups may be of different sizes and in any order.
-        scale: divide by the deviation. Without it a start where little can be won or lost weighs less (Dr. GRPO, arXiv
-            2503.20783).
+        scale: divide by the standard deviation. Without it, groups with similar returns have smaller advantages (Dr.
+            GRPO, arXiv 2503.20783).
 
     Returns:
         float ``[N]``, one advantage for all tokens of an episode.
@@ -231,7 +231,7 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
         tensor([-0.7071,  0.0000,  0.7071,  0.0000])
     """
     if returns.ndim != 1 or group.shape != returns.shape:
-        raise ValueError(f"returns and group are [N] both, got {tuple(returns.shape)} and {tuple(group.shape)}.")
+        raise ValueError(f"returns and group must be [N], got {tuple(returns.shape)} and {tuple(group.shape)}.")
     _, which, size = group.unique(return_inverse=True, return_counts=True)
     size = size.to(returns.dtype)
 
@@ -246,13 +246,13 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
 
 
 def _clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:
-    """One number where a turn ends, another inside an utterance, ``[*B, T]``."""
+    """``across`` where a turn ends, ``inside`` elsewhere, ``[*B, T]``."""
     across, inside = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (across, inside))
     return torch.where(turn_end, across, inside)
 
 
 def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:
-    """The value of the decision that follows each position, ``last_value`` where none does, ``[*B, T]``."""
+    """The value of the next decision after each position, ``last_value`` if there is none, ``[*B, T]``."""
     width = decision.shape[-1]
     place = torch.where(decision, torch.arange(width, device=decision.device), width)
     ahead = torch.cat([place[..., 1:], torch.full_like(place[..., :1], width)], -1)
@@ -261,8 +261,8 @@ def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:
 
 
 def _next_turn_mean(value: Tensor, last_value: Tensor, decision: Tensor, turn_end: Tensor) -> Tensor:
-    """At the end of each turn the mean value of the next one's decisions, ``last_value`` where none follows."""
-    turn = turn_end.cumsum(-1) - turn_end.long()  # the number of the turn that each position belongs to
+    """At the end of each turn the mean value of the next turn's decisions, ``last_value`` if there is none."""
+    turn = turn_end.cumsum(-1) - turn_end.long()  # the turn number of each position
     none = value.new_zeros(*value.shape[:-1], value.shape[-1] + 1)
     total = none.scatter_add(-1, turn, torch.where(decision, value, 0.0))
     number = none.scatter_add(-1, turn, decision.to(value.dtype))

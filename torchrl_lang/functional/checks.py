@@ -1,4 +1,4 @@
-"""Checks of options, with errors that say what came and what was expected."""
+"""Checks of options whose errors give the value and the expected range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["finite", "one_of", "positive", "within"]
 
 
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise ValueError unless an option is one of the known words."""
+    """Raise ValueError unless an option has one of the known values."""
     if value not in known:
         raise ValueError(f"{name}={value!r} is unknown: {name} must be one of {list(known)}.")
 
@@ -22,7 +22,7 @@ def within(name: str, value: float, low: float, high: float, *, inclusive: bool 
 
 
 def finite(name: str, value: float, *, low: float | None = 0.0) -> None:
-    """Raise ValueError unless an option is a finite number, at least ``low``, which None lifts."""
+    """Raise ValueError unless an option is a finite number of at least ``low``; None means no lower bound."""
     if not math.isfinite(value) or (low is not None and value < low):
         bound = "" if low is None else f" of at least {low:g}"
         raise ValueError(f"{name} must be a finite number{bound}, got {value}.")

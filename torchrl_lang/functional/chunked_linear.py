@@ -1,4 +1,4 @@
-"""The arithmetic of terms over a vocabulary: logits of a few positions at a time, gradients while they are at hand."""
+"""Chunked losses of a linear layer over a vocabulary, with gradients computed together with each chunk of logits."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor
 
 from torchrl_lang.functional.precision import upcast_half
 
-__all__ = ["PieceTerm", "Plan", "VocabularyTerm", "hinge_piece", "softmax_piece"]
+__all__ = ["ChunkTerm", "Plan", "VocabularyTerm", "hinge_chunk", "softmax_chunk"]
 
-# On a CPU the elementwise work goes over a piece in blocks that its cache holds.
+# On a CPU, elementwise operations process a chunk in blocks that fit its cache.
 _BLOCK_BYTES = 2**18
 
-PieceTerm = Callable[[Tensor, Tensor, bool], Tensor]
-"""Losses ``[c]`` of logits ``[c, V]`` and targets ``[c]``. Where gradients are needed (bool), the logits become
-``d loss / d logits`` in place."""
+ChunkTerm = Callable[[Tensor, Tensor, bool], Tensor]
+"""Computes losses ``[c]`` of logits ``[c, V]`` and targets ``[c]``. If the flag is True, it overwrites the logits with
+``d loss / d logits``."""
 
 
 class Plan(NamedTuple):
-    """How a term is computed."""
+    """Options of the computation of a term."""
 
-    term: PieceTerm
+    term: ChunkTerm
     dtype: torch.dtype
-    """Of the products."""
+    """dtype of the matrix products."""
     chunk_size: int
     temperature: Tensor | float
 
 
 class _Gradients(NamedTuple):
-    """Gradients, at least float32, None where not needed."""
+    """Gradients, at least float32; None if not needed."""
 
     features: Tensor | None
     weight: Tensor | None
@@ -62,7 +62,7 @@ class VocabularyTerm(torch.autograd.Function):
         plan: Plan,
         eager: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses; and with ``eager`` the gradients of their weighted sum."""
+        """Compute the losses and, with ``eager``, the gradients of their weighted sum."""
         inputs = (features, weight, bias)
         kept = _empty(inputs, ctx.needs_input_grad) if eager else _NO_GRADIENTS
         each, taken, scale = _evaluate(plan, *inputs, target, position_weight, kept)
@@ -75,17 +75,17 @@ class VocabularyTerm(torch.autograd.Function):
     def backward(
         ctx: Any, grad_total: Tensor | None, grad_each: Tensor | None, grad_taken: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Scale the gradients that were kept; compute what the losses of single positions need."""
-        if torch.is_grad_enabled():  # so it is under create_graph, which would take these gradients for constants
+        """Scale the saved gradients; compute those of the losses of single positions."""
+        if torch.is_grad_enabled():  # create_graph=True would treat the saved gradients as constants
             raise RuntimeError(
-                "Terms over a vocabulary in pieces have no gradients of gradients: use the plain form, cql_term or "
-                "margin_term of the whole table (logits_chunk=None in a loss), or backward without create_graph."
+                "Chunked losses over a vocabulary have no second-order gradients: use cql_term or margin_term on the "
+                "full logits (logits_chunk=None in a loss), or backward without create_graph."
             )
         features, weight, bias, target, position_weight, each = ctx.saved_tensors
         inputs, needs = (features, weight, bias), ctx.needs_input_grad
         if grad_total is not None and grad_each is None and ctx.kept is not None:
             kept, scale = ctx.kept
-            ctx.kept = None  # scaled in place: a second pass through the graph computes its own
+            ctx.kept = None  # scaled in place: a second backward pass computes them again
             grads = kept.scaled(scale * grad_total)
         else:
             grads = _empty(inputs, needs)
@@ -127,11 +127,11 @@ def _evaluate(
     position_weight: Tensor,
     grads: _Gradients,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses and targets' values, ``[n, N]``, one head and one piece of positions after the other.
+    """Losses and target logits, ``[n, N]``, computed head by head and chunk by chunk.
 
-    Writes the gradients of the weighted sum, divided by the returned scale, into ``grads``: the greatest magnitude of
-    ``position_weight``, ``[N]`` or ``[n, N]``, is taken out, so that in half precision a mean over many positions does
-    not underflow.
+    Writes the gradients of the weighted sum, divided by the returned scale, to ``grads``. The scale is the greatest
+    magnitude of ``position_weight``, ``[N]`` or ``[n, N]``, so that a mean over many positions does not underflow in
+    half precision.
     """
     heads, positions, _ = features.shape
     wide = torch.promote_types(features.dtype, torch.float32)
@@ -139,7 +139,7 @@ def _evaluate(
     relative = position_weight.to(wide) / scale.clamp_min(torch.finfo(wide).tiny) / plan.temperature
     relative = relative.expand(heads, positions)
     each, taken = (features.new_empty((heads, positions), dtype=wide) for _ in range(2))
-    # One buffer for all pieces: fresh memory has to be mapped in page by page.
+    # All chunks share one buffer, because new memory has to be mapped page by page.
     buffer = features.new_empty((min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
     any_gradient = any(gradient is not None for gradient in grads)
     if not positions:
@@ -158,12 +158,12 @@ def _evaluate(
                     logits += offset
                 taken[k, part] = logits.gather(-1, target[part, None]).squeeze(-1)
                 each[k, part] = _apply(plan.term, logits, target[part], any_gradient)
-                _add_piece(head_grads, part, logits, x, layer, relative[k, part])
+                _add_chunk(head_grads, part, logits, x, layer, relative[k, part])
     return each, taken.mul_(plan.temperature), scale
 
 
-def _apply(term: PieceTerm, logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
-    """Losses ``[c]``; ``logits`` become their gradients."""
+def _apply(term: ChunkTerm, logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
+    """Losses ``[c]``; overwrites ``logits`` with their gradients."""
     if logits.device.type != "cpu":
         return term(logits, target, gradient)
     block = max(1, _BLOCK_BYTES // (logits.shape[1] * 4))
@@ -171,10 +171,10 @@ def _apply(term: PieceTerm, logits: Tensor, target: Tensor, gradient: bool) -> T
     return torch.cat([term(rows, labels, gradient) for rows, labels in blocks])
 
 
-def _add_piece(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer: Tensor, relative: Tensor) -> None:
-    """Chain rule of one piece: weights multiply the narrow sides, ``[c, F]``, never ``[c, V]``.
+def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer: Tensor, relative: Tensor) -> None:
+    """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``.
 
-    The first piece overwrites what stands in the sums over positions, which saves a pass that fills them with zeros.
+    The first chunk overwrites the sums over positions, which saves filling them with zeros.
     """
     keep = 0 if part.start == 0 else 1
     if grads.features is not None:
@@ -193,7 +193,7 @@ def _add_piece(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
 
 
 def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tensor, grad_taken: Tensor) -> None:
-    """Chain rule of ``z_target = features . weight[target] + bias[target]``."""
+    """Add the gradients of ``z_target = features . weight[target] + bias[target]``."""
     for k, grad in enumerate(grad_taken):
         if grads.features is not None:
             grads.features[k].addcmul_(grad.unsqueeze(-1), weight[k, target].to(grad.dtype))
@@ -203,8 +203,8 @@ def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tens
             grads.bias[k].index_add_(0, target, grad)
 
 
-def softmax_piece(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
-    """Cross-entropy, a :data:`PieceTerm`."""
+def softmax_chunk(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
+    """Cross-entropy, a :data:`ChunkTerm`."""
     log_prob = torch.log_softmax(upcast_half(logits), -1)
     index = target.unsqueeze(-1)
     losses = -log_prob.gather(-1, index).squeeze(-1)
@@ -214,8 +214,8 @@ def softmax_piece(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
     return losses
 
 
-def hinge_piece(logits: Tensor, target: Tensor, gradient: bool, *, margin: float) -> Tensor:
-    """Sum of squared hinges, a :data:`PieceTerm` for a given ``margin``."""
+def hinge_chunk(logits: Tensor, target: Tensor, gradient: bool, *, margin: float) -> Tensor:
+    """Sum of squared hinges, a :data:`ChunkTerm` for a given ``margin``."""
     index = target.unsqueeze(-1)
     wide = upcast_half(logits)
     hinge = (wide - (wide.gather(-1, index) - margin)).clamp_min_(0)

@@ -1,9 +1,8 @@
-"""Where the agent decides: states, actions and successors of a row, derived from its masks alone.
+"""States, actions and successors of the decisions in a row, computed from its masks.
 
-Position ``p`` is a *decision* when ``action_mask[p + 1]``: the state is what the model has read up to ``p``, the action
-is ``tokens[p + 1]``. The successor of a decision is the next decision of the row, so that whatever the environment says
-in between costs one discount; the successor of the last decision is the row's last real position, its *bootstrap
-state*.
+Position ``p`` is a *decision* if ``action_mask[p + 1]``: the state is the row up to and including ``p``, the action is
+``tokens[p + 1]``. The successor of a decision is the row's next decision, so a turn of the environment in between adds
+no discount of its own. The successor of the last decision is the row's last real position, its *bootstrap state*.
 """
 
 from __future__ import annotations
@@ -13,11 +12,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Decisions", "bootstrap_mask", "decision_mask", "find_decisions", "row_length", "shift_left", "shift_right"]
+__all__ = [
+    "Decisions",
+    "bootstrap_mask",
+    "decision_mask",
+    "find_decisions",
+    "row_length",
+    "shift_left",
+    "shift_right",
+    "trained_states",
+]
 
 
 def shift_left(values: Tensor) -> Tensor:
-    """Values of the next position, zero (False) at the end: ``out[..., p] = values[..., p + 1]``.
+    """Shift by one position to the left, with zero (False) at the end: ``out[..., p] = values[..., p + 1]``.
 
     Examples:
         >>> import torch
@@ -29,7 +37,7 @@ def shift_left(values: Tensor) -> Tensor:
 
 
 def shift_right(values: Tensor) -> Tensor:
-    """Values of the position before, zero (False) at the beginning: ``out[..., p] = values[..., p - 1]``.
+    """Shift by one position to the right, with zero (False) at the start: ``out[..., p] = values[..., p - 1]``.
 
     Examples:
         >>> import torch
@@ -64,11 +72,10 @@ def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
 
 
 class Decisions(NamedTuple):
-    """The states of a batch of rows in reading order, ``S`` in all, and which of them are decisions, ``N`` in all.
+    """The states of a batch of rows in reading order, ``S`` in total, ``N`` of which are decisions.
 
-    In reading order the successor of the decision at index ``i`` of the states is simply the state at ``i + 1``: the
-    row's next decision or its bootstrap state. So ``v[state]`` and ``v[state + 1]`` are a decision's value and its
-    successor's, and no index list travels with the data.
+    The successor of the decision at index ``i`` of the states is the state at ``i + 1``: the row's next decision or its
+    bootstrap state. So the values of a decision and its successor are ``v[state]`` and ``v[state + 1]``.
     """
 
     row: Tensor
@@ -76,9 +83,9 @@ class Decisions(NamedTuple):
     position: Tensor
     """int64 ``[S]``: the position of each state."""
     state: Tensor
-    """int64 ``[N]``: where each decision stands among the states."""
+    """int64 ``[N]``: the index of each decision among the states."""
     last: Tensor
-    """bool ``[N]``: True where the successor is the row's bootstrap state."""
+    """bool ``[N]``: True if the successor is the row's bootstrap state."""
 
 
 def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
@@ -89,7 +96,7 @@ def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
         action_mask: bool ``[B, T]``, True on tokens that the agent wrote.
 
     Returns:
-        The :class:`Decisions` of the batch. Rows without an action contribute nothing.
+        The :class:`Decisions` of the batch. Rows without an action have no states.
 
     Examples:
         >>> import torch
@@ -108,3 +115,24 @@ def find_decisions(attention_mask: Tensor, action_mask: Tensor) -> Decisions:
     is_bootstrap = bootstrap[row, position]
     state = (~is_bootstrap).nonzero(as_tuple=True)[0]
     return Decisions(row, position, state, is_bootstrap[state + 1])
+
+
+def trained_states(train_mask: Tensor, action_mask: Tensor) -> Tensor:
+    """True at the states that count in a loss, ``bool [*B, T]``: all whose next token is not excluded from training.
+
+    A loss's ``loss_mask_key`` reads a decision's mask at the position of its state, one before the token. The mask of
+    the environment's tokens is ignored: they always count, for losses with a ``transition_weight``.
+
+    Args:
+        train_mask: bool ``[*B, T]``, False on agent tokens excluded from training; ignored elsewhere.
+        action_mask: bool ``[*B, T]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import trained_states
+        >>> agent = torch.tensor([False, True, True, False, True])
+        >>> train_mask = torch.tensor([False, False, False, False, True])
+        >>> trained_states(train_mask, agent)
+        tensor([False, False,  True,  True,  True])
+    """
+    return shift_left(train_mask) | ~decision_mask(action_mask)

@@ -1,4 +1,4 @@
-"""The exact Kullback-Leibler divergence of two distributions over a vocabulary, in slices of it."""
+"""Exact Kullback-Leibler divergence of two distributions over a vocabulary, computed in chunks of the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["categorical_kl", "projected_kl"]
 
 
 def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024) -> Tensor:
-    """Exact ``KL(softmax(logits) || softmax(ref_logits))`` over the last dimension, in one pass over slices of it.
+    """Exact ``KL(softmax(logits) || softmax(ref_logits))`` over the last dimension, computed in chunks.
 
-    No softmax of the whole vocabulary is held: where no gradient is recorded, temporaries take at most
-    ``32 * chunk_size`` bytes a position (``chunk_size`` of 16 and more, float32 or narrower), whatever ``V``. Gradients
-    are autograd's own, which keeps the slices until the backward pass.
+    The softmax over the whole vocabulary is never stored: without gradients, temporaries take at most
+    ``32 * chunk_size`` bytes per position (for ``chunk_size >= 16`` and float32 or narrower), whatever ``V``. With
+    gradients, autograd keeps the chunks until the backward pass.
 
     Args:
-        logits: float ``[*B, V]``, the policy's, unnormalised; ``-inf`` forbids a token.
+        logits: float ``[*B, V]``, the policy's, unnormalised; ``-inf`` for forbidden tokens.
         ref_logits: float ``[*B, V]``, the reference's.
-        chunk_size: tokens a slice.
+        chunk_size: tokens per chunk.
 
     Returns:
-        ``[*B]``, at least float32, never negative: ``inf`` where the policy may say what the reference cannot, NaN
-        where the policy may say nothing at all. For the forward divergence swap the arguments.
+        ``[*B]``, at least float32, never negative: ``inf`` if the policy may generate a token that the reference
+        cannot, NaN if the policy forbids all tokens. For the forward divergence swap the arguments.
 
     Raises:
-        ValueError: shapes that differ or a ``chunk_size`` below 1.
+        ValueError: shapes differ or ``chunk_size`` is below 1.
 
     Examples:
         >>> import torch
@@ -64,26 +64,26 @@ def projected_kl(
 ) -> Tensor:
     """:func:`categorical_kl` of ``(hidden @ weight.T + bias) / temperature`` from the reference's, without ``[N, V]``.
 
-    Each slice of the vocabulary is projected and folded in. Where no gradient is recorded, temporaries take at most
-    ``32 * chunk_size`` bytes a position (``chunk_size`` of 16 and more, float32 or narrower), whatever ``V``.
+    Each chunk of the vocabulary is projected and added to running sums. Without gradients, temporaries take at most
+    ``32 * chunk_size`` bytes per position (for ``chunk_size >= 16`` and float32 or narrower), whatever ``V``.
 
     Args:
-        hidden: float ``[*N, H]``, what the policy's language-model head reads.
-        weight: float ``[V, H]``, that head's.
+        hidden: float ``[*N, H]``, the input of the policy's language-model head.
+        weight: float ``[V, H]``, the weight of that head.
         ref_hidden: float ``[*N, H']``.
         ref_weight: float ``[V, H']``.
         bias: float ``[V]``.
         ref_bias: float ``[V]``.
-        temperature: of the policy, above zero.
-        ref_temperature: of the reference, above zero.
-        forbidden: bool ``[V]``, True for tokens that neither may say.
-        chunk_size: tokens a slice.
+        temperature: the policy's temperature, above zero.
+        ref_temperature: the reference's temperature, above zero.
+        forbidden: bool ``[V]``, True for tokens that neither may generate.
+        chunk_size: tokens per chunk.
 
     Returns:
         ``[*N]``, as :func:`categorical_kl` does.
 
     Raises:
-        ValueError: shapes that do not fit, a temperature that is not positive, a ``chunk_size`` below 1.
+        ValueError: shapes do not match, a temperature is not positive, or ``chunk_size`` is below 1.
 
     Examples:
         >>> import torch
@@ -110,7 +110,7 @@ def projected_kl(
 
 
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, barred: Tensor | None) -> Tensor:
-    """Logits of one slice of the vocabulary, ``[*N, chunk]``."""
+    """Logits of one chunk of the vocabulary, ``[*N, chunk]``."""
     logits = upcast_half(F.linear(hidden, weight, bias))
     if temperature != 1.0:
         logits = logits / temperature
@@ -118,7 +118,7 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: f
 
 
 def _kl_at_once(a: Tensor, b: Tensor) -> Tensor:
-    """``sum p (log p - log q)`` of logits ``[*B, V]``, for a vocabulary that is one slice."""
+    """``sum p (log p - log q)`` of logits ``[*B, V]``, for a vocabulary of one chunk."""
     a, b = a.log_softmax(-1), b.log_softmax(-1)
     possible, ref_possible = a != -torch.inf, b != -torch.inf
     gap = (a - b).masked_fill(~(possible & ref_possible), 0)
@@ -127,10 +127,10 @@ def _kl_at_once(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Sums(NamedTuple):
-    """What the slices so far add up to, each ``[*B]``; ``a`` is the policy, ``b`` the reference."""
+    """Running sums over the chunks, each ``[*B]``; ``a`` is the policy, ``b`` the reference."""
 
     max_a: Tensor
-    """Running maximum ``m_a``, a constant to autograd: the divergence does not depend on it."""
+    """Running maximum ``m_a``; a constant for autograd, because the divergence does not depend on it."""
     sum_a: Tensor
     """``s_a = sum exp(a - m_a)``."""
     max_b: Tensor
@@ -138,11 +138,11 @@ class _Sums(NamedTuple):
     gap: Tensor
     """``t = sum exp(a - m_a) ((a - m_a) - (b - m_b))``."""
     impossible: Tensor
-    """bool: True where the policy may say what the reference cannot."""
+    """bool: True if the policy may generate a token that the reference cannot."""
 
 
 def _no_sums(policy: Tensor, reference: Tensor) -> _Sums:
-    """Where the sums start, for tensors ``[*B, anything]``."""
+    """Initial sums for tensors ``[*B, anything]``."""
     dtype = torch.promote_types(torch.promote_types(policy.dtype, reference.dtype), torch.float32)
     zero = torch.zeros(policy.shape[:-1], dtype=dtype, device=policy.device)
     lowest = torch.full_like(zero, torch.finfo(dtype).min)  # finite, so that -inf - lowest is -inf, not NaN
@@ -150,7 +150,7 @@ def _no_sums(policy: Tensor, reference: Tensor) -> _Sums:
 
 
 def _kl_of_slices(slices: Iterator[tuple[Tensor, Tensor]], sums: _Sums) -> Tensor:
-    """``KL = t / s_a - log s_a + log s_b``, folded from pairs of logits ``[*B, chunk]``."""
+    """``KL = t / s_a - log s_a + log s_b``, from pairs of logits ``[*B, chunk]``."""
     for a, b in slices:
         sums = _fold(sums, a, b)
     kl = (sums.gap / sums.sum_a + (sums.sum_b / sums.sum_a).log()).clamp_min(0)
@@ -158,7 +158,7 @@ def _kl_of_slices(slices: Iterator[tuple[Tensor, Tensor]], sums: _Sums) -> Tenso
 
 
 def _fold(sums: _Sums, a: Tensor, b: Tensor) -> _Sums:
-    """Add one slice. Raising the maxima by ``d_a``, ``d_b`` turns ``t`` into ``exp(-d_a) (t - s_a (d_a - d_b))``."""
+    """Add one chunk. Raising the maxima by ``d_a``, ``d_b`` turns ``t`` into ``exp(-d_a) (t - s_a (d_a - d_b))``."""
     max_a, rise_a = _raised(sums.max_a, sums.sum_a, a)
     max_b, rise_b = _raised(sums.max_b, sums.sum_b, b)
     possible, ref_possible = a > -torch.inf, b > -torch.inf
@@ -170,13 +170,13 @@ def _fold(sums: _Sums, a: Tensor, b: Tensor) -> _Sums:
     gap = (a - max_a.unsqueeze(-1)) - (b - max_b.unsqueeze(-1))
     gap = weight * gap.masked_fill(incomparable, 0)
     keep = (-rise_a).exp()
-    # A slice that weighs nothing any more is dropped: its gap may have been infinite.
+    # Drop chunks whose weight has underflowed to zero: their gap may be infinite.
     carried = torch.where(keep > 0, keep * (sums.gap - sums.sum_a * (rise_a - rise_b)), 0)
     return _Sums(max_a, sums.sum_a * keep + weight.sum(-1), max_b, sum_b, carried + gap.sum(-1), impossible)
 
 
 def _raised(maximum: Tensor, total: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The new running maximum, and by how much it rose: not at all where nothing had been counted."""
+    """The new running maximum, and the amount by which it rose: zero if nothing was summed yet."""
     raised = torch.maximum(maximum, logits.detach().amax(-1))
     return raised, torch.where(total > 0, raised - maximum, 0)
 
@@ -198,7 +198,7 @@ def _check_heads(
     if hidden.shape[:-1] != ref_hidden.shape[:-1]:
         raise ValueError(
             f"hidden {list(hidden.shape)} and ref_hidden {list(ref_hidden.shape)} must agree in all but the last "
-            "dimension: give both for the same positions."
+            "dimension: pass both for the same positions."
         )
     vocabulary, columns = weight.shape[0], {"bias": bias, "ref_bias": ref_bias, "forbidden": forbidden}
     expected: list[tuple[str, Tensor, tuple[int, ...]]] = [

@@ -1,4 +1,4 @@
-"""Filters of next-token logits: temperature, top-k and top-p. A filtered-out token has logit ``-inf``."""
+"""Filters of next-token logits: temperature, top-k and top-p. A removed token has logit ``-inf``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["filter_logits", "top_k_filter", "top_p_filter"]
 
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
-    """Keep the ``k`` best tokens and whatever ties with the last of them.
+    """Keep the ``k`` most likely tokens and ties with the last of them.
 
     Examples:
         >>> import torch
@@ -18,7 +18,7 @@ def top_k_filter(logits: Tensor, k: int) -> Tensor:
         tensor([-inf, 3., 2.])
     """
     if k < 1:
-        raise ValueError(f"top_k must be at least 1, got {k}. Leave it out (None) to keep all tokens.")
+        raise ValueError(f"top_k must be at least 1, got {k}. Pass None to keep all tokens.")
     if k >= logits.shape[-1]:
         return logits
     threshold = logits.topk(k, -1).values[..., -1:]
@@ -26,7 +26,7 @@ def top_k_filter(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p_filter(logits: Tensor, p: float) -> Tensor:
-    """Keep the most likely tokens until their probability passes ``p``; the token that passes it is kept, ties too.
+    """Keep the most likely tokens until their probability exceeds ``p``, including the token that exceeds it and ties.
 
     Nucleus sampling (arXiv 1904.09751).
 
@@ -39,7 +39,7 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {p}.")
-    if p == 1:  # rounding may carry the cumulative sum past 1 before the last token
+    if p == 1:  # rounding may raise the cumulative sum above 1 before the last token
         return logits
     ordered = logits.sort(-1, descending=True).values
     before = (ordered.softmax(-1).cumsum(-1) <= p).sum(-1, keepdim=True)
@@ -50,13 +50,13 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
 def filter_logits(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """Divide by the temperature, then apply top-k, then top-p; the input is left as it was.
+    """Divide by the temperature, then apply top-k, then top-p; the input is not modified.
 
     Args:
         logits: float ``[*B, V]``.
-        temperature: above zero; for the limit at zero decode greedily instead.
-        top_k: keep that many tokens.
-        top_p: keep that much probability.
+        temperature: above zero; use greedy decoding for the limit at zero.
+        top_k: number of tokens to keep.
+        top_p: probability to keep.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Estimates of a Kullback-Leibler divergence from log-probabilities of what was done."""
+"""Estimates of a Kullback-Leibler divergence from log-probabilities of sampled actions."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ def kl_estimate(
     ``"k3"``  ``rho - 1 - x``    ``rho x - (rho - 1)``
     ========  =================  ====================
 
-    **As a value**, k1 and k3 are unbiased and k3 is never negative; k2 is biased, and agrees with either direction to
-    second order in the drift. Reverse k1 apart, this needs a policy that can say whatever the reference can: samples
-    filtered by top-k or top-p never show the rest.
+    **As a value**, k1 and k3 are unbiased and k3 is never negative; k2 is biased and agrees with both directions to
+    second order in the drift. All but reverse k1 need a policy that can generate everything that the reference can,
+    which top-k or top-p sampling violates.
 
-    **In a loss**, differentiated as it stands on samples of the current policy, the mean gradient is often another:
+    **In a loss** that is differentiated on samples of the current policy, the mean gradient often belongs to another
+    quantity:
 
-    - k1 reverse: zero, so alone it does nothing but add noise. k1 forward: that of ``KL(ref || pi) + E_ref[x**2] / 2``.
-    - k2: exactly that of ``KL(pi || ref)``, whatever the direction says.
+    - k1 reverse: zero, so it only adds noise. k1 forward: that of ``KL(ref || pi) + E_ref[x**2] / 2``.
+    - k2: exactly that of ``KL(pi || ref)``, for both directions.
     - k3 reverse: that of the *forward* divergence, ``KL(ref || pi)``. k3 forward: that of ``E_ref[x**2] / 2``.
 
-    **In a reward**, detached and multiplied by ``grad log pi`` as policy gradients do, the mean gradient is:
+    **In a reward**, detached and multiplied by ``grad log pi`` as in policy gradients, the mean gradient is:
 
-    - k1 reverse: exactly that of ``KL(pi || ref)``: the one to take. k1 forward: that of ``-E_ref[x**2] / 2``, which
+    - k1 reverse: exactly that of ``KL(pi || ref)``, so use this one. k1 forward: that of ``-E_ref[x**2] / 2``, which
       drives the policy *away* from its reference.
-    - k2 and k3: no divergence's, and nothing of first order in the drift, so near the reference hardly anything holds
-      the policy. k3 reverse: that of ``KL(pi || ref) - KL(ref || pi)``. k3 forward: that of
-      ``KL(ref || pi) - E_ref[x**2] / 2``.
+    - k2 and k3: of second order in the drift, so near the reference they hardly restrain the policy. k3 reverse: that
+      of ``KL(pi || ref) - KL(ref || pi)``. k3 forward: that of ``KL(ref || pi) - E_ref[x**2] / 2``.
+
+    All this holds for one decision. Over a row, a loss with one estimate per token ignores that a token changes the
+    following states; summed log-probabilities (one estimate per row) and undiscounted rewards do not.
 
     All this is about one decision. Over a row, a loss of one estimate a token leaves out that a token changes what
     follows; summed log-probabilities (one estimate a row) and undiscounted rewards do not.
@@ -60,11 +63,11 @@ def kl_estimate(
         direction: ``"reverse"`` or ``"forward"``.
 
     Returns:
-        The shape of the input, at least float32. Impossible actions take the limits of the formulas: under ``ref``
-        alone ``inf`` (forward k1: 0, forward k3: 1); under both, where there is nothing to compare, 0.
+        The shape of the input, at least float32. Impossible actions have the limits of the formulas: impossible under
+        ``ref`` alone ``inf`` (forward k1: 0, forward k3: 1); under both 0.
 
     Raises:
-        ValueError: an unknown estimator or direction, or shapes that differ.
+        ValueError: the estimator or direction is unknown, or shapes differ.
 
     Examples:
         >>> import torch
@@ -81,8 +84,8 @@ def kl_estimate(
         raise ValueError(f"direction must be 'reverse' or 'forward', got {direction!r}.")
     if log_prob.shape != ref_log_prob.shape:
         raise ValueError(
-            f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: give "
-            "both the log-probabilities of the same actions."
+            f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: pass "
+            "the log-probabilities of the same actions."
         )
     log_prob, ref_log_prob = upcast_half(log_prob), upcast_half(ref_log_prob)
     if (estimator, direction) == ("k1", "reverse"):
@@ -90,8 +93,8 @@ def kl_estimate(
     x = _log_ratio(ref_log_prob, log_prob)
     if estimator == "k2":
         return x.square() / 2
-    # Bounds on x, beyond which rounding has decided anyway, keep inf - inf and 0 * inf out of values and gradients.
-    # The bound on k3 is for devices whose expm1(x) may round to below x.
+    # Clamping x to the range that rounding can represent avoids inf - inf and 0 * inf in values and gradients.
+    # The clamp of k3 is for devices whose expm1(x) may round to below x.
     if direction == "reverse":
         x = x.clamp_max(1e4)
         return (x.expm1() - x).clamp_min(0)
@@ -102,5 +105,5 @@ def kl_estimate(
 
 
 def _log_ratio(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """``log(p / q)``, 0 where both are impossible."""
+    """``log(p / q)``, 0 if both are impossible."""
     return (log_p - log_q).masked_fill(torch.maximum(log_p, log_q) == -torch.inf, 0)

@@ -1,4 +1,4 @@
-"""Losses of a linear layer over a vocabulary, from features to a scalar, in pieces: no ``[N, V]`` is ever held."""
+"""Chunked losses of a linear layer over a vocabulary, from features to a scalar, without storing ``[N, V]`` logits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.chunked_linear import PieceTerm, Plan, VocabularyTerm, hinge_piece, softmax_piece
+from torchrl_lang.functional.chunked_linear import ChunkTerm, Plan, VocabularyTerm, hinge_chunk, softmax_chunk
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
 
-# Bytes of the one piece of logits that exists at a time, but no fewer positions than this: each piece adds to the whole
-# gradient of the weight once, which has to be small beside the products.
+# Bytes of one chunk of logits, and the fewest positions of a chunk: each chunk adds to the whole gradient of the weight
+# once, which must be cheap compared with the matrix products.
 _PIECE_BYTES = 48 * 2**20
 _LEAST_POSITIONS = 128
 
 
 class LinearTerm(NamedTuple):
-    """A term over a vocabulary, reduced and not."""
+    """A loss over a vocabulary, summed and per position."""
 
     total: Tensor
-    """Scalar, the weighted sum over positions and heads. Its gradients were computed with it."""
+    """Scalar: the weighted sum over positions and heads. Its gradients are computed in the forward pass."""
     each: Tensor
-    """``[N]`` or ``[n, N]``, unweighted. A gradient through it computes the logits a second time, piece by piece."""
+    """``[N]`` or ``[n, N]``, unweighted. A gradient through it computes the logits again, chunk by chunk."""
     taken: Tensor
-    """``[N]`` or ``[n, N]``, the target's own ``z_j[target_j]``. A gradient through it joins that of ``total``: it
-    needs no logits, and the weight's gradient is still one tensor."""
+    """``[N]`` or ``[n, N]``, the target's logit ``z_j[target_j]``. A gradient through it is added to that of ``total``
+    and needs no logits."""
 
 
 def linear_cross_entropy(
@@ -47,27 +47,27 @@ def linear_cross_entropy(
     ``each_j = logsumexp(z_j) - z_j[target_j]`` and ``total = sum_j w_j each_j``. With ``n`` stacked heads it is the
     term of CQL (arXiv 2006.04779, eq. 4; :func:`~torchrl_lang.functional.cql_term`), summed over the heads.
 
-    The gradients of ``total`` are computed in the forward pass, while a piece of the logits is at hand, and scaled in
-    the backward pass: one product forward and two backward, nothing twice, and in memory one piece of logits beside
-    the gradients themselves. They equal those of the plain form. The weight's gradient is summed in at least float32.
-    Under autocast the products run in its precision. Gradients of gradients raise.
+    The gradients of ``total`` are computed in the forward pass together with each chunk of logits, and scaled in the
+    backward pass: one matrix product forward and two backward, no recomputation, and one chunk of logits in memory
+    beside the gradients. They equal the gradients of the unchunked loss. The weight's gradient is summed in at least
+    float32. Under autocast the products use its precision. There are no second-order gradients.
 
     Args:
         features: float ``[N, F]``, or ``[n, N, F]`` for ``n`` heads.
         weight: float ``[V, F]``, or ``[n, V, F]``.
-        bias: float ``[V]``, or ``[n, V]``; None for none.
+        bias: float ``[V]``, or ``[n, V]``; None for no bias.
         target: int64 ``[N]``.
         position_weight: float ``[N]``, ``w``; None for 1.
-        temperature: ``T > 0``. No gradient flows into it.
-        chunk_size: positions a piece; by default as many as make a few dozen megabytes.
-        recompute: leave all gradients to the backward pass, which then computes the logits once more. For a loss made
-            of ``each``, which would not use the gradients of ``total``.
+        temperature: ``T > 0``; gets no gradient.
+        chunk_size: positions per chunk; by default a few dozen megabytes of logits.
+        recompute: compute all gradients in the backward pass, which computes the logits again. Use it for losses of
+            ``each``, which do not use the gradients of ``total``.
 
     Returns:
         ``total``, ``each`` and ``taken``, at least float32.
 
     Raises:
-        ValueError: shapes that do not fit, or a ``chunk_size`` below 1.
+        ValueError: shapes do not match, or ``chunk_size`` is below 1.
 
     Examples:
         >>> import torch
@@ -77,7 +77,7 @@ def linear_cross_entropy(
         >>> term.each, term.total
         (tensor([0.1392, 1.3863]), tensor(1.5255))
     """
-    return _term(softmax_piece, features, weight, bias, target, position_weight, temperature, chunk_size, recompute)
+    return _term(softmax_chunk, features, weight, bias, target, position_weight, temperature, chunk_size, recompute)
 
 
 def linear_margin(
@@ -94,24 +94,24 @@ def linear_margin(
     """Squared hinge ``sum_v max(0, z_v - z_target + margin)**2`` of ``z = features @ weight.T + bias``.
 
     :func:`~torchrl_lang.functional.margin_term` without ``[N, V]``. With ``h_v`` the hinge, the gradient is
-    ``dz_v = 2 h_v`` and, through the target's own value, ``dz_target = -2 sum_v h_v`` besides. All else is as in
+    ``dz_v = 2 h_v``, and ``-2 sum_v h_v`` is added to ``dz_target``. Everything else is as in
     :func:`linear_cross_entropy`.
 
     Args:
         features: float ``[N, F]``, or ``[n, N, F]`` for ``n`` heads.
         weight: float ``[V, F]``, or ``[n, V, F]``.
-        bias: float ``[V]``, or ``[n, V]``; None for none.
+        bias: float ``[V]``, or ``[n, V]``; None for no bias.
         target: int64 ``[N]``.
-        margin: by how much the target should lead.
+        margin: desired lead of the target's logit.
         position_weight: float ``[N]``; None for 1.
-        chunk_size: positions a piece.
-        recompute: leave all gradients to the backward pass.
+        chunk_size: positions per chunk.
+        recompute: compute all gradients in the backward pass.
 
     Returns:
         ``total``, ``each`` and ``taken``, at least float32.
 
     Raises:
-        ValueError: shapes that do not fit, or a ``chunk_size`` below 1.
+        ValueError: shapes do not match, or ``chunk_size`` is below 1.
 
     Examples:
         >>> import torch
@@ -119,13 +119,13 @@ def linear_margin(
         >>> linear_margin(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [0.0]]), None, torch.tensor([0])).total
         tensor(4.)
     """
-    term = partial(hinge_piece, margin=margin)
+    term = partial(hinge_chunk, margin=margin)
     return _term(term, features, weight, bias, target, position_weight, 1.0, chunk_size, recompute)
 
 
 @torch.compiler.disable
 def _term(
-    term: PieceTerm,
+    term: ChunkTerm,
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -152,7 +152,7 @@ def _term(
 
 
 def _positions(vocabulary: int, dtype: torch.dtype) -> int:
-    """Positions of a piece."""
+    """Positions per chunk."""
     return max(_LEAST_POSITIONS, _PIECE_BYTES // (vocabulary * dtype.itemsize))
 
 

@@ -1,4 +1,4 @@
-"""Half precision raised where numbers are summed."""
+"""Convert half precision to float32 before sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["upcast_half"]
 
 
 def upcast_half(values: Tensor) -> Tensor:
-    """At least float32; wider values stay as they are.
+    """Convert to at least float32; wider values are returned unchanged.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of their index: the same draw whatever the batch that it is drawn in."""
+"""Counter-based random numbers, which do not depend on the batch in which they are drawn."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _MIX_2 = -7723592293110705685
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    # torch shifts signed integers arithmetically; the mask drops the copies of the sign bit.
+    # torch shifts signed integers arithmetically; the mask clears the copies of the sign bit.
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def random_index(seed: Tensor | int, counter: Tensor, n: Tensor | int) -> Tensor:
     """A uniform integer in ``[0, n)`` for each counter, from a hash of seed and counter.
 
-    A generator's stream depends on how many numbers were drawn before; this does not, so episode 17 of a seed is the
-    same in a batch of 1 and in a batch of 4,096, and drawing needs no wait for the device.
+    Unlike the numbers of a generator, the result does not depend on earlier draws: episode 17 of a seed is the same in
+    a batch of 1 and in a batch of 4,096. Drawing does not synchronize with the device.
 
     Args:
         seed: int64 scalar or anything that broadcasts against ``counter``.

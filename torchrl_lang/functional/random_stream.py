@@ -1,4 +1,4 @@
-"""Random numbers of a policy's own, which may be sent to other processes."""
+"""A random generator that belongs to a policy and can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["RandomStream", "generators"]
 
 
 class RandomStream(nn.Module):
-    """Uniform numbers from a generator of its own; a module, so that whoever seeds a policy's generators finds it.
+    """Uniform numbers from its own generator. It is a module, so that evaluation and seeding find it in a policy.
 
-    A copy, pickled for another process or not, goes on with the same numbers if a seed or a generator was given, and
-    takes a new seed from the operating system if not.
+    A copy or pickle continues with the same numbers if a seed or a generator was given; otherwise it takes a new seed
+    from the operating system.
 
     Args:
-        seed: of the stream.
-        generator: the stream itself, instead of ``seed``; on any device.
+        seed: seed of the generator.
+        generator: a generator on any device, instead of ``seed``.
 
     Raises:
-        ValueError: both were given.
+        ValueError: both are given.
 
     Examples:
         >>> import copy, torch
@@ -44,13 +44,13 @@ class RandomStream(nn.Module):
         return torch.rand(shape, generator=self.generator, device=self.generator.device, dtype=dtype)
 
     def below(self, n: Tensor) -> Tensor:
-        """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 where ``n`` is 0."""
+        """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 if ``n`` is 0."""
         return torch.minimum((self.uniform(tuple(n.shape)).to(n.device) * n).long(), (n - 1).clamp_min(0))
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         generator = state.pop("generator")
-        # As bytes: a tensor would travel to another process in shared memory that is gone before it arrives.
+        # As bytes: a tensor would be sent to another process in shared memory that may be freed before it arrives.
         drawn = (str(generator.device), generator.get_state().numpy().tobytes()) if self.is_seeded else None
         return {**state, "drawn": drawn}
 
@@ -66,10 +66,10 @@ class RandomStream(nn.Module):
 
 
 def generators(policy: Any) -> list[torch.Generator]:
-    """The generators that a policy, or one of its modules, holds as attributes; each once, in a fixed order.
+    """All generators that a policy or one of its modules has as attributes, each once and in a fixed order.
 
     Args:
-        policy: a module, or any object. What stands in a closure is not found.
+        policy: a module, or any object. Generators in closures are not found.
     """
     holders = policy.modules() if isinstance(policy, nn.Module) else [policy]
     attributes = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]

@@ -1,4 +1,4 @@
-"""Returns over the decisions of a row: rewards to go, lambda-returns and one-step targets."""
+"""Returns over the decisions of a row: returns to go, lambda-returns and one-step targets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["lambda_returns", "returns_to_go", "reverse_linear_scan", "td_target"
 def reverse_linear_scan(decay: Tensor, increment: Tensor, last: Tensor | None = None) -> Tensor:
     """Solve ``x[t] = increment[t] + decay[t] * x[t + 1]`` from the right, with ``x[T] = last``.
 
-    Works by doubling: after ``k`` rounds each position has summed ``2**k`` steps, so a row of ``T`` tokens costs
-    ``log2(T)`` vector operations instead of ``T``. A product of decays may underflow to zero, which is then its value;
-    nothing is divided by it.
+    Uses recursive doubling: after ``k`` rounds each position has summed ``2**k`` steps, so a row of ``T`` tokens costs
+    ``log2(T)`` vector operations instead of ``T``. Products of decays may underflow to zero, which is harmless because
+    there is no division.
 
     Args:
         decay: float ``[*B, T]``.
         increment: float ``[*B, T]``.
-        last: float ``[*B]``, what stands behind the row; None for zero.
+        last: float ``[*B]``, the value after the row; None for zero.
 
     Examples:
         >>> import torch
@@ -26,7 +26,7 @@ def reverse_linear_scan(decay: Tensor, increment: Tensor, last: Tensor | None = 
         >>> reverse_linear_scan(torch.full((3,), 0.5), torch.tensor([0.0, 0.0, 1.0]))
         tensor([0.2500, 0.5000, 1.0000])
     """
-    if last is not None:  # as one more column, right of the row
+    if last is not None:  # append it as a column
         decay = torch.cat([decay, torch.zeros_like(decay[..., :1])], -1)
         increment = torch.cat([increment, last.to(increment.dtype).unsqueeze(-1)], -1)
         return reverse_linear_scan(decay, increment)[..., :-1]
@@ -46,7 +46,7 @@ def td_target(reward: Tensor, next_value: Tensor, terminated: Tensor, gamma: Ten
 
 
 def returns_to_go(reward: Tensor, decision: Tensor, gamma: Tensor | float) -> Tensor:
-    """Discounted rewards to go ``G_j = sum_{i >= j} gamma**(i - j) * r_i``, one discount a decision.
+    """Discounted returns to go ``G_j = sum_{i >= j} gamma**(i - j) * r_i``, one discount per decision.
 
     Args:
         reward: float ``[*B, T]``, the reward of the decision at that position; ignored elsewhere.
@@ -54,7 +54,7 @@ def returns_to_go(reward: Tensor, decision: Tensor, gamma: Tensor | float) -> Te
         gamma: discount.
 
     Returns:
-        float ``[*B, T]``: ``G`` at decisions; between decisions the return of the next one.
+        float ``[*B, T]``: ``G`` at decisions; elsewhere the return of the next decision.
 
     Examples:
         >>> import torch
@@ -76,21 +76,21 @@ def lambda_returns(
     gamma: Tensor | float,
     lmbda: Tensor | float,
 ) -> Tensor:
-    """Lambda-returns that mix an estimate at each decision with what follows it.
+    """Lambda-returns, which interpolate between the estimate at each decision and the return that follows it.
 
-    ``G_j = (1 - lambda) * value_j + lambda * (r_j + gamma * G_{j+1})``, and behind the last decision ``G`` is the value
-    of the bootstrap state. With ``lambda = 0`` this is ``value``, with ``lambda = 1`` the (bootstrapped) reward to go.
+    ``G_j = (1 - lambda) * value_j + lambda * (r_j + gamma * G_{j+1})``, where ``G`` after the last decision is the
+    value of the bootstrap state. ``lambda = 0`` gives ``value``, ``lambda = 1`` the (bootstrapped) return to go.
 
     Args:
         reward: float ``[*B, T]``, the reward of the decision at that position; ignored elsewhere.
         value: float ``[*B, T]``, the estimate at each decision; ignored elsewhere.
-        bootstrap: float ``[*B]``, what a row is worth after its last decision, zero where the task has ended.
+        bootstrap: float ``[*B]``, the value after a row's last decision, zero if the task has terminated.
         decision: bool ``[*B, T]``.
-        gamma: discount, one a decision.
-        lmbda: trust in what follows, in ``[0, 1]``.
+        gamma: discount per decision.
+        lmbda: weight of the return that follows, in ``[0, 1]``.
 
     Returns:
-        float ``[*B, T]``: ``G`` at decisions; between decisions the return of the next one.
+        float ``[*B, T]``: ``G`` at decisions; elsewhere the return of the next decision.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The terms of implicit language Q-learning (ILQL, arXiv 2206.11871) as functions of tensors, one decision a row."""
+"""The loss terms of implicit language Q-learning (ILQL, arXiv 2206.11871), for tensors with one decision per row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
 def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     """Conservative term ``logsumexp(Q / T) - Q_a / T``: cross-entropy of ``Q`` against the taken action.
 
-    The regulariser of CQL (arXiv 2006.04779, eq. 4) for one action a decision, as ILQL uses it.
+    The regulariser of CQL (arXiv 2006.04779, eq. 4) for one action per decision, as ILQL uses it.
 
     Args:
         action_value: float ``[N, n_q, V]``.
@@ -59,7 +59,7 @@ def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0
     Args:
         action_value: float ``[N, n_q, V]``.
         action: int64 ``[N]``.
-        margin: by how much the taken action should lead.
+        margin: desired lead of the taken action.
 
     Returns:
         float ``[N, n_q]``.
@@ -87,7 +87,7 @@ def advantage_weight(
 
     Args:
         advantage: float, any shape.
-        temperature: ``beta``. Zero with ``"exp"`` weighs every action alike, 1.
+        temperature: ``beta``. Zero with ``"exp"`` gives every action the weight 1.
         weighting: ``"exp"`` or ``"sign"``.
         clip: upper bound of the weight.
 
@@ -100,10 +100,10 @@ def advantage_weight(
         tensor([0.2500, 0.7500])
     """
     if weighting == "exp":
-        # One infinite weight would turn every gradient of a batch into NaN: the exponent stays where even squares of
-        # the weight are finite.
+        # An infinite weight would make all gradients of a batch NaN: the exponent is clamped so that even squared
+        # weights are finite.
         limits = torch.finfo(advantage.dtype)
-        bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # below the half by what rounding may add
+        bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # reduced by what rounding may add
         weight = (temperature * advantage).clamp_max(bound).exp()
     elif weighting == "sign":
         beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
@@ -114,7 +114,7 @@ def advantage_weight(
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions where ``mask`` is True; 0 where there is none. Masked values may be anything, even NaN.
+    """Mean over the positions where ``mask`` is True; 0 if there are none. Masked values may even be NaN.
 
     Examples:
         >>> import torch

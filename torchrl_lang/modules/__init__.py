@@ -1,4 +1,4 @@
-"""Models: trunk over any Hugging Face causal LM, value and Q heads, actors, cached decoding, saving."""
+"""Models: trunks over Hugging Face causal LMs, value and Q heads, actors, cached decoding, and saving."""
 
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import (

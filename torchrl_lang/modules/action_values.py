@@ -1,4 +1,4 @@
-"""What all Q heads can do: values of every token, of some, of the taken one, and terms over the whole vocabulary."""
+"""Base class of Q heads: values of all tokens or of some, and loss terms over the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from torchrl_lang.modules.stacked_heads import StackedHeads
 
 __all__ = ["ActionValueHead", "LastLayer", "few_of_many"]
 
-# Where there are more tokens in the vocabulary than this for every one that is asked for, collecting rows of the last
-# layer is cheaper than one product over the vocabulary.
+# If the vocabulary has more tokens than this per token that is asked for, gathering rows of the last layer is cheaper
+# than one product over the vocabulary.
 _MANY = 128
 
 
 def few_of_many(asked: int, vocabulary: int) -> bool:
-    """Whether the values of ``asked`` tokens a state are cheaper by their own rows than by the whole table."""
+    """Whether the values of ``asked`` tokens per state are cheaper from gathered rows than from the full table."""
     return asked * _MANY < vocabulary
 
 
 class LastLayer(NamedTuple):
-    """``value = features @ weight.T + bias + shift``: what a last layer reads and what it consists of."""
+    """``value = features @ weight.T + bias + shift``: the input and the weights of a last layer."""
 
     features: Tensor
     """float ``[n_q, N, F]``."""
     weight: Tensor
-    """float ``[n_q, V, F]``, or ``[1, V, F]`` where all heads share it."""
+    """float ``[n_q, V, F]``, or ``[1, V, F]`` if all heads share it."""
     bias: Tensor | None = None
     """float ``[n_q, V]``."""
     shift: Tensor | None = None
-    """float ``[n_q, N]``: added to the values of all tokens of a state alike."""
+    """float ``[n_q, N]``: added to the values of all tokens of a state."""
 
     def table(self) -> Tensor:
         """Values of all tokens, ``[n_q, N, V]``."""
@@ -47,7 +47,7 @@ class LastLayer(NamedTuple):
         return values if self.shift is None else values + self.shift.unsqueeze(-1)
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """Values of some tokens of each state, int64 ``[N, k] -> [n_q, N, k]``, by their rows of the weight."""
+        """Values of some tokens of each state, int64 ``[N, k] -> [n_q, N, k]``, from gathered rows of the weight."""
         index = tokens.flatten()
         rows = self.weight.index_select(1, index).unflatten(1, tokens.shape)  # [n_q or 1, N, k, F]
         if self.weight.shape[0] < self.features.shape[0]:
@@ -60,10 +60,9 @@ class LastLayer(NamedTuple):
 
 
 class ActionValueHead(StackedHeads, ABC):
-    """Base of the Q heads, ``hidden [*N, H] -> [*N, n_q, V]``. Abstract: a head fills in its last layer.
+    """Base of the Q heads, ``hidden [*N, H] -> [*N, n_q, V]``. Abstract: subclasses implement the last layer.
 
-    Everything that asks for less than the whole table computes less: a few tokens' values by their own rows of the last
-    layer, terms over the vocabulary piece by piece.
+    Values of a few tokens are computed from their rows of the last layer, and terms over the vocabulary in chunks.
     """
 
     @property
@@ -73,7 +72,7 @@ class ActionValueHead(StackedHeads, ABC):
 
     @abstractmethod
     def last_layer(self, hidden: Tensor) -> LastLayer:
-        """The last layer and what it reads, of states ``[N, H]``."""
+        """The last layer and its input, for states ``[N, H]``."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values of all next tokens, ``[*N, H] -> [*N, n_q, V]``."""
@@ -81,9 +80,9 @@ class ActionValueHead(StackedHeads, ABC):
         return self.last_layer(flat).table().transpose(0, 1).unflatten(0, hidden.shape[:-1])
 
     def among(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Values of some next tokens, ``[*N, H], int64 [*N, k] -> [*N, n_q, k]``: what ``forward`` has at ``tokens``.
+        """Values of some next tokens, ``[*N, H], int64 [*N, k] -> [*N, n_q, k]``: ``forward`` at ``tokens``.
 
-        Of a vocabulary that is large beside ``k`` only the rows of those tokens are read.
+        If the vocabulary is large compared with ``k``, only the rows of these tokens are computed.
 
         Examples:
             >>> import torch
@@ -100,9 +99,9 @@ class ActionValueHead(StackedHeads, ABC):
         return values.transpose(0, 1).unflatten(0, tokens.shape[:-1])
 
     def taken(self, hidden: Tensor, action: Tensor) -> Tensor:
-        """Values of the taken tokens alone, ``[*N, H], int64 [*N] -> [*N, n_q]``: what ``forward`` has at ``action``.
+        """Values of the taken tokens, ``[*N, H], int64 [*N] -> [*N, n_q]``: ``forward`` at ``action``.
 
-        Of a large vocabulary only the taken tokens' rows of the last layer are read.
+        For a large vocabulary only the taken tokens' rows of the last layer are computed.
         """
         return self.among(hidden, action.unsqueeze(-1)).squeeze(-1)
 
@@ -115,18 +114,19 @@ class ActionValueHead(StackedHeads, ABC):
         chunk_size: int | None = None,
         recompute: bool = False,
     ) -> LinearTerm:
-        """:func:`~torchrl_lang.functional.cql_term` of ``forward``'s values, which are computed piece by piece.
+        """:func:`~torchrl_lang.functional.cql_term` of the values of ``forward``, computed in chunks.
 
         Args:
             hidden: float ``[N, H]``.
             action: int64 ``[N]``.
             temperature: ``T > 0``.
-            chunk_size: positions whose values over the vocabulary exist at a time; None for a few dozen megabytes.
-            recompute: see :func:`~torchrl_lang.functional.linear_cross_entropy`: True for a loss made of ``each``.
+            chunk_size: positions whose values over the vocabulary are in memory at a time; None for a few dozen
+                megabytes.
+            recompute: see :func:`~torchrl_lang.functional.linear_cross_entropy`; True for losses of ``each``.
 
         Returns:
-            ``total``, the sum over decisions and heads; ``each``, ``[N, n_q]``; and ``taken``, ``[N, n_q]``, what
-            :meth:`taken` gives.
+            ``total``, the sum over decisions and heads; ``each``, ``[N, n_q]``; and ``taken``, ``[N, n_q]``, the values
+            of :meth:`taken`.
 
         Examples:
             >>> import torch
@@ -147,18 +147,18 @@ class ActionValueHead(StackedHeads, ABC):
         chunk_size: int | None = None,
         recompute: bool = False,
     ) -> LinearTerm:
-        """:func:`~torchrl_lang.functional.margin_term` of ``forward``'s values; all else as in :meth:`cql_term`."""
+        """:func:`~torchrl_lang.functional.margin_term` of the values of ``forward``; otherwise as :meth:`cql_term`."""
         return self._term(linear_margin, hidden, action, margin=margin, chunk_size=chunk_size, recompute=recompute)
 
     def _term(self, function: Callable[..., LinearTerm], hidden: Tensor, action: Tensor, **options: Any) -> LinearTerm:
-        """A term of the last layer, decision by decision: ``each`` and ``taken`` ``[N, n_q]``.
+        """A term of the last layer per decision: ``each`` and ``taken`` ``[N, n_q]``.
 
-        A shift of all values alike changes no term, only the value of the taken token.
+        A shift of all values changes no term, only the values of the taken tokens.
         """
         features, weight, bias, shift = self.last_layer(hidden)
         n, positions, width = features.shape
         target = action
-        if weight.shape[0] < n:  # heads that share a weight: one layer that reads the positions of all
+        if weight.shape[0] < n:  # heads share the weight: one layer with the positions of all heads
             features, target = features.reshape(1, n * positions, width), action.repeat(n)
         total, each, taken = function(features, weight, bias, target, **options)
         each, taken = each.reshape(n, positions), taken.reshape(n, positions)

@@ -1,4 +1,4 @@
-"""A language model as a TorchRL actor, in parts that a loss can run where it needs them."""
+"""Language models as TorchRL actors, in parts that a loss can run separately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEXT_TOKEN = "next_token"
 ACTION_VALUE = "action_value"
 STATE_VALUE = "state_value"
 
-# Models that do something to the logits behind the linear head; evaluating the head alone would be wrong.
+# Models that change the logits after the linear head, so evaluating the head alone would be wrong.
 _LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
 
@@ -52,24 +52,24 @@ def language_actor(
 ) -> ProbabilisticTensorDictSequential:
     """A causal language model as an actor in three parts: trunk, language-model head, distribution.
 
-    ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``: at each
-    position the distribution of the *next* token. Hence the sample is called ``next_token`` ``[*B, T]``, not
-    ``action``; for whole utterances in a rollout put the actor into an
-    :class:`~torchrl_lang.modules.decoding.UtteranceActor`. The parts share the model's weights, and embeddings that
-    were tied stay tied.
+    ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``, the
+    distribution of the *next* token at each position. The sample is therefore called ``next_token`` ``[*B, T]``, not
+    ``action``; to generate whole utterances in a rollout use an
+    :class:`~torchrl_lang.modules.decoding.UtteranceActor`. The parts share the model's weights, and tied embeddings
+    stay tied.
 
     Args:
         lm: a causal language model, with or without PEFT adapters, or a :class:`Trunk` together with ``head``.
-        head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own.
+        head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own head.
         length_groups: see :class:`Trunk`.
-        compile: compile the trunk, see :meth:`Trunk.compile`. It is for GPUs: on a CPU GPT-2 acts as fast without.
+        compile: compile the trunk, see :meth:`Trunk.compile`. Useful on GPUs; on a CPU GPT-2 is as fast without.
         expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
     Raises:
-        TypeError: ``lm`` is no Hugging Face model.
-        ValueError: options of the trunk came with a trunk; there is no head, it has another width, or the model changes
-            its logits behind the head in a way that a head alone cannot.
+        TypeError: ``lm`` is not a Hugging Face model.
+        ValueError: options of the trunk are given with a trunk; there is no head or it has the wrong width; or the
+            model changes its logits after the head.
 
     Examples:
         >>> import torch
@@ -83,7 +83,7 @@ def language_actor(
     """
     if isinstance(lm, Trunk) and (expose_pre_norm or length_groups != "auto" or compile):
         raise ValueError(
-            "expose_pre_norm, length_groups and compile are options of the trunk, which was made before: give them to "
+            "expose_pre_norm, length_groups and compile are options of the trunk, which exists already: pass them to "
             "Trunk(...), or call trunk.compile()."
         )
     trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
@@ -91,12 +91,12 @@ def language_actor(
         trunk.compile()
     width = getattr(head, "in_features", trunk.width)
     if width != trunk.width:
-        raise ValueError(f"head reads states of width {width}, the trunk's are {trunk.width} wide.")
+        raise ValueError(f"The head's input width is {width}, but the trunk's states have width {trunk.width}.")
     if head is None:
         head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
         changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]
         if head is None or changes:
-            reason = f"its configuration sets {changes}" if changes else "no language-model head came with it"
+            reason = f"its configuration sets {changes}" if changes else "it has no language-model head"
             raise ValueError(
                 f"{type(lm).__name__} needs its own head: {reason}. Pass head=, a module hidden -> logits."
             )
@@ -122,7 +122,7 @@ def qvalue_module(head: ActionValueHead) -> TensorDictModule:
         ['hidden_pre_norm']
 
     Raises:
-        TypeError: ``head`` is no Q head of this library; name the keys of another module in a ``TensorDictModule``.
+        TypeError: ``head`` is not a Q head of this library; wrap other modules in a ``TensorDictModule``.
     """
     _check_head("qvalue_module", head, ActionValueHead)
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
@@ -132,7 +132,7 @@ def value_module(head: ValueHead) -> TensorDictModule:
     """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``.
 
     Raises:
-        TypeError: ``head`` is no value head of this library; name the keys of another module in a ``TensorDictModule``.
+        TypeError: ``head`` is not a value head of this library; wrap other modules in a ``TensorDictModule``.
     """
     _check_head("value_module", head, ValueHead)
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
@@ -141,7 +141,7 @@ def value_module(head: ValueHead) -> TensorDictModule:
 def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
     if not isinstance(head, kind):
         raise TypeError(
-            f"{function} takes a {kind.__name__}, got {type(head).__name__}: put another module into "
+            f"{function} needs a {kind.__name__}, got {type(head).__name__}: wrap another module in "
             "TensorDictModule(module, in_keys=[...], out_keys=[...])."
         )
 
@@ -150,22 +150,22 @@ class ActorParts(NamedTuple):
     """The parts of a language actor."""
 
     trunk: TensorDictModuleBase
-    """Writes ``hidden`` ``[*B, T, H]``; or, without a separate head, ``logits`` ``[*B, T, V]``."""
+    """Writes ``hidden`` ``[*B, T, H]``, or ``logits`` ``[*B, T, V]`` if there is no separate head."""
     head: TensorDictModuleBase | None
-    """``hidden [*N, H] -> logits [*N, V]``, or ``None`` where the trunk writes the logits itself."""
+    """``hidden [*N, H] -> logits [*N, V]``, or ``None`` if the trunk writes the logits."""
     prob: ProbabilisticTensorDictModule
     """The distribution over ``logits``."""
 
 
 def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
-    """Find trunk, head and distribution of any actor by its keys; nothing is copied.
+    """Find the trunk, head and distribution of an actor by its keys, without copying.
 
-    Everything up to the module that writes ``hidden`` is the trunk, what follows up to the distribution is the head. An
-    actor in which nothing writes ``hidden`` has no head: its trunk writes ``logits`` itself.
+    The trunk is everything up to the module that writes ``hidden``, the head everything between it and the
+    distribution. If no module writes ``hidden``, there is no head and the trunk writes ``logits``.
 
     Raises:
-        TypeError: ``actor`` is no :class:`~tensordict.nn.ProbabilisticTensorDictSequential`.
-        ValueError: nothing writes ``logits``, or no distribution reads them.
+        TypeError: ``actor`` is not a :class:`~tensordict.nn.ProbabilisticTensorDictSequential`.
+        ValueError: no module writes ``logits``, or no distribution reads them.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor, split_actor
@@ -175,8 +175,8 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
     """
     if not isinstance(actor, ProbabilisticTensorDictSequential):
         raise TypeError(
-            f"An actor is a ProbabilisticTensorDictSequential (trunk, head, distribution), got {type(actor).__name__}: "
-            "build one with language_actor()."
+            f"An actor must be a ProbabilisticTensorDictSequential (trunk, head, distribution), got "
+            f"{type(actor).__name__}: build one with language_actor()."
         )
     modules = list(actor.module)
     prob = next((m for m in modules if isinstance(m, ProbabilisticTensorDictModule) and LOGITS in m.in_keys), None)
@@ -192,7 +192,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
 
 
 def vocabulary_size(parts: ActorParts) -> int | None:
-    """``V`` of an actor whose head is a linear layer, adapters included; ``None`` where it cannot be known."""
+    """``V`` of an actor whose head is a linear layer, with or without adapters; otherwise ``None``."""
     return getattr(getattr(parts.head, "module", None), "out_features", None)
 
 

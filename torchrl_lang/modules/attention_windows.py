@@ -1,4 +1,4 @@
-"""How far back the layers of a model look, and whether a model can be read token by token through a cache."""
+"""The attention windows of a model's layers, and whether the model can decode with a cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 __all__ = ["attention_windows", "cache_obstacle"]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# These take a mask of numbers as it is; others make their own of lengths, or need kernels for each shape.
+# These attention implementations take a float mask as it is; others build their own masks or need kernels per shape.
 _MASKED = ("sdpa", "eager")
 
 
 def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
-    """For each kind of layer, under Hugging Face's name, how many tokens one sees, itself included; None for all.
+    """The number of tokens, including itself, that a token attends to, by kind of layer; None for all tokens.
 
     Examples:
         >>> from transformers import AutoConfig
@@ -35,10 +35,10 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 
 def cache_obstacle(model: PreTrainedModel) -> str | None:
-    """Why rows cannot be read piece by piece, by masks that we give; None where they can.
+    """Why a model cannot read rows incrementally with our masks, in words; None if it can.
 
     Args:
-        model: without its head.
+        model: the model without its head.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm

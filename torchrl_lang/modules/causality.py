@@ -1,4 +1,4 @@
-"""Whether a model is causal, found out by running it: the state of a token must not depend on later tokens."""
+"""Check by a forward pass that a model is causal: a token's state must not depend on later tokens."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from torchrl_lang.modules.eval_mode import eval_mode
 __all__ = ["check_causal"]
 
 _LENGTH = 8
-# Relative difference of states that counts as rounding. Fresh bidirectional models of a few units differ by 2e-3 and
-# more, trained ones by far more; causal ones not at all, but for kernels that depend on the tokens, as with experts.
+# Relative difference of states that counts as rounding. New bidirectional models of a few units differ by at least
+# 2e-3, trained ones by far more. Causal models do not differ, unless kernels depend on the tokens, as with experts.
 _ROUNDING, _HALF_ROUNDING = 1e-4, 1.5e-3
 
 _checked: WeakSet[nn.Module] = WeakSet()
 
 
 def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None = None) -> bool:
-    """Raise unless a token's state is the same whatever comes after it.
+    """Raise if a token's state depends on later tokens.
 
-    Two short rows that begin alike pass the model once, in evaluation mode and without gradients; a model is run only
-    the first time that it is checked. Nothing is drawn at random. A model that cannot be run where it is (on the meta
-    device, sharded over processes, without the kernels that it needs) is left unchecked.
+    Runs the model once, in evaluation mode and without gradients, on two short rows with a common beginning; further
+    calls with the same model do nothing. It uses no random numbers. Models that cannot run where they are (on the meta
+    device, sharded over processes, without their kernels) are not checked.
 
     Args:
-        lm: with its head or without.
-        states: int64 ``[N, q]`` to ``[N, q, H]``, another way to run the model; then it is run in any case.
+        lm: the model, with or without its head.
+        states: int64 ``[N, q]`` to ``[N, q, H]``, another way to run the model, which is then run in any case.
+
+    Returns:
+        Whether the model was checked.
 
     Returns:
         Whether it was checked.
@@ -55,7 +58,7 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
         return True
     if states is None:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            return False  # a pass of a part of a sharded model would make this part its root
+            return False  # a forward pass of a part of a sharded model would make this part its root
         states = _runner(model)
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
     length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
@@ -69,15 +72,15 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     if difference > limit:
         raise ValueError(
             f"{type(model).__name__} is not causal: the state of a token changes with the tokens after it, so it would "
-            "be trained on what it has to predict. Use a decoder such as 'gpt2', 'llama' or 'qwen2'; some kinds become "
-            "one by a setting, as causal_lm('bert', is_decoder=True)."
+            "be trained on what it has to predict. Use a decoder such as 'gpt2', 'llama' or 'qwen2'; some kinds have a "
+            "setting, as in causal_lm('bert', is_decoder=True)."
         )
     _checked.add(model)
     return True
 
 
 def _difference(states: Callable[[Tensor], Tensor], length: int, device: torch.device) -> tuple[float, float]:
-    """The mean difference of the states of a common beginning, relative to their size, and what may be rounding."""
+    """The mean difference of the states of a common beginning, relative to their size, and the tolerance."""
     alike = length // 2
     tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
     tokens[0, alike:], tokens[1, alike:] = 0, 1

@@ -1,4 +1,4 @@
-"""Where the decisions of a batch of rows are, and which tokens were written there."""
+"""The decisions of a batch of rows and the tokens chosen there."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class DecisionBatch:
     action_mask: Tensor
     """bool ``[B, W]``."""
     shape: torch.Size
-    """``[*B, T]``, as the rows came."""
+    """``[*B, T]``, the shape of the input."""
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
         """The decisions of the rows in ``tensordict``.
 
         Raises:
-            ValueError: the data holds steps of a rollout.
+            ValueError: ``tensordict`` holds steps of a rollout instead of rows.
             KeyError: an entry of the rows is missing.
         """
         if ("next", TOKENS) in tensordict.keys(True):
@@ -56,7 +56,7 @@ class DecisionBatch:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to score: models stumble over empty batches."""
+        """Whether there are no decisions: models may fail on empty batches."""
         return self.place.shape[0] == 0
 
     def zeros(self) -> Tensor:
@@ -64,7 +64,7 @@ class DecisionBatch:
         return torch.zeros(self.shape, device=self.tokens.device)
 
     def slot(self, end_of_action: int) -> Tensor:
-        """Which token of its utterance each action is, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
+        """Index of each action in its utterance, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
         goes_on = self.action_mask & (self.tokens != end_of_action)
         before = shift_right(goes_on)
         position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
@@ -72,7 +72,7 @@ class DecisionBatch:
         return (position - begin).flatten()[self.place + 1]
 
     def at_tokens(self, values: Tensor) -> Tensor:
-        """Values of the decisions, ``[N]``, at the tokens that were written, ``[*B, T]``; zero elsewhere."""
+        """Scatter values of decisions, ``[N]``, to the agent's tokens, ``[*B, T]``; zero elsewhere."""
         dense = values.new_zeros(self.tokens.numel()).index_copy(0, self.place + 1, values)
         dense = dense.reshape(self.tokens.shape)
         padding = self.shape[-1] - dense.shape[-1]

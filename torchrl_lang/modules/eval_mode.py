@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""A context manager for evaluation mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["eval_mode"]
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every submodule has its own flag again.
+    """Set evaluation mode inside a ``with`` block, then restore the mode of every submodule.
 
     Examples:
         >>> from torch import nn

@@ -1,4 +1,4 @@
-"""Training the top of a language model only: its embeddings and lower blocks are frozen in place."""
+"""Freeze the embeddings and lower blocks of a language model, to train the top layers only."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["outside_parameters", "train_top_layers", "transformer_blocks"]
 def train_top_layers(actor: nn.Module, layers: int) -> int:
     """Freeze embeddings and all but the last ``layers`` transformer blocks, in place.
 
-    The last blocks, the final norm and an untied language-model head go on training; a head tied to the embeddings is
-    frozen with them. With ``layers=0`` the whole trunk is frozen, its final norm included, so that its states are fixed
-    and only what reads them trains. Nothing that was frozen before is thawed, and modules outside the trunk, such as
-    value heads, stay as they are.
+    The last blocks, the final norm and an untied language-model head stay trainable; a head tied to the embeddings is
+    frozen with them. ``layers=0`` freezes the whole trunk including its final norm, so only modules that read its
+    states train. Parameters that were frozen before stay frozen, and modules outside the trunk, such as value heads,
+    do not change.
 
-    A reference made of such an actor by :func:`~torchrl_lang.transforms.frozen_copy` copies the trained blocks alone.
+    :func:`~torchrl_lang.transforms.frozen_copy` of such an actor copies only the trained blocks.
 
     Args:
-        actor: a language actor, an utterance actor or a Hugging Face model; the first trunk in it is meant.
-        layers: number of blocks that train.
+        actor: a language actor, an utterance actor or a Hugging Face model; its first trunk is used.
+        layers: number of trainable blocks.
 
     Returns:
-        The number of parameters of ``actor`` that still train.
+        The number of trainable parameters of ``actor``.
 
     Raises:
-        ValueError: there is no trunk or its blocks cannot be told, ``layers`` is out of range, or nothing would train.
+        ValueError: there is no trunk or its blocks are not found, ``layers`` is out of range, or nothing would train.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor
@@ -51,8 +51,8 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
     training = sum(p.numel() for p in actor.parameters() if p.requires_grad and id(p) not in ids)
     if not training:
         raise ValueError(
-            f"With layers={layers} nothing would train: the head is tied to the frozen embeddings, or was frozen "
-            "before. Train at least one block."
+            f"With layers={layers} nothing would train: the head is tied to the frozen embeddings, or is frozen. "
+            "Train at least one block."
         )
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -78,13 +78,13 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
     if len(found) != 1:
         raise ValueError(
             f"{type(headless).__name__} must hold its blocks in one nn.ModuleList of num_hidden_layers={depth}, found "
-            f"{len(found)} such lists: choose what trains by requires_grad_() yourself."
+            f"{len(found)} such lists: select the parameters to train by requires_grad_() yourself."
         )
     return found[0]
 
 
 def outside_parameters(model: nn.Module, *, norm: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of the headless model outside its blocks, by name: the embeddings and, where asked for, the norm.
+    """Parameters of the headless model outside its blocks, by name: the embeddings and, with ``norm``, the norm.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm
@@ -101,7 +101,7 @@ def outside_parameters(model: nn.Module, *, norm: bool) -> Iterator[tuple[str, n
 
 
 def _lists_of(module: nn.Module, length: int) -> Iterator[nn.ModuleList]:
-    """Outermost lists of that length: a block may hold lists of its own, e.g. of experts."""
+    """Outermost lists of that length: a block may contain lists, e.g. of experts."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child) == length:
             yield child

@@ -1,4 +1,4 @@
-"""Causal language models: built from scratch from a few numbers, or loaded by name and fitted to a tokenizer."""
+"""Causal language models: built from scratch, or loaded by name with embeddings for a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchrl_lang.storage.errors import one_line
 
 __all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "non_finite", "quiet_transformers"]
 
-# All that is downloaded: a configuration and weights; no code and no pickles.
+# Files to download: configuration and weights, but no code and no pickles.
 _DOWNLOADED = (
     "config.json",
     "generation_config.json",
@@ -32,7 +32,7 @@ _DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revisio
 
 
 class _Sized(Protocol):
-    """What is needed of a tokenizer here: how many ids it has."""
+    """The part of a tokenizer that is used here."""
 
     @property
     def vocab_size(self) -> int:
@@ -50,9 +50,9 @@ def causal_lm(
     pad: int | None = None,
     **config: Any,
 ) -> PreTrainedModel:
-    """A causal language model with fresh weights, drawn from torch's global random stream as Hugging Face does.
+    """A causal language model with random weights, drawn from torch's global generator as Hugging Face does.
 
-    Models are built without dropout; GPT-2 with the tanh approximation of GELU in its fused form and tied embeddings.
+    Models have no dropout; GPT-2 has tied embeddings and the fused tanh approximation of GELU.
 
     Args:
         kind: a Hugging Face model type.
@@ -65,8 +65,8 @@ def causal_lm(
         **config: further fields of the model's Hugging Face configuration.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``, ``kind`` is unknown to transformers, or its models are not
-            causal.
+        ValueError: ``width`` is not a multiple of ``heads``, ``kind`` is unknown to transformers, or its models are
+            not causal.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm
@@ -101,20 +101,19 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
 
-    Weights are read from safetensors files only, and each weight of the model must be there: nothing is left at random
-    values. No code of the model's folder runs unless ``trust_remote_code=True``, which also leaves out the checks of
-    the folder that come before it is read.
+    Weights are read from safetensors files only, and all weights of the model must be there. Code in the model's folder
+    runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read.
 
     Args:
         name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
-        tokenizer: its ``vocab_size`` is what the embeddings are fitted to, see :func:`fit_vocabulary`.
-        trust_remote_code: run the code that comes with the model, with all rights of this process. Read it first.
+        tokenizer: the embeddings are extended to its ``vocab_size``, see :func:`fit_vocabulary`.
+        trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``, such as ``dtype`` and ``revision``.
 
     Raises:
-        OSError: nothing is found under that name.
-        FileError: the model is damaged, its configuration does not fit its weights, some weights are not finite, or it
-            needs code of its own.
+        OSError: there is no model of this name.
+        FileError: the model is damaged, its configuration does not match its weights, some weights are not finite, or
+            it needs its own code.
 
     Examples:
         >>> import json, pathlib, tempfile
@@ -149,7 +148,7 @@ def load_causal_lm(
             )
     except (FileError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # damaged files show up as any exception, of many lines
+    except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
         raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
     _check_loaded(folder, lm, info)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
@@ -157,7 +156,7 @@ def load_causal_lm(
 
 
 def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
-    """The folder of a model, downloaded where it is a name; takes the options of the download out of ``kwargs``."""
+    """The folder of a model, downloaded if it is a name; removes the options of the download from ``kwargs``."""
     options = {name: kwargs.pop(name) for name in _DOWNLOAD_OPTIONS if name in kwargs}
     subfolder = kwargs.pop("subfolder", "")
     folder = Path(name_or_path)
@@ -177,8 +176,8 @@ def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
 
 
 def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights are not all those of its files, or not all finite."""
-    # Tied weights, and buffers that older versions wrote, are among neither.
+    """Raise unless the model's weights are exactly those of its files, and finite."""
+    # Tied weights and buffers that older versions wrote are neither missing nor unexpected.
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     mismatched = sorted(f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"])
     for found, names in (
@@ -193,7 +192,7 @@ def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, An
 
 
 def non_finite(tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
-    """Names of the floating-point tensors that hold NaN or infinity.
+    """Names of the floating-point tensors that contain NaN or infinity.
 
     Examples:
         >>> import torch
@@ -206,14 +205,14 @@ def non_finite(tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
 
 def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.is_meta or not tensor.numel():
-        return True  # nothing to look at, or quantized
-    # Least and greatest are found ten times as fast as every value is tested.
+        return True  # empty or quantized
+    # Computing minimum and maximum is ten times as fast as testing every value.
     return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no reports: models are saved often, and what is wrong is in an error."""
+    """Disable progress bars and reports: models are saved often, and errors contain all problems."""
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     try:
         logging.disable_progress_bar()
@@ -226,10 +225,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False) -> PreTrainedModel:
-    """Give ``lm`` embeddings for ``vocab_size`` ids, in place; new ones are drawn as Hugging Face draws them.
+    """Resize the embeddings of ``lm`` to at least ``vocab_size`` ids, in place; Hugging Face initializes new ones.
 
-    Embeddings are not cut off unless asked to: a model often has a few more than its tokenizer, padded to a round
-    number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate the ids beyond the tokenizer's.
+    Embeddings are removed only with ``shrink``, because models often have a few more than their tokenizers, padded to a
+    round number. An :class:`~torchrl_lang.modules.UtteranceActor` does not generate ids beyond the tokenizer's.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, fit_vocabulary

@@ -1,4 +1,4 @@
-"""Which rows of a batch are run together, so that little is computed on padding."""
+"""Group the rows of a batch by length, to reduce computation on padding."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from torch import Tensor
 
 __all__ = ["length_groups"]
 
-# What one more call of a model costs beside its tokens, in tokens. Forward and backward on a CPU core it is 50 to 150,
-# for models of 3 x 64 to 4 x 128; a GPU's calls are launched far below its speed, so that small groups leave it idle.
+# Overhead of a model call, in tokens. Forward and backward on a CPU core it is 50 to 150, for models of 3 x 64 to
+# 4 x 128. GPUs get a large number, because small groups leave them idle.
 _CALL = {"cpu": 128}
 _ELSEWHERE = 8192
-_WIDTHS = 48  # different widths that are considered; lengths between them are rounded up
+_WIDTHS = 48  # number of widths to consider; lengths between them are rounded up
 
 
 def length_groups(length: Tensor, *, call: int | None = None) -> list[tuple[Tensor, int]]:
-    """Split rows by length so that the tokens computed, padding included, and the calls of the model cost least.
+    """Split rows by length so that the cost of tokens, padding and model calls is minimal.
 
-    The best split of all, by dynamic programming over the different lengths. Waits for the device.
+    Finds the optimal split by dynamic programming over the distinct lengths. Synchronizes with the device.
 
     Args:
         length: int64 ``[N]``, real tokens of each row.
-        call: what a call costs beside its tokens, in tokens; default a measured number for CPUs and a large one
-            elsewhere.
+        call: overhead of a call, in tokens; default a measured number for CPUs and a large one for other devices.
 
     Returns:
-        For each group its rows, int64 ``[M]``, and its width, at least 1 and at least the longest of them.
+        For each group its rows, int64 ``[M]``, and its width, at least 1 and at least the longest row's.
 
     Examples:
         >>> import torch
@@ -47,14 +46,14 @@ def length_groups(length: Tensor, *, call: int | None = None) -> list[tuple[Tens
     width = width.clamp_max(shown[-1])
     cuts = _cuts(width.tolist(), [0, *count.cumsum(0).tolist()], call)
     if len(cuts) == 2:
-        order = torch.arange(shown.shape[0])  # nothing to sort
+        order = torch.arange(shown.shape[0])  # one group needs no sorting
     groups = [(order[begin:end], int(shown[end - 1])) for begin, end in pairwise(cuts)]
     return [(rows.to(length.device), longest) for rows, longest in groups]
 
 
 def _cuts(width: list[int], rows: list[int], call: int) -> list[int]:
-    """Where to cut sorted rows: ``rows[i]`` of them are shorter than ``width[i]``. Returns the cuts with both ends."""
-    best, previous = [0], [0]  # least cost of all rows below each width, and where its last group begins
+    """The cuts of sorted rows, including both ends: ``rows[i]`` of them are shorter than ``width[i]``."""
+    best, previous = [0], [0]  # minimal cost of all rows below each width, and the beginning of its last group
     for end, longest in enumerate(width, 1):
         costs = [best[begin] + (rows[end] - rows[begin]) * longest + call for begin in range(end)]
         best.append(min(costs))

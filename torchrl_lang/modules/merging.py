@@ -1,4 +1,4 @@
-"""PEFT's adapters merged into the weights that they change: a plain model that computes the same."""
+"""Merge PEFT adapters into the weights of a model."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["base_module", "is_adapter", "merged_copy"]
 
 
 def is_adapter(module: Any) -> bool:
-    """Whether PEFT put this module in the place of another: it has the module, and weights of its own beside it.
+    """Whether PEFT replaced a module by this one, which contains it and further weights.
 
-    peft itself need not be installed to ask.
+    Does not need peft to be installed.
     """
     return hasattr(type(module), "adapter_layer_names") and hasattr(type(module), "disable_adapters")
 
 
 def base_module(module: Any) -> Any:
-    """The module that PEFT replaced; any other as it is."""
+    """The module that PEFT replaced; other modules are returned unchanged."""
     while is_adapter(module):
         module = module.get_base_layer() if hasattr(module, "base_layer") else module.original_module
     return module
 
 
 def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
-    """A model without adapters that computes what ``lm`` computes with its active ones; ``lm`` itself without any.
+    """A model without adapters that computes the same as ``lm`` with its active ones; ``lm`` itself if it has none.
 
-    Where there are adapters the whole model is copied, since merging and unmerging again would round its weights.
-    Weights that were tied are not any more where an adapter changed one of the two.
+    With adapters the whole model is copied, because merging and unmerging would round its weights. Tied weights are
+    untied if an adapter changed one of them.
 
     Args:
         lm: a Hugging Face model, perhaps with PEFT adapters in it.
@@ -61,7 +61,7 @@ def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
 
 
 def _is_outermost(lm: nn.Module, name: str) -> bool:
-    """Whether the module is still part of the model, and in no other that PEFT made."""
+    """Whether the module is still part of the model and not inside another PEFT module."""
     module: nn.Module = lm
     for part in name.split("."):
         if is_adapter(module) or not hasattr(module, part):
@@ -71,10 +71,10 @@ def _is_outermost(lm: nn.Module, name: str) -> bool:
 
 
 def _merged(layer: Any) -> nn.Module:
-    """The module that an adapter stands in the place of, with the adapter merged into it where it is switched on."""
+    """The module that an adapter replaced, with the adapter merged into it if it is active."""
     if not layer.disable_adapters:
         base = base_module(layer)
-        if type(getattr(base, "weight", None)) is nn.Parameter:  # not quantized; a tied weight changes here alone
+        if type(getattr(base, "weight", None)) is nn.Parameter:  # not quantized; copied, so that a tied one is kept
             base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
     if hasattr(layer, "unload_and_optionally_merge_module"):  # a module that is trained as a whole
         if layer.disable_adapters:

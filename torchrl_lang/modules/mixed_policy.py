@@ -1,4 +1,4 @@
-"""Turns played by somebody else in between, to be remembered and not learned."""
+"""Mix a policy with another one whose turns stay in the transcript but are excluded from training."""
 
 from __future__ import annotations
 
@@ -18,43 +18,39 @@ __all__ = ["MixedPolicy"]
 
 
 class MixedPolicy(TensorDictModuleBase):
-    """A policy in whose place another player speaks now and then: exploration, and examples in the transcript.
+    """Replaces a policy's turns by those of an example policy at random, for exploration or as demonstrations.
 
-    In each row and turn, with probability ``prob`` and independently of all others, the utterance is the example's. The
-    episode goes on from it, and what it earned is earned; it just is not what the policy would have said, so that its
-    tokens are not to be learned as if it were. Rows that are done get no example. What the policy says in the other
-    rows is what it would say without, and in rows with an example it is not asked: it sees them as done.
+    In each row and turn, independently with probability ``prob``, the example policy writes the utterance. The episode
+    continues from it and its reward counts, but its tokens should not be trained on as if the policy had generated
+    them. Rows that are done get no example. In the other rows the policy generates the same as without examples; rows
+    with an example are passed to it as done.
 
-    Beside what ``policy`` writes it writes
+    The module writes these entries beside those of ``policy``:
 
-    ==============  =================  =================================================================================
+    ==============  =================  ======================================================
     key             dtype, shape       meaning
-    ==============  =================  =================================================================================
-    ``is_example``  bool ``[*B, 1]``   the turn is the example's
-    ``train_mask``  bool ``[*B, K]``   False on the tokens of such a turn
-    ==============  =================  =================================================================================
-
-    and, in rows with an example, zero into whatever the policy writes (``token_log_prob``, say), NaN into
-    ``state_value``; but for the action and for what it reads again, which is its memory.
+    ==============  =================  ===============================================
+    In rows with an example the entries of the policy are set to zero (such as ``token_log_prob``), ``state_value`` to
+    NaN. The action, and entries that the policy reads again (recurrent states), are not.
 
     To train on such games carry ``train_mask`` into the rows, ``rows_from_rollout(steps, unfinished="drop",
-    carry=["token_log_prob", "train_mask"])``: the losses of this library leave those tokens out by themselves. Rewards
-    kept near a reference do with ``KLConstrainedTransform(..., mask_key="train_mask")``.
+    carry=["token_log_prob", "train_mask"])``: the losses of this library exclude these tokens. KL penalties exclude
+    them with ``KLConstrainedTransform(..., mask_key="train_mask")``.
 
-    Under TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` the policy speaks alone. Otherwise examples
-    are played in evaluation, too: evaluate the policy itself.
+    With TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` there are no examples. Otherwise there are
+    examples in evaluation, too, so evaluate ``policy`` itself.
 
     Args:
         policy: writes ``action``, int64 ``[*B, K]``.
-        example: writes ``action``, e.g. :class:`~torchrl_lang.envs.textworld.RandomAdmissiblePlayer`; whatever else it
-            writes is dropped.
+        example: writes ``action``, e.g. :class:`~torchrl_lang.envs.textworld.RandomAdmissiblePlayer`; its other entries
+            are ignored.
         prob: probability of an example.
-        seed: of the stream that chooses the turns; without one it takes a seed from the operating system. A copy,
-            pickled or not, goes on with the same numbers if a seed was given, and takes a new seed if not.
+        seed: seed of the random choice of turns; by default from the operating system. A copy or pickle continues with
+            the same numbers if a seed was given, and takes a new seed otherwise.
 
     Raises:
-        ValueError: ``prob`` is no probability, or one of the two does not write ``action``; on calls, they write
-            actions of different shapes.
+        ValueError: ``prob`` is not a probability, or a policy does not write ``action``; on calls, the actions have
+            different shapes.
 
     Examples:
         >>> import torch
@@ -64,10 +60,10 @@ class MixedPolicy(TensorDictModuleBase):
         >>> ones, twos = (TensorDictModule(lambda tokens, n=n: torch.full_like(tokens[..., :2], n), ["tokens"],
         ...                                ["action"]) for n in (1, 2))
         >>> policy = MixedPolicy(ones, twos, 0.5, seed=0)
-        >>> said = policy(TensorDict(tokens=torch.zeros(4, 6, dtype=torch.int64), batch_size=[4]))
-        >>> torch.equal(said["action"] == 2, said["is_example"].expand(4, 2))
+        >>> out = policy(TensorDict(tokens=torch.zeros(4, 6, dtype=torch.int64), batch_size=[4]))
+        >>> torch.equal(out["action"] == 2, out["is_example"].expand(4, 2))
         True
-        >>> torch.equal(said["train_mask"], said["action"] == 1)
+        >>> torch.equal(out["train_mask"], out["action"] == 1)
         True
     """
 
@@ -76,11 +72,11 @@ class MixedPolicy(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if not 0 <= prob <= 1:
-            raise ValueError(f"prob is a probability, got {prob}.")
+            raise ValueError(f"prob must be a probability, got {prob}.")
         for name, player in (("policy", policy), ("example", example)):
             if ACTION not in getattr(player, "out_keys", ()):
                 raise ValueError(
-                    f"{name} must be a module of tensordicts that writes '{ACTION}', this {type(player).__name__} "
+                    f"{name} must be a TensorDictModule that writes '{ACTION}', but this {type(player).__name__} "
                     f"writes {list(getattr(player, 'out_keys', ()))}."
                 )
         self.policy, self.example, self.prob = policy, example, prob
@@ -89,7 +85,7 @@ class MixedPolicy(TensorDictModuleBase):
         self.out_keys = list(dict.fromkeys([*policy.out_keys, IS_EXAMPLE, TRAIN_MASK]))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write an utterance for every row, and whose it is."""
+        """Write an utterance for every row, and which policy generated it."""
         tokens = entry(tensordict, TOKENS)
         done = tensordict.get(DONE, None)
         if done is None:
@@ -97,12 +93,12 @@ class MixedPolicy(TensorDictModuleBase):
         chosen = self._chosen(done) & ~done
         said = self.policy(tensordict.copy().set(DONE, done | chosen))
         shown = action = said.get(ACTION)
-        if self.prob and is_stochastic():  # else nobody needs what the example reads
+        if self.prob and is_stochastic():  # otherwise the example policy is not called
             shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != shown.shape:
             raise ValueError(
-                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(shown.shape)}: give both one "
-                "action_length."
+                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(shown.shape)}: use the same "
+                "action_length for both."
             )
         for key in self.policy.out_keys:
             value = said.get(key, None)
@@ -113,20 +109,20 @@ class MixedPolicy(TensorDictModuleBase):
         return tensordict.set(TRAIN_MASK, (~chosen).expand(action.shape).clone())
 
     def _is_memory(self, key: NestedKey) -> bool:
-        """Whether the policy reads again what it writes there, as ``"h"`` and ``("next", "h")`` of a recurrent one."""
+        """Whether the policy reads this entry again, as ``"h"`` and ``("next", "h")`` of a recurrent one."""
         parts = key if isinstance(key, tuple) else (key,)
         read = [known if isinstance(known, tuple) else (known,) for known in self.policy.in_keys]
         return parts in read or (parts[0] == "next" and parts[1:] in read)
 
     def _chosen(self, like: Tensor) -> Tensor:
-        """The rows of this turn that get an example, were they not done, bool ``[*B, 1]``."""
+        """The rows that would get an example in this turn if they are not done, bool ``[*B, 1]``."""
         if not is_stochastic():
             return torch.zeros_like(like)
         return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
 
 
 def _without(value: Tensor, chosen: Tensor, key: NestedKey) -> Tensor:
-    """What the policy wrote, ``[*B, ...]``, with nothing in it of the rows that are not its own, bool ``[*B, 1]``."""
+    """The policy's entry ``[*B, ...]``, cleared in the ``chosen`` rows, bool ``[*B, 1]``."""
     batch = chosen.shape[:-1]
     nothing = math.nan if (key[-1] if isinstance(key, tuple) else key) == STATE_VALUE else 0
     return value.masked_fill(chosen.reshape(*batch, *[1] * (value.ndim - len(batch))), nothing)

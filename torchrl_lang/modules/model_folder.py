@@ -1,4 +1,4 @@
-"""What a model folder must be before transformers reads it: no code, no pickles, whole files, sizes that fit."""
+"""Check a model folder before transformers reads it: no code, no pickles, complete files, matching sizes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torchrl_lang.storage.errors import one_line, shorten
 __all__ = ["REMEDY", "TRUST", "check_model_folder"]
 
 REMEDY = "save or download the model again"
-TRUST = "if you trust whoever wrote it, load it with trust_remote_code=True"
+TRUST = "if you trust its author, load it with trust_remote_code=True"
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Fields of a configuration that a model is built, or a list is filled, as many times as.
+# Fields of a configuration that are counts of modules or list entries.
 _COUNTS = re.compile(r"(layers|n_layer|experts|blocks|labels)$")
 _MANY = 1024
 _LARGE_BUFFERS = 1 << 28
 
 _Files = Mapping[Path, Mapping[str, TensorHeader]]
-"""What the weight files say of their tensors."""
+"""The tensor headers of the weight files."""
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a Hugging Face folder that transformers must not read, or could not.
+    """Reject a Hugging Face folder that transformers must not or cannot read.
 
-    Nothing is run, and no weight is read: the model is built without memory to compare its size with the files'.
+    Runs no code and reads no weights: the model is built on the meta device to compare its size with the files'.
 
     Raises:
-        FileError: a file is missing or damaged; the folder holds code, pickles or adapters in place of a plain model;
-            or its configuration describes another model than its weights are of.
+        FileError: a file is missing or damaged; the folder contains code, pickles or adapters instead of a plain model;
+            or its configuration does not match its weights.
     """
     config = Fields.read(folder / _CONFIG, remedy=REMEDY)
     _refuse_other_kinds(folder)
@@ -52,14 +52,14 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _refuse_other_kinds(folder: Path) -> None:
-    """Refuse folders of which transformers would read, or run, more than a configuration and safetensors files."""
+    """Reject folders of which transformers would read or run more than a configuration and safetensors files."""
     if (folder / "custom_generate").exists():
         raise FileError(
             folder, "holds code for generation (custom_generate), which is not run", f"delete it, or {TRUST}"
         )
     if (folder / "adapter_config.json").exists():
         remedy = "load it with PEFT, call merge_and_unload() and save the result"
-        raise FileError(folder, "holds PEFT adapters (adapter_config.json), not a whole model", remedy)
+        raise FileError(folder, "holds PEFT adapters (adapter_config.json), not a complete model", remedy)
     if any(folder.glob("shard-*-model-*.safetensors")):
         raise FileError(folder, "holds a distributed checkpoint", "consolidate it into model.safetensors")
 
@@ -71,11 +71,11 @@ def _check_type(config: Fields) -> None:
             raise FileError(
                 config.path.parent, f"needs code of its own for the model type {shorten(kind)}, which is not run", TRUST
             )
-        raise config.error(f"names the model type {shorten(kind)}, which is no causal language model of transformers")
+        raise config.error(f"names the model type {shorten(kind)}, not a causal language model of transformers")
 
 
 def _check_values(config: Fields) -> None:
-    """Refuse fields by which a configuration reaches beyond its folder, and dtypes that weights cannot have."""
+    """Reject fields that refer to files outside the folder, and dtypes that weights cannot have."""
     if "transformers_weights" in config.content:
         raise config.error(f"names another file of weights, {shorten(config.content['transformers_weights'])}")
     for name, value in _fields(config.content):
@@ -95,7 +95,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).exists():
         if any(folder.glob("*.bin")):
-            remedy = "convert them to safetensors where you trust them"
+            remedy = "convert them to safetensors if you trust them"
             raise FileError(folder, "holds pickled weights (.bin), which are never read", remedy)
         raise FileError(folder / _WEIGHTS, "is missing", REMEDY)
     weights = Fields.read(folder / _INDEX, remedy=REMEDY).object("weight_map")
@@ -107,31 +107,31 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _described(config: Fields, tensors: int) -> PreTrainedModel:
-    """The model that a configuration describes, without memory, beside weights of so many tensors."""
+    """The model that a configuration describes, on the meta device, for weights with ``tensors`` tensors."""
     for name, value in _fields(config.content):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
-            raise config.error(f'has {shorten(value)} as "{name}", beside weights of {tensors} tensors')
+            raise config.error(f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors')
     try:
         described = AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(described, trust_remote_code=False)
-    except Exception as error:  # whatever a model's own code makes of values that it did not expect
+    except Exception as error:  # model code raises any kind of exception for unexpected values
         raise config.error(f"describes no model ({one_line(error)})") from error
 
 
 def _check_sizes(config: Fields, lm: PreTrainedModel, files: _Files) -> None:
-    """Refuse a configuration of a model that is far larger than the weights: to build it could exhaust the memory."""
+    """Reject a configuration of a model far larger than the weights, which could exhaust the memory."""
     held = sum(prod(header.shape) for headers in files.values() for header in headers.values())
     needed = sum(parameter.numel() for parameter in lm.parameters())
     buffers = sum(buffer.numel() for buffer in lm.buffers())
-    # Quantized weights are packed: sixteen of two bits in an int32.
+    # Quantized weights are packed, for instance sixteen numbers of two bits in an int32.
     if needed > 16 * held or buffers > max(8 * held, _LARGE_BUFFERS):
-        raise config.error(f"describes a model of {needed + buffers} numbers, its weights are {held}")
+        raise config.error(f"describes a model of {needed + buffers} numbers, but its weights have {held}")
 
 
 def _check_dtypes(lm: PreTrainedModel, files: _Files) -> None:
-    """Refuse weights that are stored as other than floating-point numbers, which would be cast in silence."""
-    prefix = f"{lm.base_model_prefix}."  # which files of the bare trunk do not have
+    """Reject weights that are not floating-point numbers, which transformers would cast without a warning."""
+    prefix = f"{lm.base_model_prefix}."  # missing in files of the headless model
     parameters = {name.removeprefix(prefix) for name, _ in lm.named_parameters()}
     for path, headers in files.items():
         for name, header in headers.items():
@@ -140,7 +140,7 @@ def _check_dtypes(lm: PreTrainedModel, files: _Files) -> None:
 
 
 def _fields(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All fields of a configuration and of the configurations in it, but for how weights are quantized."""
+    """All fields of a configuration, including nested ones, except those of quantization."""
     for name, value in content.items():
         yield name, value
         if isinstance(value, Mapping) and name != "quantization_config":

@@ -1,4 +1,4 @@
-"""Action values with a last layer of their own: what a state and each of its possible next tokens are worth."""
+"""Action values with their own last layer."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["QValueHead"]
 
 
 class QValueHead(ActionValueHead):
-    """Action values of every next token, by several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
+    """Action values of all next tokens from several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
 
     The two kinds are those of the ILQL paper (arXiv 2206.11871). Parameters, for ``n_q`` heads: ``in_weight``
-    ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``; the
-    ``"residual"`` kind has ``4H`` for the inner ``2H``, ``H`` in the last layer, and further ``norm1_*``, ``mid_*``,
-    ``norm2_*``. Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much cheaper. Over a model
-    in half precision heads stay in float32: states are cast to the dtype of the weights.
+    ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``. The
+    ``"residual"`` kind has inner width ``4H`` instead of ``2H``, ``H`` in the last layer, and further parameters
+    ``norm1_*``, ``mid_*``, ``norm2_*``. For a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much
+    cheaper. Over a model in half precision heads stay in float32: states are cast to the dtype of the weights.
 
     Args:
         width: ``H``.
         vocab_size: ``V``.
-        n_heads: ``n_q``; ILQL takes the least of two.
+        n_heads: ``n_q``; ILQL uses the minimum of two.
         kind: ``"mlp"`` or ``"residual"``.
-        dropout: of the ``"residual"`` kind.
+        dropout: dropout probability of the ``"residual"`` kind.
 
     Examples:
         >>> import torch
@@ -53,7 +53,7 @@ class QValueHead(ActionValueHead):
         return super().config() | {"vocab_size": self.vocab_size, "n_heads": self.out_weight.shape[0]}
 
     def last_layer(self, hidden: Tensor) -> LastLayer:
-        """The last layer and what it reads, of states ``[N, H]``."""
+        """The last layer and its input, for states ``[N, H]``."""
         return LastLayer(self.features(hidden), self.out_weight, self.out_bias)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A language model over whole rows: its next-token distributions at the decisions, from one causal pass."""
+"""Score whole rows with a language model: the distributions at all decisions from one forward pass."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
 
-# Logits that exist at a time, in entries: 32 MB of float32.
+# Number of logits in memory at a time: 32 MB of float32.
 _LOGITS_AT_ONCE = 2**23
 
 
 class LinearLogits(NamedTuple):
-    """Logits that are a linear function of a state: what a divergence needs to build them piece by piece."""
+    """Logits as a linear function of a state, so that a divergence can compute them in chunks."""
 
     key: str
-    """The state that the head reads."""
+    """The input of the head."""
     weight: Tensor
     """float ``[V, H]``."""
     bias: Tensor | None
     """float ``[V]``."""
     temperature: float
     forbidden: Tensor
-    """bool ``[V]``: tokens that cannot be said."""
+    """bool ``[V]``: True for tokens that cannot be generated."""
 
 
 class RowScorer:
-    """Says how likely the agent's tokens of whole rows are, under a language actor or as an utterance actor acts.
+    """Computes log-probabilities of the agent's tokens in whole rows, under a language actor or an utterance actor.
 
     Args:
-        actor: a language actor: plain softmax over the vocabulary at temperature 1. Or an
-            :class:`~torchrl_lang.modules.UtteranceActor`: its temperature, filters, forbidden tokens, values and
-            certain end of the last slot.
+        actor: a language actor, whose distribution is the softmax over the vocabulary at temperature 1; or an
+            :class:`~torchrl_lang.modules.UtteranceActor`, with its temperature, filters, forbidden tokens, values and
+            the forced end of the last slot.
     """
 
     def __init__(self, actor: TensorDictModuleBase) -> None:
         self.actor = actor
         if not isinstance(actor, (UtteranceActor, ProbabilisticTensorDictSequential)):
             raise TypeError(f"Rows are scored by a language actor or an UtteranceActor, got {type(actor).__name__}.")
-        split_actor(self.language_actor)  # fails here rather than at the first row
+        split_actor(self.language_actor)  # raises now rather than at the first row
 
     @property
     def language_actor(self) -> ProbabilisticTensorDictSequential:
@@ -60,27 +60,27 @@ class RowScorer:
 
     @property
     def trunk(self) -> Trunk | None:
-        """The trunk, where it is one of ours."""
+        """The trunk, if it is a :class:`Trunk`."""
         model = getattr(split_actor(self.language_actor).trunk, "module", None)
         return model if isinstance(model, Trunk) else None
 
     @property
     def length_groups(self) -> int | Literal["auto"]:
-        """In how many groups of similar length the trunk reads a batch."""
+        """Number of groups of similar length in which the trunk reads a batch."""
         return 1 if self.trunk is None else self.trunk.length_groups
 
     @property
     def has_values(self) -> bool:
-        """Whether values steer the words."""
+        """Whether values change the distribution."""
         return isinstance(self.actor, UtteranceActor) and self.actor.decoder.rule.guidance is not None
 
     def named(self, states: Tensor | tuple[Tensor, ...]) -> States:
-        """What the trunk returned, under the names that its module gives it."""
+        """The trunk's outputs, named by its keys."""
         names = split_actor(self.language_actor).trunk.out_keys
         return dict(zip(names, states if isinstance(states, tuple) else (states,), strict=True))
 
     def states(self, batch: DecisionBatch) -> States:
-        """One pass of the trunk (and of the values' own, if any) over the rows, each state ``[B, W, ...]``."""
+        """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
         parts = split_actor(self.language_actor)
         states = read_rows(parts.trunk, batch.tokens, batch.attention_mask)
         value_trunk = self._value_trunk
@@ -102,7 +102,7 @@ class RowScorer:
         return torch.where(certain, torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf), log_prob)
 
     def log_softmax(self, states: States, place: Tensor) -> Tensor:
-        """Log-probability of every token at ``M`` places, ``[M, V]``."""
+        """Log-probability of every token at ``M`` positions, ``[M, V]``."""
         chosen = {key: value.flatten(0, 1).index_select(0, place) for key, value in states.items()}
         chosen = self._with_logits(chosen)
         if isinstance(self.actor, UtteranceActor):
@@ -110,20 +110,20 @@ class RowScorer:
         return upcast_half(chosen[LOGITS]).log_softmax(-1)
 
     def parts(self, batch: DecisionBatch, states: States) -> Iterator[slice]:
-        """The decisions in pieces whose logits fit into a few dozen megabytes."""
+        """Slices of the decisions whose logits take a few dozen megabytes each."""
         n, vocabulary = batch.place.shape[0], self._vocabulary(states)
         size = max(_LOGITS_AT_ONCE // vocabulary, 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
     def certain(self, batch: DecisionBatch) -> Tensor | None:
-        """True where the last slot of an utterance admits its end alone, bool ``[N]``; None where nothing is."""
+        """True where only the end of the utterance is possible (its last slot), bool ``[N]``; None if never."""
         if not isinstance(self.actor, UtteranceActor):
             return None
         decoder = self.actor.decoder
         return batch.slot(decoder.control.end_of_action) >= decoder.action_length - 1
 
     def linear(self) -> LinearLogits | None:
-        """The logits as a linear function of a state; None where filters, values or another head come in between."""
+        """The logits as a linear function of a state; None with filters, values or a head that is not linear."""
         head: Any = split_actor(self.language_actor).head
         if type(head) is not TensorDictModule or type(head.module) is not nn.Linear:
             return None
@@ -155,14 +155,14 @@ class RowScorer:
 
 
 def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
-    """Log-probability of every token that the agent wrote, with gradients: one pass of the trunk for the whole row.
+    """Log-probability of every token of the agent, with gradients, from one forward pass over whole rows.
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
         rows: ``tokens``, ``attention_mask`` and ``action_mask``, each ``[*B, T]``.
 
     Returns:
-        float ``[*B, T]``, at the tokens that the agent wrote, zero on all others.
+        float ``[*B, T]``, zero on tokens that the agent did not write.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A language model as TorchRL's losses of its own LLM stack want an actor: a distribution over every token of a row."""
+"""An actor for the losses of TorchRL's LLM stack: a distribution over every token of a row."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["RowTokenActor", "RowTokenDistribution"]
 
 
 class RowTokenDistribution(Distribution):
-    """The tokens that the agent wrote in rows ``[*B, T]``, each given what stands before it.
+    """The distribution of the agent's tokens in rows ``[*B, T]``, each conditioned on the tokens before it.
 
     Args:
-        scorer: says how likely they are.
+        scorer: computes the log-probabilities.
         rows: ``tokens``, ``attention_mask`` and ``action_mask``.
-        mask: bool ``[*B, T]``, the tokens that count.
+        mask: bool ``[*B, T]``, True on tokens that count.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -37,17 +37,17 @@ class RowTokenDistribution(Distribution):
         self._scorer, self._batch = scorer, DecisionBatch.read(rows)
         super().__init__(self._batch.shape, torch.Size(), validate_args=False)
         self.mask = mask
-        """bool ``[*B, T]``: the tokens that count."""
+        """bool ``[*B, T]``: True on tokens that count."""
         self._states = {} if self._batch.empty else scorer.states(self._batch)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of each token, ``[*B, T]``, at least float32; zero on those that the agent did not write.
+        """Log-probability of each token, ``[*B, T]``, at least float32; zero on tokens that the agent did not write.
 
         Args:
             value: int64 ``[*B, T]``: the rows' own tokens.
         """
         if value.shape != self._batch.shape:
-            raise ValueError(f"Tokens of shape {tuple(self._batch.shape)} expected, got {tuple(value.shape)}.")
+            raise ValueError(f"Expected tokens of shape {tuple(self._batch.shape)}, got {tuple(value.shape)}.")
         batch = self._batch
         if batch.empty:
             return batch.zeros()
@@ -56,7 +56,7 @@ class RowTokenDistribution(Distribution):
         return batch.at_tokens(self._scorer.log_prob(batch, self._states))
 
     def entropy(self) -> Tensor:
-        """Entropy in nats of the distribution that each token was drawn from, ``[*B, T]``."""
+        """Entropy in nats of each token's distribution, ``[*B, T]``."""
         batch, scorer = self._batch, self._scorer
         if batch.empty:
             return batch.zeros()
@@ -67,24 +67,23 @@ class RowTokenDistribution(Distribution):
 
 
 class RowTokenActor(TensorDictModuleBase):
-    """An actor whose action is all that the agent wrote in a row: for TorchRL's GRPOLoss, DAPO and CISPOLoss.
+    """An actor whose action is all of the agent's tokens in a row, for TorchRL's GRPOLoss, DAPO and CISPOLoss.
 
-    ``get_dist`` scores the very distribution that acting drew from, in one pass of the trunk, with gradients. The loss
-    finds rows under these keys, and one advantage a row is enough::
+    ``get_dist`` is the distribution that acting sampled from, computed in one forward pass, with gradients. Set the
+    loss's keys as follows; one advantage per row is enough::
 
         loss = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
         loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
         rows["advantage"] = group_advantages(row_returns(rows), group)[:, None, None]
 
-    A model with dropout should learn in evaluation mode, since it acts in it. Of the numbers that those losses report,
-    ``clip_fraction``, ``kl_approx`` and the divergences are means over all positions, padding included. Over large
-    vocabularies :class:`~torchrl_lang.objectives.PPOLoss`, which takes the same advantages as ``[N, T]``, needs less
-    memory.
+    Train a model with dropout in evaluation mode, because it acts in it. The metrics ``clip_fraction``, ``kl_approx``
+    and the divergences of these losses are means over all positions, including padding. For large vocabularies
+    :class:`~torchrl_lang.objectives.PPOLoss` needs less memory; it takes the same advantages as ``[N, T]``.
 
     Args:
-        actor: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that said its tokens at temperature
-            1 over the whole vocabulary.
-        mask_key: bool ``[*B, T]``, the tokens that count in the loss, e.g. ``"train_mask"`` of
+        actor: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor whose tokens were sampled at
+            temperature 1 over the whole vocabulary.
+        mask_key: bool ``[*B, T]``, True on tokens that count in the loss, e.g. ``"train_mask"`` of
             :class:`~torchrl_lang.modules.MixedPolicy`.
 
     Examples:
@@ -107,7 +106,7 @@ class RowTokenActor(TensorDictModuleBase):
         self, actor: UtteranceActor | ProbabilisticTensorDictSequential, *, mask_key: str = ACTION_MASK
     ) -> None:
         super().__init__()
-        RowScorer(actor)  # fails here rather than at the first row
+        RowScorer(actor)  # raises now rather than at the first row
         self.actor, self.mask_key = actor, mask_key
         self.in_keys = list(dict.fromkeys([TOKENS, ATTENTION_MASK, ACTION_MASK, mask_key]))
         self.out_keys = [TOKEN_LOG_PROB]
@@ -117,10 +116,10 @@ class RowTokenActor(TensorDictModuleBase):
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: steps of a rollout came instead of rows.
+            ValueError: ``tensordict`` holds steps of a rollout instead of rows.
         """
         return RowTokenDistribution(RowScorer(self.actor), tensordict, entry(tensordict, self.mask_key))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``token_log_prob`` ``[*B, T]`` of given rows."""
+        """Write ``token_log_prob`` ``[*B, T]`` of the rows."""
         return tensordict.set(TOKEN_LOG_PROB, self.get_dist(tensordict).log_prob(entry(tensordict, TOKENS)))

@@ -1,4 +1,4 @@
-"""Value heads in files: their weights in ``heads.safetensors``, what they are built from in a manifest."""
+"""Value heads on disk: weights in ``heads.safetensors``, constructor arguments in a manifest."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _OPTIONS: dict[str, dict[str, type]] = {
 
 
 def describe_heads(heads: Mapping[str, Head], lm: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    """What each head is built from, as JSON; ``lm`` is the model whose embedding a tied head reads.
+    """The constructor arguments of each head as JSON; ``lm`` is the model whose embedding a tied head reads.
 
     Raises:
-        ValueError: a head holds no weights or some that are not finite, is of an unknown class, or is tied to another
+        ValueError: a head has no weights or some that are not finite, has an unknown class, or is tied to another
             model's embedding.
     """
     for name, head in heads.items():
@@ -49,8 +49,8 @@ def describe_heads(heads: Mapping[str, Head], lm: PreTrainedModel) -> dict[str, 
     empty = [name for name, head in heads.items() if not head.state_dict()]
     if empty:
         raise ValueError(
-            f"The heads {empty} hold no weights: a loss keeps those of its networks in tensordicts. Build a head of "
-            "the same class from head.config() and load, for instance, "
+            f"The heads {empty} have no weights: a loss keeps the weights of its networks in tensordicts. Build a head "
+            "of the same class from head.config() and load, for instance, "
             "loss.target_qvalue_network_params.get('module').to_dict() into it."
         )
     return {
@@ -68,13 +68,13 @@ def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: st
     """Heads with the weights in ``path``, on the CPU and in evaluation mode.
 
     Args:
-        path: of :func:`write_heads`.
-        described: of :func:`describe_heads`.
+        path: a file of :func:`write_heads`.
+        described: the result of :func:`describe_heads`.
         lm: the model whose embedding tied heads read.
-        remedy: what the user can do where something does not fit, for the error message.
+        remedy: what the user can do if the file is wrong, for the error message.
 
     Raises:
-        FileError: a description is wrong, or the tensors are not exactly those of the heads.
+        FileError: a description is wrong, or the tensors do not match the heads.
     """
     weights = read_tensors(path, remedy=remedy)
     heads = {name: _read_head(described.object(name), lm) for name in described.content}
@@ -103,7 +103,7 @@ def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: st
 
 
 def _read_head(fields: Fields, lm: PreTrainedModel) -> Head:
-    """A head without memory for its weights, so that sizes from a file cannot exhaust it."""
+    """A head on the meta device, so that sizes from a file cannot exhaust the memory."""
     name = fields.take("class", str)
     if name not in _KINDS:
         raise fields.error(f'has the unknown class {name!r} as "{fields.name}", expected one of {sorted(_KINDS)}')
@@ -124,7 +124,7 @@ def _read_head(fields: Fields, lm: PreTrainedModel) -> Head:
 
 
 def _tie(name: str, head: nn.Module, lm: PreTrainedModel) -> dict[str, str]:
-    """Which of the language model's embeddings a tied head reads."""
+    """The embedding of the language model that a tied head reads."""
     if not isinstance(head, TiedQValueHead):
         return {}
     for which in ("output", "input"):
@@ -136,7 +136,7 @@ def _tie(name: str, head: nn.Module, lm: PreTrainedModel) -> dict[str, str]:
                 )
             return {"embedding": which}
     raise ValueError(
-        f"Head {name!r} is tied to an embedding that is not in the language model to save: save it with its own."
+        f"Head {name!r} is tied to an embedding that is not in the language model to save: save it with its own model."
     )
 
 

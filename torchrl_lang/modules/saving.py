@@ -1,4 +1,4 @@
-"""Language models and value heads on disk: a plain Hugging Face folder with a few files beside it, no pickle."""
+"""Save and load language models and value heads: a plain Hugging Face folder with a few more files, no pickle."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MANIFEST = "torchrl_lang.json"
 """Name of the file that describes the heads and the tokenizer."""
 
 _VERSION = 2  # 1, without the field: folders without checksums
-_REMEDY = "save the model again, or take the folder from where it was copied"
+_REMEDY = "save the model again, or copy the folder again"
 
 
 class SavedModel(NamedTuple):
-    """What :func:`load_language_model` finds in a folder."""
+    """The result of :func:`load_language_model`."""
 
     lm: PreTrainedModel
     """The language model."""
     heads: dict[str, ActionValueHead | ValueHead]
     """Value heads by the name they were saved under; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
-    """Configuration of the tokenizer, where one was saved."""
+    """Configuration of the tokenizer, if one was saved."""
 
 
 def save_language_model(
@@ -50,27 +50,26 @@ def save_language_model(
     *,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a language model and its value heads into ``folder``, whole or not at all.
+    """Write a language model and its value heads to ``folder``, atomically.
 
-    The language model is written by ``save_pretrained``, and the tokenizer as one of its own: anything that reads
-    Hugging Face folders reads them, see :func:`~torchrl_lang.data.write_tokenizer`. The heads go to
-    ``heads.safetensors``, their shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of
-    every file to ``checksums.json``.
+    The language model is written by ``save_pretrained`` and the tokenizer as one of transformers, so other programs can
+    load both, see :func:`~torchrl_lang.data.write_tokenizer`. The heads are written to ``heads.safetensors``, their
+    shapes and the tokenizer's configuration to ``torchrl_lang.json``, and the SHA-256 of every file to
+    ``checksums.json``.
 
-    PEFT adapters are merged, in a copy, into the weights that they change: the folder holds a plain model that computes
-    what ``lm`` computes now.
+    PEFT adapters are merged, in a copy, into the weights: the folder contains a plain model that computes the same.
 
     Args:
-        folder: made where it does not exist. A model that was saved there before is replaced, once the new one is
-            whole; a folder that holds anything else is left alone. One process at a time may write it.
+        folder: created if it does not exist. A saved model is replaced when the new one is complete; other folders are
+            not changed. One process at a time may write it.
         lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``.
         tokenizer: ``tokenizer.config()``.
 
     Raises:
-        ValueError: the actor's trunk is no Hugging Face model, so there is no plain format for it; a head is tied to
+        ValueError: the actor's trunk is not a Hugging Face model, so there is no plain format for it; a head is tied to
             the embedding of another model; or some weights are not finite.
-        FileExistsError: ``folder`` holds other files than a saved model's.
+        FileExistsError: ``folder`` contains other files than a saved model's.
 
     Examples:
         >>> import tempfile
@@ -82,7 +81,7 @@ def save_language_model(
         (['value'], 11)
     """
     folder, heads = Path(folder), dict(heads or {})
-    target = folder.resolve()  # a link stays a link
+    target = folder.resolve()  # replace the folder that a link points to, not the link
     _check_replaceable(target)
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
     described = describe_heads(heads, model)
@@ -102,15 +101,15 @@ def save_language_model(
 
 
 def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> SavedModel:
-    """Read what :func:`save_language_model` wrote, on the CPU and in evaluation mode.
+    """Load a model that :func:`save_language_model` wrote, on the CPU and in evaluation mode.
 
-    Every file is compared with its checksum first, which takes a second or a few for each gigabyte. A Hugging Face
-    folder of another origin, without heads and checksums, is read as well; see
-    :func:`~torchrl_lang.modules.load_causal_lm` for what is checked then.
+    All files are compared with their checksums first, which takes about a second per gigabyte. Other Hugging Face
+    folders, without heads and checksums, can be loaded, too; see :func:`~torchrl_lang.modules.load_causal_lm` for the
+    checks.
 
     Args:
-        folder: where to look.
-        trust_remote_code: run code that comes with the model, with all rights of this process. Read it first.
+        folder: the model's folder.
+        trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
@@ -119,7 +118,7 @@ def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, 
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no model in {folder}: it is no folder.")
+        raise FileNotFoundError(f"There is no model in {folder}: it is not a folder.")
     manifest = _read_manifest(folder)
     lm = load_causal_lm(folder, trust_remote_code=trust_remote_code, **kwargs)
     if manifest is None:
@@ -130,7 +129,7 @@ def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, 
 
 
 def _read_manifest(folder: Path) -> Fields | None:
-    """The manifest of a folder whose files are all as they were saved; none where another program saved it."""
+    """The manifest of a folder whose files match their checksums; None if another program saved it."""
     if verified := (folder / CHECKSUMS).exists():
         verify_checksums(folder, remedy=_REMEDY)
     if not (folder / MANIFEST).exists():
@@ -138,14 +137,14 @@ def _read_manifest(folder: Path) -> Fields | None:
     manifest = Fields.read(folder / MANIFEST, remedy=_REMEDY)
     version = manifest.take("version", int, 1)
     if version not in (1, _VERSION):
-        raise FileError(manifest.path, f"is of version {version}, this library reads {_VERSION}", "update the library")
+        raise FileError(manifest.path, f"has version {version}, this library reads {_VERSION}", "update the library")
     if version == _VERSION and not verified:
         raise FileError(folder / CHECKSUMS, "is missing", _REMEDY)
     return manifest
 
 
 def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedModel:
-    """The Hugging Face model behind an actor, sharing its weights.
+    """The Hugging Face model of an actor, which shares its weights.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor, language_model_of
@@ -163,10 +162,10 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
         )
     if trunk.model.is_remote_code():
         raise ValueError(
-            f"{type(trunk.model).__name__} is code that came with the model: give the language model instead of an "
+            f"{type(trunk.model).__name__} is code that came with the model: pass the language model instead of an "
             "actor over it."
         )
-    # A fresh shell without memory, whose two parts are then replaced by the actor's.
+    # An empty model on the meta device, whose two parts are then replaced by the actor's.
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(deepcopy(trunk.model.config), trust_remote_code=False)
     setattr(lm, lm.base_model_prefix, trunk.model)
@@ -175,7 +174,7 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
 
 
 def _check_replaceable(target: Path) -> None:
-    """Refuse to replace anything but a saved model."""
+    """Raise if ``target`` is anything but a saved model."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -185,8 +184,8 @@ def _check_replaceable(target: Path) -> None:
         return
     remedy = "give another folder, or delete it"
     if not {CHECKSUMS, MANIFEST} <= found:
-        raise FileExistsError(f"{target} holds files, and no model that this library saved: {remedy}.")
+        raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
     listed = Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content
     others = sorted(found - listed.keys() - {CHECKSUMS})
     if others:
-        raise FileExistsError(f"{target} holds files beside its model, such as {others[0]}, that would go: {remedy}.")
+        raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")

@@ -1,4 +1,4 @@
-"""Models whose weights :func:`torch.distributed.fsdp.fully_shard` has spread over processes (FSDP2)."""
+"""Models whose weights :func:`torch.distributed.fsdp.fully_shard` (FSDP2) has sharded over processes."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _ADVICE = (
 
 
 def refuse_untied(headless: Any) -> None:
-    """Raise for a model that was sharded without its head where the two share a weight.
+    """Raise if a model was sharded without its head although both share a weight.
 
     Raises:
-        RuntimeError: they do.
+        RuntimeError: it was.
     """
     if headless.config.tie_word_embeddings:
         raise RuntimeError(
             f"The language-model head is tied to the embedding of {type(headless).__name__}, which was sharded without "
-            f"it: the two would part. {_ADVICE}"
+            f"it: the two would become separate weights. {_ADVICE}"
         )
 
 
 def run_through(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that runs parts of a sharded model as if it were the model's own forward.
 
-    The weights that belong to no block are gathered before, and stay so for the heads that read the states afterwards.
+    Weights that belong to no block are gathered before, and stay gathered for heads that read the states afterwards.
 
     Raises:
-        RuntimeError: the head's weight is sharded again behind the pass.
+        RuntimeError: the head's weight is sharded again after the call.
     """
     if root in _gathered:
         return function(*args, **kwargs)
@@ -64,7 +64,7 @@ def _call(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any
 
 
 def whole_weight(module: Any) -> Tensor:
-    """The weight of a module; an error where this process holds a part of it only.
+    """The weight of a module, which must not be sharded at the moment.
 
     Raises:
         RuntimeError: the weight is sharded and has not been gathered.
@@ -76,7 +76,7 @@ def whole_weight(module: Any) -> Tensor:
 
 
 def refuse_sharded(module: nn.Module, what: str) -> None:
-    """Raise where weights of ``module`` are sharded.
+    """Raise if weights of ``module`` are sharded.
 
     Raises:
         ValueError: they are.
@@ -84,16 +84,15 @@ def refuse_sharded(module: nn.Module, what: str) -> None:
     parts = any(isinstance(parameter, DTensor) for parameter in module.parameters())
     if parts or any(_is_sharded(child) for child in module.modules()):
         raise ValueError(
-            f"Weights that fully_shard has spread over processes cannot be {what}: do it before fully_shard, or load a "
-            "second model."
+            f"Weights that fully_shard has sharded cannot be {what}: do so before fully_shard, or load a second model."
         )
 
 
 @contextmanager
 def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Keep all weights of sharded modules whole for a while, without gradients: no communication inside.
+    """Gather all weights of sharded modules inside a ``with`` block, without gradients or further communication.
 
-    Every process has to enter it equally often; inside each may run its modules as often as it likes.
+    All processes must enter the block equally often; inside it each may run its modules any number of times.
     """
     parts: Any = [m for m in dict.fromkeys(m for module in modules for m in module.modules()) if _is_sharded(m)]
     parts = [part for part in parts if part not in _gathered]
@@ -101,7 +100,7 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         part.unshard()
     hooks = [(table, dict(table)) for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
     try:
-        for table, before in hooks:  # they would shard each block again behind its forward
+        for table, before in hooks:  # these hooks would shard each block again after its forward
             for key, hook in before.items():
                 if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
                     del table[key]

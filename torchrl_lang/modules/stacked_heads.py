@@ -1,4 +1,4 @@
-"""The small networks behind all value heads, several of them in one: from a hidden state to what a last layer reads."""
+"""Small networks with stacked weights, the base of all value heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like", "fill_linears"]
 HeadKind = Literal["mlp", "residual"]
 
 OUT_STD = 0.01
-"""Standard deviation of a last layer's first weights."""
+"""Standard deviation of the initial weights of a last layer."""
 
 
 class StackedHeads(nn.Module):
@@ -26,11 +26,11 @@ class StackedHeads(nn.Module):
     ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
     ``hidden_pre_norm``.
 
-    States of another dtype are cast to the weights': heads of float32 over a model in half precision, the usual choice,
+    States are cast to the dtype of the weights, so heads in float32 over a model in half precision (the usual choice)
     compute values in float32. Under autocast everything runs in its precision.
 
-    First layers start as :class:`torch.nn.Linear` does. The last layer starts small (normal, 0.01) with zero bias, so
-    that first values are near zero and the bootstrapped targets with them.
+    First layers are initialized like :class:`torch.nn.Linear`. The last layer begins with small weights (normal,
+    0.01) and zero bias, so that initial values and their bootstrapped targets are near zero.
     """
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
@@ -57,12 +57,12 @@ class StackedHeads(nn.Module):
 
     @property
     def width(self) -> int:
-        """``H``, the size of the states that these heads read."""
+        """``H``, the width of the states."""
         return self.in_weight.shape[-1]
 
     @property
     def in_key(self) -> str:
-        """Which of the trunk's states these heads read."""
+        """The key of the trunk's states that these heads read."""
         return HIDDEN if self.kind == "mlp" else HIDDEN_PRE_NORM
 
     def config(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class StackedHeads(nn.Module):
 
 
 def cast_like(states: Tensor, weight: Tensor) -> Tensor:
-    """States in the dtype of a weight that they will be multiplied by; under autocast, which casts both, as they are.
+    """Cast states to the dtype of a weight; under autocast, which casts both, they are not changed.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Whether policies draw their actions or take the likeliest, as TorchRL's ``set_exploration_type`` says."""
+"""Whether policies sample their actions or decode greedily, by TorchRL's ``set_exploration_type``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WITHOUT_CHANCE = (ExplorationType.DETERMINISTIC, ExplorationType.MODE, Explorat
 
 
 def is_stochastic() -> bool:
-    """Whether actions are left to chance here.
+    """Whether policies sample their actions here.
 
     Examples:
         >>> from torchrl.envs.utils import ExplorationType, set_exploration_type

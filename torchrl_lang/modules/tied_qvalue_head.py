@@ -1,4 +1,4 @@
-"""Action values tied to a token embedding: no parameter of their own is as large as the vocabulary."""
+"""Action values tied to a token embedding, without own parameters of the size of the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ class TiedQValueHead(ActionValueHead):
 
         Q_k(h, a) = <W_k f_k(h) + b_k, E_a> + w_k . f_k(h) + c_k
 
-    The last two terms are one number a state and head, so that a level that all tokens share need not be spelt in
-    ``E``; CQL and margin do not see it. ``out_weight`` ``[n_q, D + 1, 2H]`` and ``out_bias`` ``[n_q, D + 1]`` hold
-    ``W, b`` and, as last row, ``w, c``. First values are as near zero as those of a :class:`QValueHead`.
+    The last two terms are one number per state and head, so ``E`` need not represent a value that all tokens share; the
+    CQL and margin terms do not depend on them. ``out_weight`` ``[n_q, D + 1, 2H]`` and ``out_bias`` ``[n_q, D + 1]``
+    contain ``W, b`` and, as last row, ``w, c``. Initial values are as near zero as those of a :class:`QValueHead`.
 
-    The embedding belongs to the language model. The head holds a reference, not a copy: ``E`` is not among its
-    parameters, nor in its ``state_dict``, nor in a loss's target parameters (a target head reads ``E`` as it is now),
-    and it moves to another device with the language model alone. A copy by :func:`copy.deepcopy` is tied to the copied
-    embedding where the language model is copied in the same call before it, as in a loss or an actor, and otherwise
-    shares ``E``. :func:`~torchrl_lang.modules.save_language_model` writes which embedding it is.
+    The head holds a reference to the language model's embedding, not a copy: ``E`` is not among its parameters, nor in
+    its ``state_dict``, nor in a loss's target parameters (a target head reads the current ``E``), and it moves to
+    another device with the language model only. :func:`copy.deepcopy` ties the copied head to the copied embedding if
+    the same call copies the language model before it, as in a loss or an actor; otherwise both share ``E``.
+    :func:`~torchrl_lang.modules.save_language_model` records which embedding it is.
 
-    Where Hugging Face's ``resize_token_embeddings`` puts a new module in the embedding's place, build a new head.
+    After Hugging Face's ``resize_token_embeddings`` replaces the embedding, build a new head.
 
-    Where ``E`` is in half precision and the head is not, the last product runs in the precision of ``E``, because a
-    copy of ``E`` in another would be as large as the vocabulary.
+    If ``E`` is in half precision and the head is not, the last product uses the precision of ``E``, because a converted
+    copy of ``E`` would be as large as the vocabulary.
 
-    By default no gradient flows from the values into ``E``: the language model's loss shapes it, the values read it.
-    That saves the largest of the three products that a term over the vocabulary costs, and its gradient's memory.
+    By default no gradient flows from the values to ``E``. This saves the largest of the three products of a term over
+    the vocabulary, and the memory of its gradient.
 
     Args:
         width: ``H``.
-        embedding: a module with ``weight`` ``[V, D]``: ``lm.get_output_embeddings()``, whose rows are made to be
+        embedding: a module with ``weight`` ``[V, D]``: ``lm.get_output_embeddings()``, whose rows are trained to be
             compared with states, or ``lm.get_input_embeddings()``; often they share one weight.
         n_heads: ``n_q``.
         kind: ``"mlp"`` or ``"residual"``.
-        dropout: of the ``"residual"`` kind.
-        detach_embedding: False trains ``E`` by the values as well, whatever a loss's ``detach_qvalue`` says of states.
+        dropout: dropout probability of the ``"residual"`` kind.
+        detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
 
     Raises:
-        TypeError: ``embedding`` is no module with a matrix ``weight``.
+        TypeError: ``embedding`` is not a module with a matrix ``weight``.
 
     Examples:
         >>> import torch
@@ -81,7 +81,7 @@ class TiedQValueHead(ActionValueHead):
         super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout)
         self.detach_embedding = detach_embedding
         self._owned_elsewhere = _Reference(embedding)
-        with torch.no_grad():  # so that a value is spread as it would be with rows W_a of its own
+        with torch.no_grad():  # initial values have the same variance as with an own row per token
             wide = torch.promote_types(weight.dtype, torch.float32)
             norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -95,7 +95,7 @@ class TiedQValueHead(ActionValueHead):
 
     @property
     def vocab_size(self) -> int:
-        """``V``, as many rows as the embedding has now."""
+        """``V``, the current number of rows of the embedding."""
         return self._owned_elsewhere.module.weight.shape[0]
 
     @property
@@ -108,14 +108,14 @@ class TiedQValueHead(ActionValueHead):
         return super().config() | own
 
     def last_layer(self, hidden: Tensor) -> LastLayer:
-        """The last layer and what it reads, of states ``[N, H]``."""
+        """The last layer and its input, for states ``[N, H]``."""
         out = self.outputs(hidden)  # [n_q, N, D + 1]
         weight = self._weight.detach() if self.detach_embedding else self._weight
         return LastLayer(cast_like(out[..., :-1], weight), weight.unsqueeze(0), shift=out[..., -1])
 
 
 class _Reference:
-    """Holds a module that belongs to another: not registered, and never copied by itself."""
+    """Holds a module that belongs to another one: not registered, and not copied on its own."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

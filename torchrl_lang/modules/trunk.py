@@ -1,4 +1,4 @@
-"""The trunk: any Hugging Face causal language model, read as the function from a row of tokens to its hidden states."""
+"""The trunk: a Hugging Face causal language model as a function from rows of tokens to hidden states."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
 
 FINAL_NORMS = ("ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm")
-"""Names that models give to the norm behind their last block."""
+"""Names of the norm after the last block in Hugging Face models."""
 
 
 class Trunk(nn.Module):
     """A Hugging Face causal language model without its head.
 
-    Rows are padded on the right and attention is causal, so a real token never sees padding and no attention mask is
-    needed: the model runs on the fast causal kernel, and what it computes on padding is never read.
+    Rows are padded on the right and attention is causal, so a real token never attends to padding. The model therefore
+    needs no attention mask and runs on the fast causal kernel; its states on padding are never used.
 
-    The model may be spread over processes: apply :func:`torch.distributed.fsdp.fully_shard` to its blocks and then to
-    the language model, before or after the trunk is made of it. Every process then makes the same number of passes.
-    Value heads are no part of the language model, so average their gradients yourself.
+    The model may be sharded over processes: apply :func:`torch.distributed.fsdp.fully_shard` to its blocks and then to
+    the language model, before or after building the trunk. Every process then makes the same number of forward passes.
+    Value heads are not part of the language model, so average their gradients yourself.
 
     Args:
-        lm: a causal language model (its head is left aside) or the headless model itself, with or without PEFT
-            adapters in it. It is used, not copied.
+        lm: a causal language model (its head is not used) or the headless model, with or without PEFT adapters. It is
+            not copied.
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
-        length_groups: run the rows of a batch in groups of similar length, each cut to its own longest row: the same
-            states with less computed on padding. ``"auto"`` finds the groups that cost least, see
-            :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes so many of equal size; 1 runs all
-            rows together. Groups are made where an attention mask is given; they look at the lengths and so wait for
-            the device. Under ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
-        final_norm: name of the final norm within the headless model, where it has an unusual one.
+        length_groups: run the rows of a batch in groups of similar length, each trimmed to its longest row, to compute
+            less on padding; the states are the same. ``"auto"`` finds the cheapest groups, see
+            :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
+            all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
+            ``torch.compile`` of a caller ``"auto"`` is 1, and so is any number for a sharded model.
+        final_norm: name of the final norm within the headless model, if it is not found.
 
     Raises:
-        TypeError: ``lm`` is no Hugging Face model.
-        ValueError: the model is not causal (found out by running it once, at the first pass where it cannot be run
-            yet), the final norm cannot be found, or PEFT prompts stand around the model; on calls, rows are longer
-            than the model has positions.
+        TypeError: ``lm`` is not a Hugging Face model.
+        ValueError: the model is not causal (checked by a forward pass, at the first call if it cannot run earlier), the
+            final norm is not found, or the model has PEFT prompts; on calls, rows are longer than the model's
+            positions.
 
     Examples:
         >>> import torch
@@ -78,13 +78,13 @@ class Trunk(nn.Module):
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(
-                f"A Hugging Face model is needed, got {type(lm).__name__}: load one with load_causal_lm(name) or build "
+                f"A trunk needs a Hugging Face model, got {type(lm).__name__}: load one with load_causal_lm() or build "
                 "one with causal_lm(...)."
             )
         self.model = model.base_model
-        # A tuple, so that no module of it is registered.
+        # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
-        self._is_checked = check_causal(self.model)  # else at the first pass
+        self._is_checked = check_causal(self.model)  # if False, checked at the first call
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
@@ -95,28 +95,28 @@ class Trunk(nn.Module):
 
     @property
     def width(self) -> int:
-        """``H``, the size of a hidden state."""
+        """``H``, the width of a hidden state."""
         return int(self.model.config.hidden_size)
 
     @property
     def max_length(self) -> int | None:
-        """Number of positions that the model knows, ``None`` where it has no limit."""
+        """Number of positions of the model, ``None`` if unlimited."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
     def sharded_root(self) -> nn.Module | None:
-        """The language model, where :func:`torch.distributed.fsdp.fully_shard` has spread its weights; else None."""
+        """The language model, if :func:`torch.distributed.fsdp.fully_shard` has sharded its weights; else None."""
         found: Any = (owner for owner in self._owners if isinstance(owner, FSDPModule))
         return next(found, None)
 
     @property
     def supports_cache(self) -> bool:
-        """Whether rows can be read piece by piece; see :attr:`cache_obstacle`."""
+        """Whether rows can be read incrementally with a cache; see :attr:`cache_obstacle`."""
         return self.cache_obstacle is None
 
     @property
     def cache_obstacle(self) -> str | None:
-        """Why rows cannot be read piece by piece through a cache, in words; None where they can."""
+        """Why rows cannot be read incrementally with a cache, in words; None if they can."""
         return cache_obstacle(self.model)
 
     @property
@@ -125,25 +125,26 @@ class Trunk(nn.Module):
         return self._compile_options is not None
 
     def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
-        """Recompute each layer in the backward pass instead of keeping its activations; effective in training mode."""
+        """Recompute each layer in the backward pass instead of storing its activations; effective in training mode."""
         named = hasattr(self.model, "activation_checkpointing_enable")  # the newer name of the same in transformers
         name = f"{'activation' if named else 'gradient'}_checkpointing_{'enable' if enabled else 'disable'}"
         getattr(self.model, name)(*([{"use_reentrant": False}] if enabled else []))
         return self
 
     def compile(self, **options: Any) -> Trunk:  # type: ignore[override]
-        """Compile the model with :func:`torch.compile`, in place of PyTorch's own ``compile`` of this module.
+        """Compile the model with :func:`torch.compile`; replaces ``torch.nn.Module.compile``.
 
-        Whole rows and decoding steps of one token a row run compiled from then on, for all numbers and lengths of rows;
-        prompts and replies that are read from a cache run as before. Either is compiled when it first comes, which
-        takes from seconds to minutes, and once more for each mode that it comes in: with gradients or without, in
-        training or evaluation, under autocast, in inference mode, and for a single row or token. Weights stay where
-        they are; copies of the trunk, pickled or not, compile anew.
+        Whole rows and decoding steps of one token per row then run compiled, for all numbers and lengths of rows;
+        prompts and replies that are added to a cache do not. Each is compiled at its first call, which takes from
+        seconds to minutes, and again for each mode: with and without gradients, training and evaluation, autocast,
+        inference mode, and for a single row or token. Weights are not moved; copies and pickles of the trunk are
+        compiled again.
 
-        On a CPU decoding with GPT-2 is no slower without: its steps then take a shorter way than the model's own.
+        On a CPU decoding with GPT-2 does not need it: its steps use faster code than the model's own.
 
         Args:
-            **options: of :func:`torch.compile`, ``dynamic=True`` unless given. ``backend="eager"`` needs no compiler.
+            **options: options of :func:`torch.compile`; ``dynamic=True`` by default. ``backend="eager"`` needs no
+                compiler.
         """
         self._compile_options = {"dynamic": True} | options
         self._compiled = {}
@@ -154,18 +155,18 @@ class Trunk(nn.Module):
 
         Args:
             tokens: int64 ``[*B, T]``, right-padded.
-            attention_mask: bool ``[*B, T]``; not needed (see above), and looked at only for ``length_groups``.
+            attention_mask: bool ``[*B, T]``; used only for ``length_groups``.
 
         Returns:
-            float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; and where asked
-            for, the state before it.
+            float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
+            ``expose_pre_norm`` also the state before it.
         """
         self.check_length(tokens.shape[-1])
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
-        # Each process has rows of its own, but all have to make the same number of passes of a sharded model.
+        # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
         groups = 1 if together or self.sharded_root is not None else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
             states = self.states(flat, use_cache=False)
@@ -175,7 +176,7 @@ class Trunk(nn.Module):
         return shaped if self.expose_pre_norm else shaped[0]
 
     def _grouped(self, tokens: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-        """States of ``tokens`` ``[N, T]`` group by group, zero on padding that no group computed."""
+        """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
         groups = best_groups(length) if self.length_groups == "auto" else _equal_groups(length, self.length_groups)
         read = []
         for rows, width in groups:
@@ -187,15 +188,15 @@ class Trunk(nn.Module):
         return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*read, strict=True))
 
     def check_length(self, length: int) -> None:
-        """Raise unless the model has so many positions."""
+        """Raise unless the model has ``length`` positions."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
-                f"Rows of {length} tokens do not fit the model's {self.max_length} positions: trim the rows or build "
+                f"Rows of {length} tokens exceed the model's {self.max_length} positions: trim the rows or build "
                 f"the model with max_length={length}."
             )
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Run the model on int64 ``[N, q]`` with any of its own options, such as a cache and explicit positions.
+        """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
@@ -217,8 +218,8 @@ class Trunk(nn.Module):
             def run(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
                 return self._run(tokens, **kwargs)
 
-            # Dynamo keeps what it compiled by code object, a few of each, and looks at no hooks: each trunk and mode
-            # has one of its own.
+            # Dynamo caches compiled code per code object, a few of each, and ignores hooks: each trunk and mode has its
+            # own code object.
             run.__code__ = run.__code__.replace()
             self._compiled[mode] = torch.compile(run, **(self._compile_options or {}))
         return self._compiled[mode]
@@ -232,7 +233,7 @@ class Trunk(nn.Module):
         return run_through(root, self._pass, tokens, **kwargs)
 
     def _pass(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
-        # Embeddings are looked up here because some models, given ids with padding and no mask, warn and wait.
+        # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
         embeddings = self.model.get_input_embeddings()
         if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
             whole_weight(embeddings)  # raises
@@ -242,8 +243,8 @@ class Trunk(nn.Module):
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was kept of the last pass has a graph, and is none of a copy's.
-        # The language model around this one is copied by nobody, so that a copy has no owner but itself.
+        # The saved input of the norm has a graph and does not belong in a copy.
+        # The language model around this one is not copied, so a copy has no owner but itself.
         return dict(super().__getstate__()) | {"_compiled": {}, "_pre_norm": None, "_owners": ()}
 
     def _find_norm(self, name: str | None) -> nn.Module:
@@ -265,15 +266,15 @@ def _equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
 
 
 def _is_step(tokens: Tensor, options: dict[str, Any]) -> bool:
-    """Whether one more token of each row is read; the first token of rows comes without positions."""
+    """Whether this is one more token of each row; the first token of rows has no positions."""
     return tokens.shape[-1] == 1 and options.get("position_ids") is not None
 
 
 def unwrapped(lm: Any) -> Any:
-    """The Hugging Face model that PEFT has put its adapters into, which computes with them; any other as it is.
+    """The Hugging Face model inside a PEFT model, which computes with its adapters; other models are not changed.
 
     Raises:
-        ValueError: the adapters are learnt prompts, which stand around the model and not in it.
+        ValueError: the adapters are learnt prompts, which are not inside the model.
     """
     if not hasattr(lm, "get_base_model"):
         return lm

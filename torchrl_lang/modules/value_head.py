@@ -1,4 +1,4 @@
-"""State values: what a state is worth, read off its hidden state."""
+"""State values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["ValueHead"]
 class ValueHead(StackedHeads):
     """State value, ``hidden [*N, H] -> [*N, 1]``.
 
-    Kinds, start and parameters as in :class:`~torchrl_lang.modules.QValueHead`, ``V = 1``.
+    Kinds, initialization and parameters as in :class:`~torchrl_lang.modules.QValueHead` with ``V = 1``.
 
     Args:
         width: ``H``.
         kind: ``"mlp"`` or ``"residual"``.
-        dropout: of the ``"residual"`` kind.
+        dropout: dropout probability of the ``"residual"`` kind.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Files and folders: read with checks, written whole or not at all, locked by one process at a time."""
+"""Read files and folders with checks, write them atomically, and lock folders against other processes."""
 
 from torchrl_lang.storage.checksums import CHECKSUMS, verify_checksums, write_checksums
 from torchrl_lang.storage.columns import parse_rows, read_rows

@@ -1,4 +1,4 @@
-"""Checksums of all files of a folder, in one file beside them."""
+"""Checksums of all files of a folder, stored in one file of that folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def write_checksums(folder: str | Path) -> None:
 
 
 def verify_checksums(folder: str | Path, *, remedy: str) -> list[str]:
-    """Compare the files of a folder with its ``checksums.json``; files that were added later are not looked at.
+    """Compare the files of a folder with its ``checksums.json``; files added later are ignored.
 
     Args:
         folder: holds ``checksums.json``.
-        remedy: what the user can do where a file differs, for the error message.
+        remedy: what the user can do if a file differs, for the error message.
 
     Returns:
         The names of the files that ``checksums.json`` lists.
@@ -59,7 +59,7 @@ def verify_checksums(folder: str | Path, *, remedy: str) -> list[str]:
         entry, path = files.object(name), file_in(folder, name, remedy=remedy, links=True)
         size, digest = entry.take("size", int), entry.take("sha256", str)
         if not path.is_file():
-            raise FileError(path, f"is missing, {CHECKSUMS} lists it", remedy)
+            raise FileError(path, f"is missing, but {CHECKSUMS} lists it", remedy)
         if path.stat().st_size != size or file_digest(path) != digest:
             raise FileError(path, f"differs from what {CHECKSUMS} records", remedy)
     return list(files.content)

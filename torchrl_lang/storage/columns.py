@@ -1,4 +1,4 @@
-"""Read CSV files whose first row names columns of numbers."""
+"""Read CSV files of numbers whose first line names the columns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Row = dict[str, int | float]
 
 
 def read_rows(path: str | Path, *, remedy: str) -> tuple[list[str], list[Row]]:
-    r"""Read the columns' names and the rows; a row lacks the names whose cells are empty.
+    r"""Read the column names and the rows; empty cells are left out of a row.
 
-    A last line without its end, which a crash tore, is left out.
+    An incomplete last line, written during a crash, is ignored.
 
     Args:
         path: the file.
-        remedy: what the user can do where it cannot be read, for the error message.
+        remedy: what the user can do if the file cannot be read, for the error message.
 
     Raises:
-        FileError: the file is missing, is no text, or is no table of numbers.
+        FileError: the file is missing, is not text, or is not a table of numbers.
 
     Examples:
         >>> import pathlib, tempfile
@@ -42,20 +42,19 @@ def read_rows(path: str | Path, *, remedy: str) -> tuple[list[str], list[Row]]:
 
 
 def parse_rows(text: str, path: str | Path, *, remedy: str) -> tuple[list[str], list[tuple[int, Row]]]:
-    """Parse what :func:`read_rows` reads: the columns' names, and each row with the number of its line.
+    """Parse the text that :func:`read_rows` reads into the column names and pairs of line number and row.
 
     Raises:
-        FileError: a name is missing or stands twice; a row has another number of cells than there are names, or a cell
-            is no number.
+        FileError: a column name is missing or repeated, a row has the wrong number of cells, or a cell is not a number.
     """
     reader = csv.reader(io.StringIO(text))
     try:
         lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise FileError(path, f"is no CSV file (line {reader.line_num}: {error})", remedy) from error
+        raise FileError(path, f"is not a CSV file (line {reader.line_num}: {error})", remedy) from error
     names = lines[0][1] if lines else []
     if len(set(names)) < len(names) or not all(name and name.isprintable() for name in names):
-        raise FileError(path, f"has the columns {shorten(names)}, of which one has no name or stands twice", remedy)
+        raise FileError(path, f"has the columns {shorten(names)}, one of which has no name or is repeated", remedy)
     rows = []
     for line, cells in lines[1:]:
         try:

@@ -1,4 +1,4 @@
-"""The error that every reader of files raises."""
+"""The error that all file readers raise."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def shorten(value: object, limit: int = 80) -> str:
         >>> shorten("abcdefgh", limit=6)
         "'ab..."
     """
-    # The value itself is cut first: the repr of ten million characters is not built to show eighty.
+    # Cut the value first: building the repr of ten million characters to show eighty would be slow.
     text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
     cut = len(text) > limit or (isinstance(value, (str, bytes, list, tuple)) and len(value) > limit)
     return text[: limit - 3] + "..." if cut else text
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    r"""The message of another library's error in one line of at most ``limit`` characters.
+    r"""The message of another library's error as one line of at most ``limit`` characters.
 
     Examples:
         >>> from torchrl_lang.storage.errors import one_line

@@ -1,4 +1,4 @@
-"""Take typed fields out of JSON that was read from a file."""
+"""Read typed fields from JSON files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Fields:
     Args:
         content: the object.
         path: the file that it was read from, for error messages.
-        remedy: what the user can do where a field does not fit, for error messages.
-        name: where in the file the object stands, such as ``"entries.tokens"``; empty for the whole file.
+        remedy: what the user can do if a field is wrong, for error messages.
+        name: path of the object inside the file, such as ``"entries.tokens"``; empty for the whole file.
 
     Examples:
         >>> from torchrl_lang.storage import Fields
@@ -51,12 +51,12 @@ class Fields:
     def take(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
         """The field ``name``, of type ``kind``.
 
-        An integer is accepted as a ``float``, a boolean never as a number; numbers must be finite.
+        An integer is accepted as a ``float``, but a boolean is never accepted as a number. Numbers must be finite.
 
         Args:
             name: the field.
             kind: ``int``, ``float``, ``str``, ``bool``, ``list`` or ``dict``.
-            default: the value where the field is missing or null; without one a missing field is an error.
+            default: the value to return if the field is missing or null; without it a missing field is an error.
 
         Raises:
             FileError: the field is missing or of another type.
@@ -79,18 +79,18 @@ class Fields:
         return value
 
     def object(self, name: str) -> Fields:
-        """The field ``name``, a JSON object."""
+        """The field ``name`` as a JSON object."""
         return Fields(self.take(name, dict), self.path, self.remedy, self._full(name))
 
     def list_of(self, name: str, kind: type[T]) -> list[T]:
-        """The field ``name``, a list whose items all are of type ``kind``."""
+        """The field ``name`` as a list whose items all have type ``kind``."""
         values = self.take(name, list)
         items = Fields({str(index): value for index, value in enumerate(values)}, self.path, self.remedy)
         items.name = self._full(name)
         return [items.take(index, kind) for index in items.content]
 
     def error(self, found: str) -> FileError:
-        """The error to raise where the file's content is wrong in another way."""
+        """The error to raise for any other mistake in the file's content."""
         return FileError(self.path, found, self.remedy)
 
     def _full(self, name: str) -> str:
@@ -100,5 +100,5 @@ class Fields:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    # JSON holds integers of any size; beyond 64 bits no tensor takes them.
+    # JSON integers have any size, but a tensor holds at most 64 bits.
     return not isinstance(value, int) or -(2**63) <= value < 2**63

@@ -1,4 +1,4 @@
-"""Write files and folders whole or not at all, whenever the process is killed."""
+"""Write files and folders atomically: complete or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["is_unfinished", "remove_folder", "remove_leftovers", "replace_folder
 
 
 def temporary_prefix(target: Path) -> str:
-    """How the names of unfinished copies of ``target`` begin."""
+    """Prefix of the names of unfinished copies of ``target``."""
     return f".{target.name}.writing-"
 
 
 def is_unfinished(target: str | Path) -> bool:
-    """Whether a writer of ``target`` is at work, or was killed."""
+    """Whether a process is writing ``target`` or was killed while writing it."""
     target = Path(target)
     return any(target.parent.glob(glob.escape(temporary_prefix(target)) + "*"))
 
 
 @contextmanager
 def write_folder(target: str | Path) -> Iterator[Path]:
-    """An empty folder to write into, which becomes ``target`` when the block ends well.
+    """Create an empty temporary folder that becomes ``target`` when the ``with`` block succeeds.
 
-    The files are flushed to the disk before the folder is renamed. When the block fails, the folder is deleted. What a
-    killed process left behind is deleted by the next writer of the same target.
+    The files are flushed to disk before the folder is renamed. If the block fails, the folder is deleted. The next
+    writer of the same target deletes what a killed process left.
 
     Args:
-        target: where the folder shall be; a folder that is there already is replaced.
+        target: the folder to create; an existing folder is replaced.
 
     Raises:
-        FileExistsError: another process writes this target.
-        OSError: the disk is full, for instance; with the target's name.
+        FileExistsError: another process is writing this target.
+        OSError: writing failed, for instance because the disk is full; the error names the target.
 
     Examples:
         >>> import pathlib, tempfile
@@ -54,7 +54,7 @@ def write_folder(target: str | Path) -> Iterator[Path]:
     """
     target = Path(target)
     if target.is_symlink():
-        target = target.resolve()  # what it points to is replaced, not the link
+        target = target.resolve()  # replace the folder that a link points to, not the link
     with _named_errors(target), _temporary_folder(target) as temporary:
         yield temporary
         flush_folder(temporary)
@@ -63,7 +63,7 @@ def write_folder(target: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _named_errors(target: Path) -> Iterator[None]:
-    """Give the system's errors the target's name where they have none; safetensors has an error of its own for them."""
+    """Add the target's name to system errors that have none; safetensors raises its own error class for them."""
     try:
         yield
     except OSError as error:
@@ -79,24 +79,24 @@ def _named_errors(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """The folder in which ``target`` is written: empty, locked, and deleted at the end unless it was renamed."""
+    """An exclusive temporary folder to write ``target`` in, deleted at the end unless it was renamed."""
     with folder_lock(target.with_name(temporary_prefix(target) + "new"), "writes", shown=target) as temporary:
         own = os.stat(temporary)
         try:
             _remove_leftovers(target, temporary)
             yield temporary
         finally:
-            # Once ours is renamed, the next writer may have made a folder of that name.
+            # After our folder was renamed, the next writer may have created one with the same name.
             if temporary.exists() and os.path.samestat(own, os.stat(temporary)):
                 shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_file(target: str | Path, content: str | bytes) -> None:
-    """Write one file, UTF-8 where it is text: under a temporary name, flushed to the disk, then renamed."""
+    """Write one file (text as UTF-8) under a temporary name, flush it to disk, then rename it."""
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(temporary_prefix(target) + "file")
-    # Half a surrogate pair in a text is written as JSON's own escape of it.
+    # Lone surrogates cannot be written as UTF-8: write their JSON escape.
     data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
     try:
         with _named_errors(target):
@@ -110,7 +110,7 @@ def write_file(target: str | Path, content: str | bytes) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``; a folder that is there is deleted only after it is replaced."""
+    """Rename ``new`` to ``target``; an existing folder is deleted after the rename."""
     if target.exists():
         old = target.with_name(temporary_prefix(target) + "old")
         shutil.rmtree(old, ignore_errors=True)
@@ -124,7 +124,7 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder, or a file in its place; renamed first, so that it is either whole or not there."""
+    """Delete a folder or file. It is renamed first, so that no partly deleted folder is visible."""
     doomed = path.with_name(temporary_prefix(path) + uuid.uuid4().hex)
     os.replace(path, doomed)
     if doomed.is_dir():
@@ -134,15 +134,15 @@ def remove_folder(path: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until all files below ``folder``, and their names, are on the disk."""
+    """Flush all files below ``folder``, and the folders' entries, to disk."""
     for path in folder.rglob("*"):
         flush(path)
     flush(folder)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    if os.name == "nt":  # flushes neither folders nor files that are open for reading
+    """Flush a file or a folder's entries to disk."""
+    if os.name == "nt":  # Windows cannot flush folders or files that are open for reading
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -152,19 +152,19 @@ def flush(path: Path) -> None:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Delete the unfinished copies that killed writers left in ``folder``, whatever their targets.
+    """Delete the unfinished copies that killed processes left in ``folder``, for all targets.
 
-    Folders that are being written at this moment stay; of files nobody can tell, so no other process may be writing
-    files there.
+    Folders that another process is writing are kept. Unfinished single files carry no lock, so no other process may be
+    writing files in ``folder``.
     """
     folder = Path(folder)
     for target in {path.name[1:].partition(".writing-")[0] for path in folder.glob(".*.writing-*")}:
-        with suppress(OSError), _temporary_folder(folder / target):  # where it is locked, or may only be read
+        with suppress(OSError), _temporary_folder(folder / target):  # locked by a writer, or read-only
             pass
 
 
 def _remove_leftovers(target: Path, temporary: Path) -> None:
-    """Delete what killed writers of ``target`` left; a folder that was about to be replaced is put back."""
+    """Delete what killed writers of ``target`` left; restore an old folder whose replacement was interrupted."""
     old = target.with_name(temporary_prefix(target) + "old")
     if old.exists() and not target.exists():
         old.rename(target)

@@ -1,4 +1,4 @@
-"""A lock on a folder: one process works in it at a time."""
+"""A lock on a folder that one process can hold at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["folder_lock"]
 
 @contextmanager
 def folder_lock(folder: str | Path, purpose: str = "writes", *, shown: Path | None = None) -> Iterator[Path]:
-    """Hold the lock of a folder, which is made where it does not exist.
+    """Hold the lock of a folder, which is created if it does not exist.
 
-    The lock ends with the block or with the process, however that ends; it leaves no file. (On Windows nothing is
-    locked, nor on a file system without locks.)
+    The lock is released at the end of the ``with`` block or when the process ends, and leaves no file. Windows and file
+    systems without locks do not lock.
 
     Args:
         folder: the folder.
-        purpose: what the holder does there, in the third person, for the error message.
-        shown: the folder to name in the error message, by default ``folder``.
+        purpose: what the holder does in the folder, as a verb in the third person, for the error message.
+        shown: the folder to name in the error message; default ``folder``.
 
     Raises:
-        FileExistsError: another holder is at work there, in this process or in another.
+        FileExistsError: this process or another one holds the lock already.
 
     Examples:
         >>> import tempfile
@@ -55,7 +55,7 @@ def _lock(folder: Path, work: str) -> int | None:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         _flock(descriptor)
-        # The folder may have been renamed or deleted by its former holder since it was opened.
+        # The previous holder may have renamed or deleted the folder since we opened it.
         if folder.exists() and os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -66,7 +66,7 @@ def _lock(folder: Path, work: str) -> int | None:
 
 
 def _flock(descriptor: int) -> None:
-    """Take the lock, or raise BlockingIOError; that a network file system has no locks is no error."""
+    """Take the lock or raise BlockingIOError; file systems without locks raise no error."""
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""JSON files that carry a digest of their own content."""
+"""JSON files that contain a digest of their own content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIGEST = "digest"
 
 
 def json_digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON object, whatever its layout and the order of its keys, as hexadecimal digits.
+    """SHA-256 of a JSON object as hexadecimal digits, independent of its formatting and of the order of its keys.
 
     Examples:
         >>> from torchrl_lang.storage.manifests import json_digest
@@ -29,26 +29,26 @@ def json_digest(content: Mapping[str, Any]) -> str:
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object that a person can read.
+    """Write a JSON object with indentation.
 
     Raises:
-        ValueError: it holds something that is not JSON, such as NaN.
+        ValueError: the content is not JSON, for instance it contains NaN.
     """
     _write(path, _plain(path, content))
 
 
 def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object that a person can read, with a field ``digest`` over all other fields.
+    """Write a JSON object with indentation and a field ``digest`` over all other fields.
 
     Raises:
-        ValueError: it holds something that is not JSON, such as NaN.
+        ValueError: the content is not JSON, for instance it contains NaN.
     """
     plain = _plain(path, content)
     _write(path, {**plain, _DIGEST: json_digest(plain)})
 
 
 def _plain(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as it will be read again: its keys become strings, tuples become lists."""
+    """The object as reading it will return it: keys become strings, tuples become lists."""
     try:
         return json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -60,19 +60,19 @@ def _write(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "version") -> Fields:
-    """Read what :func:`write_manifest` wrote.
+    """Read a file that :func:`write_manifest` wrote.
 
     Args:
         path: the file.
-        remedy: what the user can do where it cannot be read, for the error message.
-        version: the file's version must not be later; files of this version must carry a digest, earlier ones need not.
+        remedy: what the user can do if the file cannot be read, for the error message.
+        version: the latest version that can be read. Files of this version must have a digest, earlier ones need none.
         field: the integer field that holds the version.
 
     Returns:
-        All fields but the digest.
+        All fields except the digest.
 
     Raises:
-        FileError: the file is damaged, or was changed after it was written, or is of a later version.
+        FileError: the file is damaged, was changed after it was written, or has a later version.
 
     Examples:
         >>> import tempfile
@@ -87,9 +87,9 @@ def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "
     fields = Fields(content, path, remedy)
     found = fields.at_least(field, 1)
     if found > version:
-        raise fields.error(f"is of version {found}, this release reads up to version {version}")
+        raise fields.error(f"has version {found}, but this release reads versions up to {version}")
     if digest is None and found == version:
         raise fields.error(f'has no field "{_DIGEST}"')
     if digest is not None and digest != json_digest(content):
-        raise fields.error("was changed after it was written: its content does not have its digest")
+        raise fields.error("was changed after it was written: its digest does not match its content")
     return fields

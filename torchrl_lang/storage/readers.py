@@ -25,23 +25,23 @@ __all__ = [
     "unique_keys",
 ]
 
-# An edited header of a safetensors file shows up as any of these, depending on the field.
+# Depending on the field, an edited header of a safetensors file raises any of these.
 _DAMAGED_TENSORS = (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError)
 
 MAX_TEXT_BYTES = 1 << 30
-"""Text files above this size are refused unread: nothing that this library writes comes near it."""
+"""Larger text files are rejected unread; the files that this library writes are far smaller."""
 
 
 def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    r"""Read a UTF-8 file; a byte order mark at its beginning is dropped.
+    r"""Read a UTF-8 file; a byte order mark at its start is dropped.
 
     Args:
         path: the file.
-        remedy: what the user can do where it cannot be read, for the error message.
-        max_bytes: larger files are refused.
+        remedy: what the user can do if the file cannot be read, for the error message.
+        max_bytes: larger files are rejected.
 
     Raises:
-        FileError: the file is missing, is no regular file, is too large, or is not UTF-8.
+        FileError: the file is missing, not a regular file, too large, or not UTF-8.
 
     Examples:
         >>> import pathlib, tempfile
@@ -57,7 +57,7 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
     path = regular_file(path, remedy)
     size = path.stat().st_size
     if size > max_bytes:
-        raise FileError(path, f"has {size} bytes, at most {max_bytes} are read", remedy)
+        raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
     content = _bytes(path, remedy)
     try:
         return content.decode("utf-8-sig")
@@ -69,15 +69,14 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
 def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     """Read a JSON object.
 
-    Constants that are no JSON (``NaN``, ``Infinity``) and repeated keys are refused: of two values only one would be
-    used, in silence.
+    Constants that are not JSON (``NaN``, ``Infinity``) and repeated keys are errors.
 
     Args:
         path: the file.
-        remedy: what the user can do where it cannot be read, for the error message.
+        remedy: what the user can do if the file cannot be read, for the error message.
 
     Raises:
-        FileError: the file cannot be read as text, or its content is not one JSON object.
+        FileError: the file cannot be read as text, or its content is not a JSON object.
     """
     text = read_text(path, remedy=remedy)
     try:
@@ -90,7 +89,7 @@ def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
 
 
 def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
-    """Read a safetensors file, onto the CPU.
+    """Read a safetensors file onto the CPU.
 
     Raises:
         FileError: the file is missing or damaged.
@@ -99,18 +98,18 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except _DAMAGED_TENSORS as error:
-        raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
+        raise FileError(path, f"is not a complete safetensors file ({error})", remedy) from error
 
 
 class TensorHeader(NamedTuple):
-    """What a safetensors file says of one of its tensors: its dtype (``"F32"``, ``"BF16"``, ``"I64"``), its shape."""
+    """The dtype (``"F32"``, ``"BF16"``, ``"I64"``) and shape of a tensor in a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def read_tensor_headers(path: str | Path, *, remedy: str) -> dict[str, TensorHeader]:
-    """Read the names, dtypes and shapes of the tensors in a safetensors file, without reading the tensors.
+    """Read the names, dtypes and shapes of the tensors in a safetensors file, but not the tensors.
 
     Raises:
         FileError: the file is missing or damaged.
@@ -121,7 +120,7 @@ def read_tensor_headers(path: str | Path, *, remedy: str) -> dict[str, TensorHea
             slices = {name: file.get_slice(name) for name in file.keys()}
             return {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except _DAMAGED_TENSORS as error:
-        raise FileError(path, f"is not a whole safetensors file ({error})", remedy) from error
+        raise FileError(path, f"is not a complete safetensors file ({error})", remedy) from error
 
 
 def file_digest(path: str | Path) -> str:
@@ -131,16 +130,16 @@ def file_digest(path: str | Path) -> str:
 
 
 def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = False) -> Path:
-    """The path of a file that a manifest names, which must lie inside ``folder``.
+    """The path of a file that a manifest lists, which must lie inside ``folder``.
 
     Args:
-        folder: where the manifest lies.
-        name: as it stands in the manifest: a relative path with ``/`` between its parts.
+        folder: the folder of the manifest.
+        name: the name in the manifest: a relative path with ``/`` between its parts.
         remedy: what the user can do, for the error message.
-        links: the file may be a symbolic link out of the folder, as all files in the cache of Hugging Face are.
+        links: accept symbolic links out of the folder, as in the Hugging Face cache.
 
     Raises:
-        FileError: ``name`` is no relative path, leads out of the folder (``..``), or is a symbolic link out of it.
+        FileError: ``name`` is not a relative path, or leads out of the folder (``..`` or a symbolic link).
 
     Examples:
         >>> from torchrl_lang.storage import file_in
@@ -151,7 +150,7 @@ def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = Fals
     """
     folder = Path(folder)
     if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
-        raise FileError(folder, f"names the file {shorten(name)}, which is no file name", remedy)
+        raise FileError(folder, f"names the file {shorten(name)}, which is not a valid file name", remedy)
     parts = PurePosixPath(name)
     path = folder / parts
     try:
@@ -164,10 +163,10 @@ def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = Fals
 
 
 def regular_file(path: str | Path, remedy: str) -> Path:
-    """``path``, if a regular file is there: reading a pipe or a device could wait for ever.
+    """``path``, if it is a regular file. (Reading a pipe or a device could block forever.)
 
     Raises:
-        FileError: nothing is there, or something else.
+        FileError: ``path`` is missing or not a regular file.
     """
     path = Path(path)
     try:
@@ -187,7 +186,7 @@ def _bytes(path: Path, remedy: str) -> bytes:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The ``object_pairs_hook`` of a JSON reader that refuses repeated keys.
+    """An ``object_pairs_hook`` for JSON readers that rejects repeated keys.
 
     Raises:
         ValueError: a key is repeated.
@@ -195,7 +194,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
-            raise ValueError(f"the key {shorten(key)} stands twice in one object")
+            raise ValueError(f"the key {shorten(key)} is repeated in one object")
         content[key] = value
     return content
 

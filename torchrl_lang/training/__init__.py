@@ -1,4 +1,4 @@
-"""What a training script needs around a loss: the loop, optimisers, checkpoints, logs and a progress bar."""
+"""The training loop, optimizers, checkpoints, logs and a progress bar."""
 
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
 from torchrl_lang.training.checkpoint_files import CheckpointError

@@ -1,4 +1,4 @@
-"""Checkpoints of everything that a training run remembers, written atomically and without pickle."""
+"""Checkpoints of the whole state of a training run, written atomically and without pickle."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ _NAME = re.compile(r"step-(?P<step>\d+)(-(?P<attempt>\d+))?")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say and take its state: modules, optimisers, schedulers, samplers, random streams."""
+    """Anything with a state: modules, optimizers, schedulers, samplers, random generators."""
 
     def state_dict(self) -> Any:
         """The state: nested dicts, lists and tuples of tensors and plain values."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take a state."""
+        """Load a state."""
 
 
 class Checkpointer:
     """Writes and restores checkpoints of registered objects in a folder.
 
     Each checkpoint is a folder of its own: ``tensors.safetensors``, ``state.json`` for all that is no tensor, and
+    Each checkpoint is a folder with ``tensors.safetensors``, ``state.json`` for everything that is not a tensor, and
     ``manifest.json`` with step, metrics, versions and checksums. It is written under a temporary name, flushed to disk
-    and then renamed, so that a run killed at any moment leaves only whole checkpoints behind. What it was writing or
-    deleting then is deleted by the next :meth:`save` or :meth:`restore`.
+    and then renamed, so a killed run leaves only complete checkpoints. The next :meth:`save` or :meth:`restore` deletes
+    what the killed run was writing or deleting.
 
-    For a run that resumes to the numbers of one never killed, register whatever the next step depends on: modules,
-    optimiser, scheduler, target updater, the replay buffer's ``sampler`` (not the buffer: that would copy the data set
-    into every checkpoint; and without prefetching, which draws ahead of the step), and a
+    For a run that resumes to the same numbers, register everything that the next step depends on: modules, optimizer,
+    scheduler, target updater, the replay buffer's ``sampler`` (not the buffer, which would copy the dataset into every
+    checkpoint; and without prefetching, which samples ahead of the step), and a
     :class:`~torchrl_lang.training.RandomState` with the generators in use.
 
     Args:
-        folder: where checkpoints go; made at the first save.
-        keep: so many of the latest checkpoints are kept, and the best one besides.
-        best_by: the metric that says which is best, larger being better. Checkpoints saved without it are never best.
+        folder: folder of the checkpoints; created at the first save.
+        keep: number of latest checkpoints to keep, in addition to the best one.
+        best_by: the metric that defines the best checkpoint, larger is better. Checkpoints without it are never best.
 
     Examples:
         >>> import tempfile, torch
@@ -60,7 +61,7 @@ class Checkpointer:
         >>> layer = torch.nn.Linear(2, 1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     checkpointer = Checkpointer(folder).register("model", layer)
-        ...     first = checkpointer.restore()  # nothing there yet
+        ...     first = checkpointer.restore()  # no checkpoint yet
         ...     _ = checkpointer.save(10, {"return": -2.0})
         ...     _ = torch.nn.init.zeros_(layer.weight)
         ...     step = checkpointer.restore()
@@ -78,7 +79,7 @@ class Checkpointer:
         self._damaged: set[Path] = set()
 
     def register(self, name: str, obj: Stateful) -> Checkpointer:
-        """Make ``obj`` part of every checkpoint from now on. Returns itself, for chaining."""
+        """Add ``obj`` to all later checkpoints. Returns itself, for chaining."""
         if name in self._objects:
             raise ValueError(f"'{name}' is registered already: give the second object another name.")
         if not isinstance(obj, Stateful):
@@ -89,25 +90,26 @@ class Checkpointer:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None) -> Path:
-        """Write a checkpoint, then delete those that are no longer wanted.
+        """Write a checkpoint, then delete old ones.
 
         Args:
             step: number of training steps done. A checkpoint of the same step is replaced.
-            metrics: figures to keep beside it; ``best_by`` among them makes it a candidate for the best.
+            metrics: metrics to store in it; if ``best_by`` is among them, it can become the best.
 
         Returns:
             The checkpoint's folder.
 
         Raises:
-            ValueError: a parameter of a registered module or optimiser is not finite, so that training could not go on
-                from the checkpoint; or there is a checkpoint of a later step, from another run or from before an
-                earlier one was restored, so that "latest" would mean the wrong one. Nothing was written then.
+            ValueError: a parameter of a registered module or optimizer is not finite, so training could not continue
+                from the checkpoint; or there is a checkpoint of a later step (from another run, or an earlier one was
+                restored), so ``"latest"`` would be the wrong one. Nothing is written then.
         """
         nonfinite = nonfinite_parameters(self._objects)
         if nonfinite:
             raise ValueError(
                 f"At step {step} these parameters are not finite: {shorten(nonfinite)}. No checkpoint was written, "
-                f"those of steps {self.steps()} are kept: look at the losses before, and lower the learning rate."
+                f"those of steps {self.steps()} are kept: check the losses before this step, and reduce the learning "
+                f"rate."
             )
         latest = max(self.steps(), default=step)
         if latest > step:
@@ -115,7 +117,7 @@ class Checkpointer:
                 f"{self.folder} holds a checkpoint of step {latest}, later than {step}: continue from the latest one, "
                 "delete the later ones, or use another folder."
             )
-        # A new name even where the step is an old one: a rename onto a folder could not be atomic.
+        # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
         remove_leftovers(self.folder)
@@ -134,18 +136,18 @@ class Checkpointer:
     def restore(self, step: int | Literal["latest", "best"] = "latest") -> int | None:
         """Load a checkpoint into the registered objects.
 
-        Where the latest one is damaged, the one before it is loaded, with a warning that says so; the next save then
-        deletes what is damaged. No other checkpoint is ever loaded in place of the best or of a step.
+        If the latest one is damaged, the one before it is loaded with a warning, and the next save deletes the damaged
+        one. For ``"best"`` or a step no other checkpoint is loaded instead.
 
         Args:
-            step: which one; ``"best"`` by the metric ``best_by``.
+            step: the step, or ``"latest"``, or ``"best"`` by the metric ``best_by``.
 
         Returns:
-            Its step, or ``None`` where there is none yet for ``"latest"`` or ``"best"``: begin at step 0.
+            Its step, or ``None`` if there is no checkpoint yet for ``"latest"`` or ``"best"``: begin at step 0.
 
         Raises:
-            CheckpointError: there is none of that step, it is damaged (as "latest": all are), or a registered object is
-                not in it. What is damaged or missing is found before any object has changed.
+            CheckpointError: there is no checkpoint of that step, it is damaged (for "latest": all are), or it lacks a
+                registered object. Damaged or missing files are detected before any object changes.
         """
         remove_leftovers(self.folder)
         if step == "latest":
@@ -180,10 +182,10 @@ class Checkpointer:
 
     def _leave_out(self, path: Path, error: CheckpointError) -> None:
         self._damaged.add(path)
-        warnings.warn(f"A damaged checkpoint is left out, and deleted at the next save. {error}", stacklevel=2)
+        warnings.warn(f"Skipped a damaged checkpoint, which the next save deletes. {error}", stacklevel=2)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints at hand, in order."""
+        """Steps of the existing checkpoints, in order."""
         return list(self._at_hand())
 
     def path(self, step: int | Literal["latest", "best"] = "latest") -> Path | None:
@@ -194,7 +196,7 @@ class Checkpointer:
         return at_hand.get(max(at_hand, default=0) if step == "latest" else step)
 
     def metrics(self, step: int | Literal["latest", "best"] = "latest") -> dict[str, float]:
-        """The figures that were saved with a checkpoint; none where there is no such checkpoint."""
+        """The metrics stored in a checkpoint; empty if there is none."""
         path = self.path(step)
         return {} if path is None else read_info(path).metrics
 
@@ -206,14 +208,14 @@ class Checkpointer:
             except CheckpointError as error:
                 self._leave_out(path, error)
         ranked = [path for path, score in scores.items() if not math.isnan(score)]
-        return max(ranked, key=scores.__getitem__, default=None)  # of equals the earliest
+        return max(ranked, key=scores.__getitem__, default=None)  # the earliest of several best ones
 
     def _at_hand(self) -> dict[int, Path]:
-        """Folder of each step, in order; of a step that was saved again the last one."""
+        """Folder of each step, in order; for a step that was saved again the last one."""
         return {step: path for step, _, path in self._whole()}
 
     def _whole(self) -> list[tuple[int, int, Path]]:
-        """:meth:`_folders` without those that were found damaged."""
+        """:meth:`_folders` without damaged checkpoints."""
         return [found for found in self._folders() if found[2] not in self._damaged]
 
     def _folders(self) -> list[tuple[int, int, Path]]:
@@ -228,7 +230,7 @@ def _read(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
     """A checkpoint's manifest and state.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     info, match = read_info(path), _NAME.fullmatch(path.name)
     if match is not None and int(match["step"]) != info.step:

@@ -1,4 +1,4 @@
-"""One checkpoint on disk: a folder of safetensors and JSON, written atomically and verified when read."""
+"""The files of one checkpoint: a folder of safetensors and JSON, written atomically and verified when read."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
 __all__ = ["CheckpointError", "CheckpointInfo", "read_checkpoint", "read_info", "write_checkpoint"]
 
-# torchrl.checkpoint writes atomically, too, but reads a pickled payload where it finds one in the folder, saves replay
-# buffers with torch.save, does not flush to disk before it renames, has no checksums, and its rotation wants the metric
-# at every save, where ours is known only when games have been played. Hence this small writer.
+# torchrl.checkpoint also writes atomically, but reads a pickled payload if there is one, saves replay buffers with
+# torch.save, does not flush to disk before it renames, has no checksums, and needs the metric at every save, although
+# ours is known only after an evaluation.
 
 _MANIFEST, _TENSORS, _STATE = "manifest.json", "tensors.safetensors", "state.json"
 _FORMAT = 2
@@ -40,7 +40,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint's manifest says."""
+    """The content of a checkpoint's manifest."""
 
     step: int
     metrics: dict[str, float]
@@ -49,13 +49,13 @@ class CheckpointInfo:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> None:
-    """Write a checkpoint: in full under a temporary name beside it, flushed to disk, then renamed.
+    """Write a checkpoint under a temporary name beside it, flush it to disk, then rename it.
 
     Args:
         path: the folder.
         state: state dict of each object, by name.
         step: number of training steps done.
-        metrics: figures to keep with it.
+        metrics: metrics to store in it.
     """
     tree, tensors = split_state(state)
     with write_folder(path) as folder:
@@ -81,7 +81,7 @@ def read_info(path: Path) -> CheckpointInfo:
     """Step, metrics, names of objects and checksums of a checkpoint.
 
     Raises:
-        CheckpointError: its manifest is missing or damaged.
+        CheckpointError: the manifest is missing or damaged.
     """
     with _as_checkpoint_error():
         fields = read_manifest(path / _MANIFEST, remedy=_remedy(path), version=_FORMAT, field="format")
@@ -114,7 +114,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _remedy(path: Path) -> str:
-    return f"delete {path} to do without it"
+    return f"delete {path} to continue without it"
 
 
 @contextmanager
@@ -126,10 +126,10 @@ def _as_checkpoint_error() -> Iterator[None]:
 
 
 def _to_json(value: float) -> float | str:
-    """JSON has numbers for finite values only."""
+    """Convert non-finite values, which are not JSON, to text."""
     return value if math.isfinite(value) else str(value)
 
 
 def _from_json(value: Any) -> float | None:
-    """The non-finite number that :func:`_to_json` wrote as text."""
+    """Convert the text of :func:`_to_json` to a number."""
     return float(value) if value in ("nan", "inf", "-inf") else None

@@ -1,4 +1,4 @@
-"""A training run's figures in one CSV file that survives being killed."""
+"""The metrics of a training run in one CSV file that stays valid if the run is killed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from torchrl_lang.training.scalars import Scalar, to_scalars
 
 __all__ = ["CSVLog"]
 
-# TorchRL's CSVLogger keeps a file per scalar and appends to what it finds: a resumed run writes its steps a second
-# time, and whoever reads loss and return of one step has to join them again.
+# TorchRL's CSVLogger writes one file per scalar and appends to existing ones, so a resumed run would write its steps a
+# second time, and reading several metrics of a step would need a join.
 
 
 _REMEDY = "correct it, or move it away to begin a new log"
 
 
 class CSVLog:
-    """One row a logged step, a column a quantity, empty where a step has no value for it.
+    """One row per logged step and one column per metric; cells without a value are empty.
 
-    Figures that are logged for the last step again join its row; a quantity that appears later becomes a new column.
-    Rows are on their way to the disk when :meth:`log` returns; a last row that a crash cut is dropped on opening, with
-    a warning.
+    Metrics that are logged for the last step again are added to its row; a new metric becomes a new column. :meth:`log`
+    hands rows to the operating system before it returns. An incomplete last row, written during a crash, is dropped on
+    opening, with a warning.
 
     Args:
-        path: the file; its folder is made where missing. A file that is there already is continued.
+        path: the file; its folder is created if missing. An existing file is continued.
 
     Raises:
-        FileError: the file is damaged, or is no such log. It is left as it is.
+        FileError: the file is damaged or is not such a log. It is not changed.
 
     Examples:
         >>> import tempfile
@@ -43,7 +43,7 @@ class CSVLog:
         ...     _ = log.log(10, {"loss": 0.5})
         ...     _ = log.log(10, {"return": -3.0})
         ...     _ = log.log(20, {"loss": 0.25})
-        ...     log.rewind(10)  # the run goes on from its checkpoint of step 10
+        ...     log.rewind(10)  # the run resumes from its checkpoint of step 10
         ...     print(open(log.path).read())
         step,loss,return
         10,0.5,-3.0
@@ -63,21 +63,21 @@ class CSVLog:
         return int(self._rows[-1]["step"]) if self._rows else None
 
     def log(self, step: int, figures: Mapping[str, Any]) -> dict[str, Scalar]:
-        """Log figures of a step.
+        """Log the metrics of a step.
 
         Args:
-            step: not before the last one.
-            figures: dict or tensordict of numbers and one-element tensors, which are fetched from their device at once.
+            step: not before the last logged step.
+            figures: dict or tensordict of numbers and one-element tensors, which are copied from their device together.
 
         Returns:
-            The figures as plain numbers.
+            The metrics as plain numbers.
         """
         scalars = to_scalars(figures)
         last = self.last_step
         if last is not None and step < last:
             raise ValueError(f"Step {step} comes after step {last} in {self.path}: call rewind({step}) first.")
         if "step" in scalars:
-            raise ValueError("'step' is the name of the first column: log that figure under another name.")
+            raise ValueError("'step' is the name of the first column: log this metric under another name.")
         new_names = [name for name in scalars if name not in self._names]
         self._names += new_names
         if step == last:
@@ -92,18 +92,18 @@ class CSVLog:
         return scalars
 
     def rewind(self, step: int | None) -> None:
-        """Forget what was logged after ``step``, or everything (``None``): where a resumed run goes on from."""
+        """Delete what was logged after ``step``, or everything (``None``); call it when a run resumes."""
         self._rows = [] if step is None else [row for row in self._rows if row["step"] <= step]
         if step is None:
             self._names = ["step"]
         self._rewrite()
 
     def columns(self) -> dict[str, list[float]]:
-        """All figures by name, NaN where a step has none; what :mod:`torchrl_lang.evaluation.plots` draws."""
+        """All metrics by name, NaN for empty cells; :mod:`torchrl_lang.evaluation.plots` draws them."""
         return {name: [float(row.get(name, "nan")) for row in self._rows] for name in self._names}
 
     def close(self) -> None:
-        """Nothing is held open; here for the sake of other logs."""
+        """Does nothing, because no file stays open; for the interface of other logs."""
 
     def _line(self, row: Mapping[str, Scalar]) -> str:
         buffer = io.StringIO()
@@ -120,7 +120,7 @@ class CSVLog:
         header, rows = parse_rows(whole or "step\n", self.path, remedy=_REMEDY)
         if header[:1] != ["step"] or (not whole and not "step".startswith(text[:4])):
             found = shorten(header if whole else text)
-            raise FileError(self.path, f"is no log: its first line is {found}, not 'step' and other names", _REMEDY)
+            raise FileError(self.path, f"is not a log: its first line is {found}, not 'step' and other names", _REMEDY)
         self._names = header
         for line, figures in rows:
             step, last = figures.get("step"), self.last_step
@@ -128,5 +128,5 @@ class CSVLog:
                 raise FileError(self.path, f"has the step {step} after the step {last} on line {line}", _REMEDY)
             self._rows.append(figures)
         if whole != text:
-            warnings.warn(f"The last line of {self.path} was cut off by a crash, and is dropped.", stacklevel=3)
+            warnings.warn(f"Dropped the last line of {self.path}, which is incomplete after a crash.", stacklevel=3)
             self._rewrite()

@@ -1,4 +1,4 @@
-"""Notice losses, gradients and weights that are NaN or infinite, without waiting for a GPU at every step."""
+"""Detect losses, gradients and weights that are NaN or infinite, without synchronizing with a GPU at every step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GRAD_NORM = "grad_norm"
 
 
 class NonFiniteError(ArithmeticError):
-    """Training has come to a loss, a gradient or a weight that is NaN or infinite.
+    """A loss, a gradient or a weight became NaN or infinite in training.
 
     Args:
-        terms: which ones, with their values.
+        terms: their names and values.
         when: the step, such as ``"at step 137"``.
     """
 
@@ -28,19 +28,19 @@ class NonFiniteError(ArithmeticError):
         self.terms, self.when = dict(terms), when
         shown = ", ".join(f"{name} is {value}" for name, value in terms.items())
         super().__init__(
-            f"{shown} {when}: training was stopped, the checkpoints before it stay. Train in another folder with a "
+            f"{shown} {when}: training was stopped, earlier checkpoints are kept. Train in another folder with a "
             "smaller learning rate or smaller weights of the losses."
         )
 
 
 class FiniteCheck:
-    """Looks at the figures of training steps and raises at the first step whose loss or gradient is not finite.
+    """Checks the metrics of training steps and raises at the first step whose loss or gradient is not finite.
 
-    On a CPU each step is looked at when it is added. Elsewhere figures stay on their device and are fetched together,
-    after ``every`` steps or on :meth:`check`: a step waits for nothing.
+    On a CPU each step is checked when it is added. On other devices metrics stay there and are copied together, after
+    ``every`` steps or on :meth:`check`, so that steps do not synchronize.
 
     Args:
-        every: steps whose figures are fetched at once.
+        every: number of steps whose metrics are copied together.
 
     Examples:
         >>> import torch
@@ -58,23 +58,23 @@ class FiniteCheck:
         self._waiting: list[tuple[int, dict[str, Tensor]]] = []
 
     def add(self, step: int, figures: Mapping[str, Tensor]) -> None:
-        """Look at a step's ``loss_*``, their sum ``loss`` and ``grad_norm``, at once or later.
+        """Add a step's ``loss_*``, their sum ``loss`` and ``grad_norm`` to the check, which runs now or later.
 
         Raises:
-            NonFiniteError: one of them is not finite, in this step or in one added before.
+            NonFiniteError: one of them is not finite, in this step or in an earlier one.
         """
         self._waiting.append((step, dict(figures)))
         if len(self._waiting) >= self.every or figures["loss"].device.type == "cpu":
             self.check()
 
     def check(self) -> None:
-        """Look at all steps that were added, which waits for their device.
+        """Check all added steps; synchronizes with their device.
 
         Raises:
             NonFiniteError: a step's loss or gradient is not finite.
         """
         waiting, self._waiting = self._waiting, []
-        # The sum is finite only where each of its terms is.
+        # The sum is finite only if each of its terms is.
         watched = [figures[name] for _, figures in waiting for name in ("loss", GRAD_NORM) if name in figures]
         if not watched or bool(torch.stack([value.float() for value in watched]).isfinite().all()):
             return
@@ -94,14 +94,14 @@ def _raise_unless_finite(figures: Mapping[str, Tensor], when: str) -> None:
 
 
 def check_parameters(module: nn.Module, when: str) -> None:
-    """Raise where a parameter is not finite; waits for the device once.
+    """Raise if a parameter is not finite; synchronizes with the device once.
 
     Args:
-        module: whose parameters.
+        module: the module whose parameters are checked.
         when: the step, for the error message.
 
     Raises:
-        NonFiniteError: with the first of these parameters.
+        NonFiniteError: names the first of these parameters.
     """
     found = nonfinite_parameters({"loss": module})
     if found:
@@ -111,9 +111,9 @@ def check_parameters(module: nn.Module, when: str) -> None:
 
 
 def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters that hold NaN or infinity, of the modules and the optimisers among ``objects``.
+    """Names of the parameters of modules and optimizers among ``objects`` that contain NaN or infinity.
 
-    Looks at values, once a device, so it waits for the device.
+    Synchronizes with each device once.
 
     Examples:
         >>> import torch

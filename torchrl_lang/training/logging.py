@@ -1,4 +1,4 @@
-"""Where a training run's figures go: always a CSV file, and TorchRL's other loggers by name."""
+"""The log of a training run: a CSV file, and optionally TorchRL's other loggers by name."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torchrl_lang.training.scalars import Scalar
 __all__ = ["LOGGERS", "RunLog", "make_log"]
 
 LOGGERS = ("csv", "tensorboard", "wandb", "mlflow", "trackio")
-"""Names that :func:`make_log` knows; all but ``csv`` are packages of the same name."""
+"""Names that :func:`make_log` accepts; all but ``csv`` are packages of the same name."""
 
 
 class RunLog:
-    """A CSV log, and trackers that are told the same.
+    """A CSV log, and trackers that get the same metrics.
 
-    A tracker cannot forget: when a run goes on from a checkpoint, it is told some steps a second time. The resumed run
-    gives the same figures, so curves stay as they are; the CSV file has each step once.
+    Trackers cannot be rewound: a run that resumes from a checkpoint logs some steps a second time. The resumed run
+    computes the same metrics, so the curves do not change; the CSV file has each step once.
 
-    Log a step before its checkpoint is saved, or a kill between the two leaves the step out.
+    Log a step before its checkpoint is saved; otherwise a kill between the two loses the step.
 
     Args:
-        csv: the log that counts.
+        csv: the main log.
         trackers: TorchRL loggers.
     """
 
@@ -39,22 +39,22 @@ class RunLog:
         self.trackers = list(trackers)
 
     def log(self, step: int, figures: Mapping[str, Any]) -> dict[str, Scalar]:
-        """Log figures of a step, see :meth:`CSVLog.log`. Returns them as plain numbers."""
+        """Log the metrics of a step, see :meth:`CSVLog.log`. Returns them as plain numbers."""
         scalars = self.csv.log(step, figures)
         for tracker in self.trackers:
             tracker.log_metrics(scalars, step=step)
         return scalars
 
     def rewind(self, step: int | None) -> None:
-        """Forget what was logged after ``step``, or everything (``None``): call it with what ``restore`` returned."""
+        """Delete what was logged after ``step``, or everything (``None``); pass the result of ``restore``."""
         self.csv.rewind(step)
 
     def close(self) -> None:
-        """Hand the trackers what they still hold back."""
+        """Flush and close the trackers."""
         for tracker in self.trackers:
             tracker.close()
             if isinstance(tracker, MLFlowLogger):
-                import mlflow  # the logger leaves its run open, and MLflow has one at a time
+                import mlflow  # the logger does not end its run, but MLflow allows one at a time
 
                 mlflow.end_run()
 
@@ -64,12 +64,12 @@ def make_log(folder: str | Path, *, trackers: str | Sequence[str] = (), name: st
 
     Args:
         folder: the run's folder.
-        trackers: among :data:`LOGGERS`; ``"csv"`` is always there and need not be named.
-        name: of the run, for trackers; by default one that no other run has, kept in ``folder/run_name.txt`` so that a
-            run that is resumed goes on under its name (MLflow opens a second run in the experiment of that name).
+        trackers: names among :data:`LOGGERS`; ``"csv"`` is always active.
+        name: name of the run in trackers. The default is unique and stored in ``folder/run_name.txt``, so that a
+            resumed run keeps its name (MLflow opens a second run in the experiment of that name).
 
     Raises:
-        ValueError: there is no tracker of that name.
+        ValueError: a tracker's name is unknown.
         ImportError: the tracker's package is not installed.
 
     Examples:
@@ -98,20 +98,20 @@ def make_log(folder: str | Path, *, trackers: str | Sequence[str] = (), name: st
 
 
 def _run_name(folder: Path) -> str:
-    kept, remedy = folder / "run_name.txt", "delete it to go on under a new name"
+    kept, remedy = folder / "run_name.txt", "delete it to continue under a new name"
     if not kept.exists():
         write_file(kept, generate_exp_name(folder.name, "run") + "\n")
     name = read_text(kept, remedy=remedy).strip()
     if not name or name.startswith(".") or name != Path(name).name or not name.isprintable():
-        raise FileError(kept, f"holds {shorten(name)}, which is no name of a folder", remedy)
+        raise FileError(kept, f"holds {shorten(name)}, which is not a valid folder name", remedy)
     return name
 
 
 def _open(kind: str, folder: Path, run: str) -> Logger:
     if kind == "mlflow":
-        # get_logger would keep the run in plain files, which MLflow no longer reads or writes.
+        # get_logger would store the run in plain files, which MLflow no longer supports.
         folder.mkdir(parents=True, exist_ok=True)
         database = (folder / "runs.db").absolute()
         return MLFlowLogger(run, f"sqlite:///{database}", artifact_location=folder.absolute().as_uri())
-    options = {"wandb_kwargs": {"id": run}} if kind == "wandb" else {}  # the id by which W&B finds the run again
+    options = {"wandb_kwargs": {"id": run}} if kind == "wandb" else {}  # the id with which W&B resumes the run
     return get_logger(kind, str(folder), run, **options)

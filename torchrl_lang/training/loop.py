@@ -1,4 +1,4 @@
-"""The training loop, as a generator: it yields after every step, and the caller logs, plays and saves."""
+"""The training loop as a generator: it yields after every step, and the caller logs, evaluates and saves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
+from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.finite import GRAD_NORM, FiniteCheck
 
 __all__ = ["total_loss", "train_steps"]
 
 
 def total_loss(losses: TensorDictBase) -> Tensor:
-    """Sum of every ``loss_*`` entry, a scalar: what a training step minimises.
+    """Sum of all ``loss_*`` entries, the scalar that a training step minimizes.
 
     Examples:
         >>> import torch
@@ -31,7 +32,7 @@ def total_loss(losses: TensorDictBase) -> Tensor:
     """
     terms = {key: value for key, value in losses.items() if isinstance(key, str) and key.startswith("loss_")}
     if not terms:
-        raise KeyError(f"A loss module must return entries named 'loss_...', got {sorted(map(str, losses.keys()))}.")
+        raise missing_entry("A training step", ["loss_..."], losses, "Return the terms to minimize under such names.")
     for key, value in terms.items():
         if value.numel() != 1:
             raise ValueError(f"'{key}' has shape {tuple(value.shape)}, not one number: use reduction='mean'.")
@@ -52,35 +53,35 @@ def train_steps(
     autocast: torch.dtype | None = None,
     finite: FiniteCheck | None = None,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Train until step ``steps``; yield the number of steps done and that step's figures, detached, on their device.
+    """Train until step ``steps``; yields the number of steps done and the detached metrics of the step.
 
-    When it yields, everything that belongs to the step has been done and nothing of the next: a checkpoint taken there,
-    restored, and continued with ``start=step`` gives the numbers of a run that never stopped.
+    When it yields, the step is complete and the next one has not begun: a checkpoint saved there, restored and
+    continued with ``start=step`` computes the same numbers as an uninterrupted run.
 
     Args:
-        loss_module: a loss module, or any function: batch -> tensordict with ``loss_*`` (summed and minimised) and
-            perhaps metrics.
-        batches: called for each batch, such as ``replay_buffer.sample``, or iterated over, again and again.
-        optimizer: over the loss module's parameters.
-        steps: of the optimiser, in all.
-        start: steps done before.
-        accumulate: batches a step; their losses are averaged, each batch counting alike.
-        scheduler: stepped after the optimiser.
-        target_updater: stepped after the optimiser.
-        max_grad_norm: clip the norm of all gradients, which is then among the figures as ``grad_norm``.
-        autocast: run the loss in this precision, ``torch.bfloat16``.
-        finite: notices losses and gradients that are NaN or infinite, by default a check of its own. Give one where
-            training runs on a GPU, to call its ``check()`` before weights are used or saved in between. Gradients are
-            checked by their norm, so only with ``max_grad_norm``.
+        loss_module: a loss module, or any function from a batch to a tensordict with ``loss_*`` (summed and minimized)
+            and optionally metrics.
+        batches: a function that returns a batch, such as ``replay_buffer.sample``, or an iterable that is repeated.
+        optimizer: optimizes the loss module's parameters.
+        steps: total number of optimizer steps.
+        start: number of steps done before.
+        accumulate: batches per step; their losses are averaged with equal weights.
+        scheduler: stepped after the optimizer.
+        target_updater: stepped after the optimizer.
+        max_grad_norm: clip the total norm of the gradients; the metrics then include ``grad_norm``.
+        autocast: dtype of autocast for the loss, ``torch.bfloat16``.
+        finite: checks for losses and gradients that are NaN or infinite; by default a new check. Pass one if training
+            runs on a GPU, and call its ``check()`` before weights are used or saved. Gradients are checked by their
+            norm, so only with ``max_grad_norm``.
 
     Yields:
-        ``(step, figures)``: the loss module's scalars, ``loss`` (the sum that was minimised) and, with a scheduler,
+        ``(step, metrics)``: the loss module's scalars, ``loss`` (the sum that was minimized) and, with a scheduler,
         ``lr``.
 
     Raises:
-        NonFiniteError: a loss or a gradient is NaN or infinite; the message names the term and the step. On a CPU this
-            comes before the optimiser's step, so the parameters are those of the step before. On a GPU, which is not
-            waited for, it comes some steps late, and at the last step before it is yielded.
+        NonFiniteError: a loss or a gradient is NaN or infinite; the message names the term and the step. On a CPU it is
+            raised before the optimizer's step, so the parameters are those of the previous step. On a GPU, to avoid
+            synchronization, it is raised some steps later, and for the last step before it is yielded.
 
     Examples:
         >>> import torch
@@ -102,7 +103,7 @@ def train_steps(
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}.")
     if autocast == torch.float16:
-        raise ValueError("float16 would need its gradients scaled: use torch.bfloat16.")
+        raise ValueError("float16 needs gradient scaling, which is not supported: use torch.bfloat16.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     precision = _autocast(parameters[0].device.type, autocast)
     draw = batches if callable(batches) else _draw_from(batches)
@@ -145,7 +146,7 @@ def _draw_from(batches: Iterable[TensorDictBase]) -> Callable[[], TensorDictBase
                 yield batch
             if not count:
                 raise ValueError(
-                    "The batches have run out: give a list or another iterable that can be gone through again, or a "
+                    "The batches ran out: pass a list or another iterable that can be iterated again, or a "
                     "function such as replay_buffer.sample."
                 )
 

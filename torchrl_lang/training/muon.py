@@ -1,4 +1,4 @@
-"""Muon for the matrices of a trunk, AdamW for everything else, behind the face of one optimiser."""
+"""Muon for the weight matrices of a trunk and AdamW for all other parameters, as one optimizer."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["MuonAdamW", "muon_adamw"]
 
 
 class MuonAdamW(Optimizer):
-    """Two optimisers that step together. Schedulers and checkpoints see their groups as one list.
+    """Two optimizers that step together. Schedulers and checkpoints use their parameter groups as one list.
 
     Args:
-        muon: optimises some parameters.
-        adamw: optimises the others. Its groups come first: their learning rate is the one that logs show.
+        muon: optimizes some parameters.
+        adamw: optimizes the others. Its groups come first, so logs show their learning rate.
     """
 
     def __init__(self, muon: Muon, adamw: AdamW) -> None:
         self.parts = (adamw, muon)
         super().__init__([{"params": group["params"]} for part in self.parts for group in part.param_groups], {})
-        # The very dictionaries of the parts: a scheduler that changes a learning rate changes it where it counts.
+        # The dictionaries are shared, so a scheduler that changes a learning rate changes the optimizer's.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step both."""
+        """Step both optimizers."""
         loss = None if closure is None else closure()
         for part in self.parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """States of both, by name."""
+        """States of both optimizers, by name."""
         return {name: part.state_dict() for name, part in zip(("adamw", "muon"), self.parts, strict=True)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the states of both."""
+        """Load the states of both optimizers."""
         for name, part in zip(("adamw", "muon"), self.parts, strict=True):
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -57,25 +57,25 @@ def muon_adamw(
     betas: tuple[float, float] = (0.9, 0.99),
     rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> MuonAdamW:
-    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of a trunk's linear layers, AdamW for all else.
+    """Muon (https://kellerjordan.github.io/posts/muon) for the linear layers of a trunk, AdamW for all else.
 
-    On transformers trained from scratch it needs far fewer steps than AdamW alone; in the Wordle recipes about half.
-    Embeddings, biases, norms and all heads, those of the language and of the values, go to
-    :func:`~torchrl_lang.training.adamw`. Where no Hugging Face model is among the modules, every linear layer counts as
-    trunk.
+    Transformers trained from scratch need far fewer steps than with AdamW alone, in the Wordle recipes about half.
+    Embeddings, biases, norms and all heads (language-model and value heads) use
+    :func:`~torchrl_lang.training.adamw`. If there is no Hugging Face model among the modules, all linear layers use
+    Muon.
 
     Args:
         modules: a loss module, or the modules to train.
         lr: AdamW's learning rate.
-        muon_lr: Muon's, ten times ``lr`` by default: its updates are orthogonal matrices, not unit steps.
-        momentum: Muon's.
-        weight_decay: of the matrices, Muon's and AdamW's.
-        betas: AdamW's.
-        rates: modules with a learning rate of their own, as in :func:`~torchrl_lang.training.adamw`; heads, say, since
-            the matrices of a trunk have Muon's.
+        muon_lr: Muon's learning rate, by default ten times ``lr``, because its updates are orthogonal matrices.
+        momentum: Muon's momentum.
+        weight_decay: weight decay of matrices, for both optimizers.
+        betas: AdamW's betas.
+        rates: modules with their own learning rates, as in :func:`~torchrl_lang.training.adamw`; only for parameters
+            that AdamW optimizes, such as heads.
 
     Raises:
-        ValueError: there is no matrix for Muon.
+        ValueError: there is no linear layer for Muon.
 
     Examples:
         >>> import torch
@@ -98,7 +98,7 @@ def muon_adamw(
 
 
 def _linear_weights(layers: list[nn.Module]) -> dict[int, Tensor]:
-    """Trained weights of the linear layers inside the trunks, without embeddings, by identity."""
+    """Trainable weights of the linear layers inside the trunks, without embeddings, by identity."""
     embeddings = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
     models = [layer for layer in layers if isinstance(layer, PreTrainedModel)]
     inside = {id(layer) for model in models for layer in model.base_model.modules()}

@@ -1,4 +1,4 @@
-"""Optimisers and schedules with the choices that language models want."""
+"""Optimizers and learning-rate schedules for language models."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def adamw(
     fused: bool | None = None,
     rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> AdamW:
-    """AdamW (arXiv 1711.05101) that decays matrices only: not biases, norms or embeddings.
+    """AdamW (arXiv 1711.05101) with weight decay on matrices only, not on biases, norms or embeddings.
 
-    A parameter that several modules share is taken once; an embedding that is also an output layer counts as embedding.
-    Frozen parameters, such as a loss module's targets, are left out.
+    A parameter that several modules share is used once; an embedding that is also an output layer counts as embedding.
+    Frozen parameters, such as a loss module's targets, are skipped.
 
     Args:
         modules: a loss module, or the modules to train.
         lr: learning rate.
-        weight_decay: of the matrices.
-        betas: decay of the two moments.
+        weight_decay: weight decay of matrices.
+        betas: decay rates of the two moments.
         eps: added to the denominator.
-        fused: one kernel for all parameters; by default wherever all of them lie on a CPU or a CUDA device.
-        rates: modules with a learning rate of their own, such as a value head beside a trunk that is to move slowly.
+        fused: use one kernel for all parameters; by default if all of them are on a CPU or a CUDA device.
+        rates: modules with their own learning rates, such as a value head beside a trunk with a smaller rate.
 
     Raises:
-        ValueError: there is nothing to train; a module with a rate of its own is not among what is trained; a rate is
+        ValueError: there is nothing to train, a module in ``rates`` is not among the trained ones, or a rate is
             negative.
 
     Examples:
@@ -53,7 +53,7 @@ def adamw(
         raise ValueError("These modules have no parameter that requires a gradient.")
     layers = [layer for module in modules for layer in module.modules()]
     kept = {id(layer.weight) for layer in layers if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
-    # By name, too: the stacked biases and norms of value heads have two and three dimensions.
+    # By name, too, because the stacked biases and norms of value heads have two and three dimensions.
     kept |= {id(p) for module in modules for name, p in module.named_parameters() if _is_bias_or_norm(name)}
     own = _own_rates(rates, trained)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, True): [], (lr, False): []}
@@ -80,7 +80,7 @@ def _own_rates(rates: Sequence[tuple[nn.Module, float]], trained: Mapping[int, n
     if any(rate < 0 for rate in found.values()):
         raise ValueError(f"A learning rate must not be negative, got {min(found.values())}.")
     if not found.keys() <= trained.keys():
-        raise ValueError("A module with a learning rate of its own has parameters that are not among those to train.")
+        raise ValueError("A module in rates has parameters that are not among those to train.")
     return found
 
 
@@ -90,13 +90,13 @@ def _is_bias_or_norm(name: str) -> bool:
 
 
 def warmup_cosine(optimizer: Optimizer, steps: int, *, warmup: int = 0, final: float = 0.1) -> LambdaLR:
-    """Learning rate that rises linearly for ``warmup`` steps, then falls along half a cosine until step ``steps``.
+    """A learning rate that rises linearly for ``warmup`` steps, then decays as half a cosine until step ``steps``.
 
     Args:
         optimizer: its learning rates are the peak.
-        steps: of the whole run; later steps stay at the end.
-        warmup: step ``i`` of them has ``(i + 1) / warmup`` of the peak, so the first step is not lost.
-        final: share of the peak at the end.
+        steps: total number of steps; later steps keep the final rate.
+        warmup: step ``i`` of the warmup has ``(i + 1) / warmup`` of the peak, so the first rate is not zero.
+        final: final rate as a fraction of the peak.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A progress bar that also works where there is no terminal."""
+"""A progress bar that also works without a terminal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Shows how far a run is, how fast, and its latest figures: a bar in a terminal, else a line now and then.
+    """Shows the progress, speed and latest metrics of a run: a bar in a terminal, otherwise a line now and then.
 
-    Figures are fetched from their device only when they are shown. A figure stays on show until it is given again.
+    Metrics are copied from their device only when they are shown. A metric is shown until it is updated.
 
     Args:
-        total: number of units in all.
-        label: what is going on.
-        start: units done before.
+        total: total number of units.
+        label: text in front of the bar.
+        start: number of units done before.
         unit: name of a unit.
-        shown: the figures to show, of all that are given; default: all.
-        piped: what to do where the stream is no terminal: a line every ``every`` seconds, or nothing.
+        shown: names of the metrics to show; default all.
+        piped: output if the stream is not a terminal: a line every ``every`` seconds, or nothing.
         every: seconds between lines.
-        stream: where to write; standard error by default.
+        stream: output stream; standard error by default.
 
     Examples:
         >>> import sys
@@ -71,7 +71,7 @@ class Progress:
         self._began = self._last = time.monotonic()
 
     def update(self, done: int, figures: Mapping[str, Any] | None = None) -> None:
-        """Say that ``done`` units are done, and what the latest figures are."""
+        """Set the number of units done and the latest metrics."""
         if self._bar is not None:
             self._bar.update(done - self._done)
         self._done = done
@@ -84,7 +84,7 @@ class Progress:
             self._show(now)
 
     def close(self) -> None:
-        """Show the last figures and let go of the terminal."""
+        """Show the last metrics and release the terminal."""
         self._show(time.monotonic())
         if self._bar is not None:
             self._bar.close()
@@ -97,7 +97,7 @@ class Progress:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._bar is not None:  # the error is what to read now, and its figures may not be there
+        elif self._bar is not None:  # on an error do not show metrics, which may be missing
             self._bar.close()
 
     def _show(self, now: float) -> None:

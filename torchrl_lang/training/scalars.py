@@ -1,4 +1,4 @@
-"""Figures of a step as plain numbers, with one wait for the device."""
+"""Metrics of a step as plain numbers, with one synchronization per device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scalar = int | float
 
 
 def to_scalars(figures: Mapping[str, Any] | TensorDictBase) -> dict[str, Scalar]:
-    """Numbers and one-element tensors as plain numbers; tensors are fetched together, once a device.
+    """Convert numbers and one-element tensors to plain numbers; tensors are copied together, once per device.
 
     Nested entries of a tensordict are named ``outer/inner``.
 
@@ -33,7 +33,7 @@ def to_scalars(figures: Mapping[str, Any] | TensorDictBase) -> dict[str, Scalar]
     tensors = {key: value.detach() for key, value in figures.items() if isinstance(value, Tensor)}
     for key, value in tensors.items():
         if value.numel() != 1:
-            raise ValueError(f"'{key}' has shape {tuple(value.shape)}; a figure is one number: take its mean first.")
+            raise ValueError(f"'{key}' has shape {tuple(value.shape)}, but a metric is one number: use its mean.")
     fetched: dict[str, float] = {}
     for device in {value.device for value in tensors.values()}:
         here = {key: value for key, value in tensors.items() if value.device == device}

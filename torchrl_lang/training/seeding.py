@@ -1,4 +1,4 @@
-"""Random streams of a training run: seeding them, and remembering where they stand."""
+"""Seed the random generators of a training run, and save their states."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["RandomState", "seed_everything"]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's global streams on all devices. For scripts: no other module here touches them.
+    """Seed torch's global generators on all devices. For scripts: no other function here changes them.
 
-    Environments, policies and replay buffers have generators of their own, which are seeded where they are made.
+    Environments, policies and replay buffers have their own generators, which are seeded at construction.
     """
     torch.manual_seed(seed)
 
 
 class RandomState:
-    """Where torch's global streams and some generators stand, as a state that a checkpoint can hold.
+    """The states of torch's global generators and of some others, for checkpoints.
 
     Args:
-        generators: generators in use, by name, such as a replay buffer's or a policy's.
+        generators: further generators by name, such as a replay buffer's or a policy's.
 
     Examples:
         >>> import torch
@@ -38,7 +38,7 @@ class RandomState:
         self.generators = generators
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each stream, as byte tensors."""
+        """The state of each generator, as byte tensors."""
         return {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
@@ -46,11 +46,11 @@ class RandomState:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put every stream where it stood.
+        """Restore the state of every generator.
 
         Raises:
-            KeyError: the state knows other generators than this object.
-            ValueError: it was taken with another number of CUDA devices.
+            KeyError: the state is of other generators than this object's.
+            ValueError: it was saved with another number of CUDA devices.
         """
         saved = state_dict["generators"]
         if set(saved) != set(self.generators):
@@ -59,7 +59,7 @@ class RandomState:
         if cuda and len(cuda) != torch.cuda.device_count():
             raise ValueError(
                 f"The state is of {len(cuda)} CUDA device(s), this machine has {torch.cuda.device_count()}: the run "
-                "cannot continue to the same numbers. Leave the random state out to continue all the same."
+                "cannot continue to the same numbers. Omit the random state to continue with other numbers."
             )
         torch.set_rng_state(state_dict["cpu"])
         if cuda:

@@ -1,4 +1,4 @@
-"""State dicts as tensors and JSON: the shape in which a checkpoint holds them, without pickle."""
+"""Convert state dicts to tensors and JSON, so that checkpoints need no pickle."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).val
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, or does not fit what is to be restored."""
+    """A checkpoint is damaged or does not fit the objects to restore."""
 
 
 def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Split a nested state into a JSON tree and the tensors that it names.
 
-    Dicts may have keys of any plain kind (an optimiser's are integers), and tuples stay tuples. Tensors that are one
-    and the same, such as tied weights, are kept once.
+    Keys of dicts may be of any plain type (an optimizer's are integers), and tuples stay tuples. Tensors that are the
+    same object, such as tied weights, are stored once.
 
     Args:
         state: nested dicts, lists and tuples of tensors, numbers, strings, booleans, ``None``, dtypes and devices.
@@ -34,7 +34,7 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
         The tree, and CPU tensors by name.
 
     Raises:
-        TypeError: something else is among the leaves; the message says where.
+        TypeError: there are leaves of other types; the message names the path.
 
     Examples:
         >>> import torch
@@ -52,7 +52,7 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
         if isinstance(value, Tensor):
             return {"tensor": keep(value.detach(), path)}
         if isinstance(value, float) and not math.isfinite(value):
-            return {"float": str(value)}  # JSON has no number for it
+            return {"float": str(value)}  # not a JSON number
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, Mapping):
@@ -75,9 +75,9 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
         if value.numel() and same in seen:
             return seen[same]
-        while path in tensors:  # keys such as 0 and "0" read alike
+        while path in tensors:  # keys such as 0 and "0" have the same path
             path += "'"
-        # A plain copy: safetensors takes neither views of a shared storage nor subclasses.
+        # A plain copy: safetensors supports neither views of a shared storage nor subclasses.
         tensors[path] = value.as_subclass(Tensor).to("cpu", copy=True, memory_format=torch.contiguous_format)
         seen[same] = path
         return path
@@ -86,10 +86,10 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
 
 
 def join_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put together again what :func:`split_state` took apart. All tensors are on the CPU.
+    """Invert :func:`split_state`. All tensors are on the CPU.
 
     Raises:
-        CheckpointError: the tree is no such tree, or names a tensor that is not there.
+        CheckpointError: the tree is malformed, or names a missing tensor.
     """
     try:
         return _join(tree, tensors)
@@ -117,7 +117,7 @@ def _join_dict(content: list[list[Any]], tensors: Mapping[str, Tensor]) -> dict[
     pairs = [(_join(key, tensors), _join(item, tensors)) for key, item in content]
     joined = dict(pairs)
     if len(joined) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key is repeated")
     return joined
 
 
@@ -135,4 +135,4 @@ _READERS: dict[str, tuple[type, Any]] = {
     "dtype": (str, lambda content, tensors: _DTYPES[content]),
     "device": (str, lambda content, tensors: torch.device(content)),
 }
-"""By kind of node: the type of its content in JSON, and what makes a value of it."""
+"""For each kind of node: the type of its content in JSON, and the function that builds its value."""

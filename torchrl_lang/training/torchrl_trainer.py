@@ -1,4 +1,4 @@
-"""Rows in TorchRL's own ``Trainer``: a collector over a data set, and a hook that makes rows of a collector's steps."""
+"""Rows in TorchRL's ``Trainer``: a collector over a dataset, and a hook that converts collected steps to rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["EpisodeRowsHook", "OfflineCollector"]
 
 
 class OfflineCollector:
-    """Gives a ``Trainer`` batches of a replay buffer where it expects a collector: training on a data set.
+    """Passes batches of a replay buffer to a ``Trainer`` as if from a collector, to train on a dataset.
 
-    A frame is a row: after ``total_frames`` rows the trainer stops. The state is that of the buffer's sampler, so that
-    a trainer that is loaded goes on with the batches that would have come.
+    A frame is a row: the trainer stops after ``total_frames`` rows. The state is that of the buffer's sampler, so a
+    loaded trainer continues with the same batches.
 
     Args:
-        buffer: such as :func:`~torchrl_lang.data.row_buffer` makes; it is sampled without end.
+        buffer: a replay buffer such as :func:`~torchrl_lang.data.row_buffer`; it is sampled endlessly.
 
     Examples:
         >>> from torchrl.trainers import Trainer
@@ -50,36 +50,35 @@ class OfflineCollector:
             yield self.buffer.sample()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Nothing is collected and nothing seeded: the order of the rows is the buffer's. Returns the seed."""
+        """Returns the seed and does nothing: the order of the rows is the buffer's."""
         return seed
 
     def update_policy_weights_(self, *_: Any, **__: Any) -> None:
-        """Nobody plays, so nobody has weights to update."""
+        """Does nothing, because there are no workers with policies."""
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the buffer's sampler."""
+        """The state of the buffer's sampler."""
         return dict(self.buffer.sampler.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Resume from a saved state."""
         self.buffer.sampler.load_state_dict(dict(state_dict))
 
     def shutdown(self, *_: Any, **__: Any) -> None:
-        """There are no workers to end."""
+        """Does nothing, because there are no workers."""
 
 
 class EpisodeRowsHook(TrainerHookBase):
-    """Lets a ``Trainer`` learn from rows of the episodes that end in its collector's batches, and count their steps.
+    """Trains on rows of the episodes that end in the batches of a ``Trainer``'s collector.
 
-    The collector's batches stay what they are, so that ``collected_frames`` counts the turns that were played, whatever
-    the number of rows. From each batch rows are made once; each epoch goes through them once, in batches. A batch in
-    which no episode ends is not learned from.
+    ``collected_frames`` still counts the collector's turns, whatever the number of rows. Rows are made once per batch
+    of steps; each epoch uses them once, in batches. Batches in which no episode ends are skipped.
 
     Args:
-        rows_of: makes rows of steps, with what the loss needs carried along.
-        batch_size: rows in a batch of learning.
-        process: what to do with fresh rows: adjust rewards, ``loss.estimate``.
-        seed: of the order of the rows.
+        rows_of: converts steps to rows, with the entries that the loss needs.
+        batch_size: rows per training batch.
+        process: function of new rows, for instance ``loss.estimate`` or one that adjusts rewards.
+        seed: seed of the order of the rows.
 
     Examples:
         >>> from torchrl.collectors import Collector
@@ -118,7 +117,7 @@ class EpisodeRowsHook(TrainerHookBase):
         self._made = 0
 
     def begin_epoch(self, steps: TensorDictBase) -> TensorDictBase:
-        """Before each epoch: the rows of a new batch of steps, once, and a new order."""
+        """Called before each epoch: makes the rows of a new batch of steps, once, and a new order."""
         if steps is not self._steps:
             self._steps = steps
             rows: TensorDictBase = self.rows_of(steps)
@@ -134,16 +133,16 @@ class EpisodeRowsHook(TrainerHookBase):
         return next(self._batches)
 
     def register(self, trainer: Trainer, name: str = "episode_rows") -> None:
-        """Take part in the trainer's epochs."""
+        """Add the hook to a trainer."""
         trainer.register_op("pre_epoch", self.begin_epoch)
         trainer.register_op("process_optim_batch", self.next_batch)
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches of steps were made into rows, which seeds the order of the next."""
+        """The number of batches that were converted to rows, which seeds the order of the next ones."""
         return {"made": self._made}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state; episodes that waited are gone with the collector that played them."""
+        """Resume from a saved state; unfinished episodes are lost with their collector."""
         self._made = int(state_dict["made"])
         self.rows_of.forget()

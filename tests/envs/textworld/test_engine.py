@@ -57,7 +57,7 @@ def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
     for workers in (1, 3):
         pool = EnginePool(workers, ["admissible_commands"])
         said = [pool.begin({row: str(games["coin" if row % 2 else "simple"]) for row in range(5)})]
-        said += [pool.tell(dict.fromkeys(range(5), command)) for command in COIN[:2]]
+        said += [pool.step(dict.fromkeys(range(5), command)) for command in COIN[:2]]
         pool.close()
         answers.append(said)
     assert answers[0] == answers[1]
@@ -101,7 +101,7 @@ def test_a_process_that_stops_is_replaced(make_env):
     stopped = env.pool.pids[0]
     os.kill(stopped, signal.SIGSTOP)
     start = time.monotonic()
-    with pytest.warns(UserWarning, match=r"was silent for 0\.5 s"):
+    with pytest.warns(UserWarning, match=r"did not answer for 0\.5 s"):
         td = say(env, "go south", "go south")
     assert time.monotonic() - start < 10
     assert gone([stopped])
@@ -114,10 +114,10 @@ def test_a_command_that_hangs_fails_alone(pool, games):
     pool.begin({row: str(games["coin"]) for row in range(4)})
     pool.time_limit = 0.5
     with pytest.warns(UserWarning, match="was silent"):
-        answers = pool.tell({0: "go south", 2: "\x00", 1: "go south"})
+        answers = pool.step({0: "go south", 2: "\x00", 1: "go south"})
     assert isinstance(answers[2], Failed)
     assert answers[0] == answers[1]
-    answers = pool.tell({0: "go east", 1: "go east"})
+    answers = pool.step({0: "go east", 1: "go east"})
     assert answers[0] == answers[1]
     assert "Studio" in answers[0]["feedback"]
 
@@ -127,7 +127,7 @@ def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
     pool.begin({0: str(games["coin"])})
     pool.time_limit = 0.5
     with pytest.warns(UserWarning, match="was silent"):
-        assert isinstance(pool.tell({0: "\\mput coin"})[0], Failed)
+        assert isinstance(pool.step({0: "\\mput coin"})[0], Failed)
     env = make_env(batch_size=[1])
     env.reset()
     assert not say(env, "\\mput coin")["engine_failed"].any()
@@ -186,8 +186,8 @@ DAMAGE = {
         lambda path: os.truncate(path, 100_000),
         r"\.z8 has 100000 of \d+ bytes: delete it and build the game again",
     ),
-    "empty": (lambda path: path.write_bytes(b""), r"\.z8 is no game of the Z-machine"),
-    "text": (lambda path: path.write_text("once upon a time " * 9), r"\.z8 is no game of the Z-machine"),
+    "empty": (lambda path: path.write_bytes(b""), r"\.z8 is not a game of the Z-machine"),
+    "text": (lambda path: path.write_text("once upon a time " * 9), r"\.z8 is not a game of the Z-machine"),
     "flipped": (flip_a_bit, r"\.z8 is damaged \(its checksum differs\): delete it"),
     "no json": (
         lambda path: path.with_suffix(".json").unlink(),
@@ -223,7 +223,7 @@ def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, 
     def fail(commands):
         raise EngineError(str(games["coin"]), "Traceback:\n  many lines\nKeyError: 'P'")
 
-    monkeypatch.setattr(env.pool, "tell", fail)
+    monkeypatch.setattr(env.pool, "step", fail)
     with pytest.raises(FileError, match=r"\.z8 cannot be played on by the engine \(KeyError: 'P'\): delete it"):
         say(env, "go south")
 
@@ -306,7 +306,7 @@ def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, ga
     env = make_env(batch_size=[4])
     env.reset()
     say(env, "save", "script", "go south", "look")
-    env.pool.tell({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
+    env.pool.step({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
     folders = [process.folder for process in env.pool._processes]
     env.close()
     assert list(tmp_path.iterdir()) == []

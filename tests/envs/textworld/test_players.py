@@ -149,5 +149,5 @@ def test_some_errors_are_commands_of_another_game():
 
 @pytest.mark.parametrize("wrong", [{"epsilon": (1.5,)}, {"epsilon": ()}, {"epsilon": 0.1, "foreign": -1.0}])
 def test_experts_with_impossible_errors_are_refused(wrong):
-    with pytest.raises(ValueError, match="epsilon is the probability of a random command"):
+    with pytest.raises(ValueError, match="epsilon must be a probability"):
         ExpertPlayer(**wrong)

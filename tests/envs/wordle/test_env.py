@@ -164,7 +164,7 @@ def test_packed_sets_unpack_to_the_sets(words):
         assert other["consistent"].dtype == torch.uint8
         assert other["consistent"].shape == (3, 2, 14, -(-env.n_words // 8))
         assert torch.equal(one["consistent"], unpack_words(other["consistent"], env.n_words))
-    with pytest.raises(ValueError, match="9 words are packed into uint8 of 2 bytes"):
+    with pytest.raises(ValueError, match="9 words need uint8 of 2 bytes"):
         unpack_words(torch.zeros(1, 1, dtype=torch.uint8), 9)
 
 

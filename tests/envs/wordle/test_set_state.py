@@ -105,9 +105,9 @@ def test_transcripts_that_cannot_go_on():
         env.reset(strange, set_state=True)
     solved = rows.clone()
     solved["tokens"][0, 7:12] = 26
-    with pytest.raises(ValueError, match=r"Rows \[0\] cannot go on: the game is solved"):
+    with pytest.raises(ValueError, match=r"Rows \[0\] are over: the game is solved"):
         env.reset(solved, set_state=True)
-    with pytest.raises(ValueError, match=r"Rows \[0\] cannot go on"):
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued"):
         env.reset(rows_of(play(env, one, "abide")), set_state=True)
     with pytest.raises(KeyError, match="set_state"):
         env.reset(TensorDict(batch_size=[1]), set_state=True)
@@ -123,7 +123,7 @@ def test_a_valid_guess_without_colours_cannot_have_been_played(first):
     env.reset(rows.clone(), set_state=True)
     at = int(before["attention_mask"][1].sum())
     rows["tokens"][1, at : at + 5] = letters("slate")[0]
-    with pytest.raises(ValueError, match=r"Rows \[1\] cannot have been played"):
+    with pytest.raises(ValueError, match=r"Rows \[1\] are not rows of a game"):
         env.reset(rows.clone(), set_state=True)
     env.reset(rows.clone().set("_reset", torch.tensor([[True], [False]])), set_state=True)
 

@@ -41,7 +41,7 @@ def row(td):
 def test_tiles():
     env = env_hiding(2, action_length=8)
     td = play(env, play(env, env.reset(), "slate"), "xx")
-    assert render_row(*row(td), colour=False) == " S  L (A) T [E]\n'xx' is no valid guess"
+    assert render_row(*row(td), colour=False) == " S  L (A) T [E]\n'xx' is not a valid guess"
     coloured = render_row(*row(td), colour=True).splitlines()[0]
     assert coloured.count("\x1b[0m") == 5
     assert coloured.index("43m A") < coloured.index("42m E")
@@ -120,7 +120,7 @@ def test_watching_a_hopeless_player():
 
     shown: list[str] = []
     assert watch(WordleEnv(WORDS, batch_size=[1], max_tries=2), silent, print_fn=shown.append) == [-2.0]
-    assert shown[1:] == ["'' is no valid guess", "'' is no valid guess", "Not solved."]
+    assert shown[1:] == ["'' is not a valid guess", "'' is not a valid guess", "Not solved."]
 
 
 def test_one_game_at_a_time():

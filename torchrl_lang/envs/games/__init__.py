@@ -1,4 +1,4 @@
-"""Small games whose best play is known: a bench for tests, and the shortest examples of a language task."""
+"""Small games with known optimal policies, for tests and as examples of language tasks."""
 
 from torchrl_lang.envs.games.corridor import CorridorEnv, CorridorPlayer, corridor_value
 from torchrl_lang.envs.games.guess_number import GuessNumber, binary_search, guess_number_env, guess_number_return

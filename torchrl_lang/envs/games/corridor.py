@@ -1,12 +1,12 @@
-"""A walk along a corridor: the smallest task in which copying the best data is not enough. Tensors only.
+"""A corridor: a tensor-only task in which imitating the best data is not optimal.
 
-Places stand in a row, numbered from 0; the last one is the goal. The environment says where the agent stands, the agent
-says ``r`` or ``l`` and moves one place, not past the ends; anything else leaves it where it is. A move that reaches the
-goal earns 0 and ends the task, any other -1. Where the agent stands is all that matters, so the best policy and its
-value are known: :func:`corridor_value`.
+Places are numbered from 0, and the last one is the goal. The environment writes the agent's place; the agent writes
+``r`` or ``l`` and moves one place, but not past the ends; other utterances do not move it. The move that reaches the
+goal has reward 0 and terminates the task, all others have reward -1. The state is the agent's place, so the optimal
+policy and its value are known: :func:`corridor_value`.
 
-:class:`CorridorPlayer` makes data without a single straight walk. Copying it, or its best walks, keeps the detours;
-a learner that joins the good halves of different walks finds the way that nobody went.
+:class:`CorridorPlayer` generates data in which no walk is optimal. Behaviour cloning on it, or on its best walks, keeps
+the detours; a learner that combines parts of different walks finds the shortest one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLACES = "0123456789"
 
 
 def corridor_value(distance: Tensor | int, gamma: float = 1.0) -> Tensor:
-    """What the best policy earns from ``distance`` places before the goal, when its turn begins.
+    """Value of the optimal policy at ``distance`` places before the goal, at the beginning of its turn.
 
-    A move is two tokens, the letter and the end of the action, so with one discount a token the ``t``-th move's reward
-    weighs ``gamma**(2 t + 1)`` and ``V*(d) = -(gamma + gamma**3 + ... + gamma**(2 d - 3))``.
+    A move has two tokens, the letter and the end of the action. With one discount per token the reward of move ``t``
+    has the weight ``gamma**(2 t + 1)``, so ``V*(d) = -(gamma + gamma**3 + ... + gamma**(2 d - 3))``.
 
     Args:
         distance: moves to the goal, at least 1, any shape.
-        gamma: discount of a token.
+        gamma: discount per token.
 
     Examples:
         >>> import torch
@@ -56,14 +56,14 @@ def corridor_value(distance: Tensor | int, gamma: float = 1.0) -> Tensor:
 class CorridorEnv(LanguageEnv):
     """The corridor as a batch of language tasks; see :mod:`torchrl_lang.envs.games.corridor`.
 
-    A row reads ``<s>0</s>r</a>1</s>r</a>2</s></eod>``. A reset tensordict may name the place to start from, ``place``
-    int64 ``[*B]``, or the keyword, ``reset(place=...)``: wrapped environments take the keyword only (see
+    A row is ``<s>0</s>r</a>1</s>r</a>2</s></eod>``. ``reset`` accepts the first place, as an entry ``place`` int64
+    ``[*B]`` of its tensordict or by keyword, ``reset(place=...)``; use the keyword if the environment is wrapped (see
     :class:`~torchrl_lang.envs.LanguageEnv`).
 
     Args:
         length: number of places, 2 to 10.
-        start: where walks begin; None draws a place before the goal.
-        max_turns: moves before a walk is truncated.
+        start: the first place; None draws a place before the goal.
+        max_turns: number of moves after which a walk is truncated.
         batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Examples:
@@ -72,7 +72,7 @@ class CorridorEnv(LanguageEnv):
         >>> walk = env.rollout(8, CorridorPlayer(env.tokenizer, 4, seed=0), break_when_any_done=False)
         >>> env.tokenizer.decode(walk[0, 0]["tokens"][:3])
         '<s>0</s>'
-        >>> bool((walk["next", "reward"].sum(1) < -2).all())  # never the best walk
+        >>> bool((walk["next", "reward"].sum(1) < -2).all())  # no walk is optimal
         True
     """
 
@@ -89,13 +89,13 @@ class CorridorEnv(LanguageEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         if not 2 <= length <= len(_PLACES):
-            raise ValueError(f"A corridor has 2 to {len(_PLACES)} places, got length={length}.")
+            raise ValueError(f"length must lie between 2 and {len(_PLACES)}, got {length}.")
         if start is not None and not 0 <= start < length - 1:
-            raise ValueError(f"A walk starts before the goal, at 0 to {length - 2}, got start={start}.")
+            raise ValueError(f"start must be a place before the goal, 0 to {length - 2}, got {start}.")
         self.length = length
         self.start = start
         tokenizer = CharTokenizer.from_alphabet(_PLACES[:length] + "lr")
-        # An opening of 3 tokens, 5 for every turn (a letter too many among them), the end of the dialogue.
+        # An opening of 3 tokens, 5 per turn (with one letter too many), and the end-of-dialogue token.
         super().__init__(
             tokenizer,
             row_length=4 + 5 * max_turns,
@@ -114,7 +114,7 @@ class CorridorEnv(LanguageEnv):
         named = self._named(options, "place")
         if named is not None:
             place = self._before_goal(named, fresh)
-        # The digits come first in the alphabet: a place is its own token.
+        # The digits come first in the alphabet, so the id of a place is its number.
         return place[:, None], torch.ones_like(place), {"place": place}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
@@ -126,29 +126,29 @@ class CorridorEnv(LanguageEnv):
         return Reply(place[:, None], torch.ones_like(place), reward, arrived), {"place": place}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        said = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
-        return {"place": self._before_goal(said, fresh)}
+        last_place = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
+        return {"place": self._before_goal(last_place, fresh)}
 
     def _before_goal(self, place: Tensor, fresh: Tensor) -> Tensor:
         bad = fresh & ((place < 0) | (place >= self.length - 1))
         if bad.any():
             raise ValueError(
-                f"A walk goes on from a place before the goal, 0 to {self.length - 2}, got {place[bad].tolist()}."
+                f"place must lie before the goal, between 0 and {self.length - 2}, got {place[bad].tolist()}."
             )
         return torch.where(fresh, place, 0)
 
 
 class CorridorPlayer(TensorDictModuleBase):
-    """A walker that makes a detour in every walk: right with probability ``p_right``, left otherwise.
+    """A policy with a detour in every walk: moves right with probability ``p_right``, otherwise left.
 
-    On the goal's doorstep it always turns left once before it may go in.
+    Next to the goal it always moves left once before it may reach the goal.
 
     Args:
-        tokenizer: that of the corridor.
+        tokenizer: tokenizer of the corridor.
         length: number of places of the corridor.
-        p_right: probability of the better move. Below one half even the most likely move is the wrong one.
-        seed: of its own random stream.
-        device: where the stream lives.
+        p_right: probability of moving right. Below one half even the most likely move is the wrong one.
+        seed: seed of its random generator.
+        device: device of the generator.
     """
 
     in_keys = [TOKENS, ATTENTION_MASK]
@@ -165,7 +165,7 @@ class CorridorPlayer(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if not 0 < p_right < 1:
-            raise ValueError(f"p_right must lie in (0, 1), got {p_right}: every move needs to be tried.")
+            raise ValueError(f"p_right must lie in (0, 1), so that both moves are tried, got {p_right}.")
         self.p_right = p_right
         self._left, self._right = tokenizer.encode("lr")
         self._doorstep = length - 2

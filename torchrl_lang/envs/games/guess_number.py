@@ -1,4 +1,4 @@
-"""Guess a number by its hints: a text game in plain Python, as small as they come."""
+"""Guess a number from hints: a minimal plain-Python text game."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GuessNumber", "binary_search", "guess_number_env", "guess_number_ret
 
 
 class GuessNumber:
-    """I think of a number from 1 to ``n``; you guess, I say ``higher`` or ``lower``. Each wrong guess costs 1.
+    """Guess a number from 1 to ``n``; the game answers ``higher`` or ``lower``. Each wrong guess has reward -1.
 
     Args:
         n: the largest number.
@@ -36,16 +36,16 @@ class GuessNumber:
 
     def __init__(self, n: int = 7) -> None:
         if n < 1:
-            raise ValueError(f"There must be a number to guess, got n={n}.")
+            raise ValueError(f"n must be at least 1, got {n}.")
         self.n = n
 
     def reset(self, seed: int) -> str:
-        """Think of a number; says the range."""
+        """Draw a number; returns the range."""
         self.number = random.Random(seed).randint(1, self.n)
         return f"1-{self.n}"
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """Answer a guess with a hint, the cost of the guess, and whether it was right."""
+        """Return the hint, the reward of the guess, and whether it was right."""
         if not re.fullmatch("[0-9]{1,9}", text):
             return "?", -1.0, False
         guess = int(text)
@@ -55,18 +55,18 @@ class GuessNumber:
 
 
 def guess_number_return(n: int) -> float:
-    """The mean return of the best player: ``-(1/n) * sum_{i=1..n} floor(log2(i))``, the depths of a balanced tree.
+    """The mean return of the optimal policy: ``-(1/n) * sum_{i=1..n} floor(log2(i))``, the depths of a balanced tree.
 
     Examples:
         >>> from torchrl_lang.envs.games import guess_number_return
-        >>> guess_number_return(7)  # one number takes no wrong guess, two take one, four take two
+        >>> guess_number_return(7)  # one number needs no wrong guess, two need one, four need two
         -1.4285714285714286
     """
     return -sum(i.bit_length() - 1 for i in range(1, n + 1)) / n
 
 
 def binary_search(n: int, guesses: Sequence[int], hints: Sequence[str]) -> int:
-    """The best next guess after earlier ones and their hints.
+    """The optimal next guess after earlier guesses and their hints.
 
     Examples:
         >>> from torchrl_lang.envs.games import binary_search
@@ -99,7 +99,7 @@ def guess_number_env(
     return TextGameEnv(
         partial(GuessNumber, n),
         tokenizer,
-        # The opening, then a guess, its end, a hint and its end for every turn, and the end of the dialogue.
+        # The opening, a guess and a hint with their ends per turn, and the end-of-dialogue token.
         row_length=digits + 4 + max_turns * (digits + 4) + 2,
         action_length=digits + 1,
         max_turns=max_turns,

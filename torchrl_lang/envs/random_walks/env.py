@@ -1,4 +1,4 @@
-"""Walks on a directed graph as a language task: each move is a turn of one token. Tensors only."""
+"""Walks on a directed graph as a tensor-only language task, in which each move is a turn of one token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def walk_tokenizer(nodes: int) -> CharTokenizer:
-    """One symbol a node, whose id is the node's number: letters up to 26 nodes, then ``n00``, ``n01``, …
+    """A tokenizer with one symbol per node, whose id is the node's number: letters up to 26 nodes, then ``n00``, ...
 
     Examples:
         >>> from torchrl_lang.envs.random_walks import walk_tokenizer
@@ -35,16 +35,16 @@ def walk_tokenizer(nodes: int) -> CharTokenizer:
 class RandomWalksEnv(LanguageEnv):
     """Find the shortest path to the goal of a directed graph (arXiv 2106.01345, section 3.1; trlx's ILQL example).
 
-    The environment names the node that the agent stands on; the agent names a node to move to. Where that edge exists
-    the agent moves, else (or where the action is anything but one node) it stays. Every move earns -1. A walk is
-    terminated at the goal and truncated after ``max_turns`` moves, so its return is minus the number of its moves.
+    The environment writes the agent's node; the agent writes a node to move to. If that edge exists the agent moves,
+    otherwise (also if the action is not a single node) it stays. Every move has reward -1. A walk terminates at the
+    goal and is truncated after ``max_turns`` moves, so its return is minus the number of its moves.
 
-    A row reads ``<s>d</s>b</a>b</s>a</a>a</s></eod>``. A reset may name the node to start from, ``start`` int64
-    ``[*B]``, as an entry of the tensordict or by keyword.
+    A row is ``<s>d</s>b</a>b</s>a</a>a</s></eod>``. ``reset`` accepts the first node, ``start`` int64 ``[*B]``, as an
+    entry of the tensordict or by keyword.
 
     Args:
         graph: default ``random_graph()``, 21 nodes with edge probability 0.1.
-        max_turns: moves before a walk is truncated.
+        max_turns: number of moves after which a walk is truncated.
         batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
     Raises:
@@ -76,10 +76,10 @@ class RandomWalksEnv(LanguageEnv):
         near = (self.graph.distance > 0) & (self.graph.distance <= max_turns)
         if not near.any():
             raise ValueError(
-                f"No node of the graph has a path to the goal within max_turns={max_turns} moves: give a larger "
+                f"No node of the graph has a path to the goal within max_turns={max_turns} moves: use a larger "
                 f"max_turns or another graph. The nodes are {self.graph.distance.tolist()} moves away (-1: no path)."
             )
-        # An opening of 3 tokens; a move of 2 and a reply of 2; the end of the dialogue; one token of a longer action.
+        # An opening of 3 tokens, a move of 2, a reply of 2, the end-of-dialogue token, and one more token of an action.
         super().__init__(
             walk_tokenizer(len(self.graph)),
             row_length=5 + 5 * max_turns,
@@ -114,7 +114,7 @@ class RandomWalksEnv(LanguageEnv):
         return Reply(node[:, None], torch.ones_like(node), reward, node == self.graph.goal), {"node": node}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        # The node is the only word of the environment's last reply, one token before that reply's end.
+        # The node is the last token of the environment's reply before the end of the reply.
         node = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
         return {"node": self._checked_start(node, fresh)}
 
@@ -123,7 +123,7 @@ class RandomWalksEnv(LanguageEnv):
         bad = fresh & ~is_start
         if bad.any():
             raise ValueError(
-                f"A walk goes on from a node that is not the goal {self.graph.goal}, 0 to {len(self.graph) - 1}, got "
+                f"start must be a node other than the goal {self.graph.goal}, 0 to {len(self.graph) - 1}, got "
                 f"{node[bad].tolist()}."
             )
         return torch.where(fresh, node, self._starts[0])

@@ -1,4 +1,4 @@
-"""Directed graphs with one goal: drawn by a seed, with the exact number of moves from every node to the goal."""
+"""Directed graphs with a goal: random graphs, and the exact distance from every node to the goal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DirectedGraph:
     """A directed graph with a goal node.
 
     Args:
-        edges: bool ``[V, V]``; ``edges[i, j]`` is True where a move from node ``i`` to node ``j`` exists. A node has no
+        edges: bool ``[V, V]``; ``edges[i, j]`` is True for an edge from node ``i`` to node ``j``. No node has an
             edge to itself. Edges out of the goal are never used, because a walk ends there.
         goal: number of the goal node.
 
@@ -48,7 +48,7 @@ class DirectedGraph:
 
     @cached_property
     def distance(self) -> Tensor:
-        """Fewest moves from each node to the goal, int64 ``[V]``; -1 where no path exists."""
+        """Fewest moves from each node to the goal, int64 ``[V]``; -1 if there is no path."""
         distance = torch.full((len(self),), -1)
         reached = torch.arange(len(self)) == self.goal
         moves = 0
@@ -68,16 +68,16 @@ def random_graph(
     goal: int = 0,
     seed: int = 0,
 ) -> DirectedGraph:
-    """Draw a directed graph in which every node has an edge out of it and the goal can be reached from every node.
+    """Draw a random directed graph in which every node has an outgoing edge and a path to the goal.
 
-    Graphs without these two properties are drawn again.
+    Graphs without these properties are drawn again.
 
     Args:
         nodes: number of nodes ``V``.
-        edge_probability: probability of each possible edge; not used where ``out_degree`` is given.
+        edge_probability: probability of each possible edge; ignored if ``out_degree`` is given.
         out_degree: give every node exactly this many edges to other nodes, drawn uniformly.
         goal: number of the goal node.
-        seed: of the graph.
+        seed: seed of the graph.
 
     Raises:
         ValueError: an argument is out of range, or no such graph was found in 10,000 draws.
@@ -89,7 +89,7 @@ def random_graph(
         ([3], 0)
     """
     if nodes < 2:
-        raise ValueError(f"A graph has at least 2 nodes, got nodes={nodes}.")
+        raise ValueError(f"nodes must be at least 2, got {nodes}.")
     if out_degree is not None and not 1 <= out_degree < nodes:
         raise ValueError(f"out_degree must lie between 1 and {nodes - 1}, the other nodes, got {out_degree}.")
     if not 0 < edge_probability <= 1:

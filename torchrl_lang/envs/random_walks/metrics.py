@@ -1,4 +1,4 @@
-"""How near walks come to the shortest path."""
+"""Optimality of walks compared with shortest paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["optimality", "walk_optimality"]
 
 
 def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
-    """Optimality of walks as trlx defines it: 1 for a shortest path, 0 for a walk that uses up its moves.
+    """Optimality of walks as defined in trlx: 1 for a shortest path, 0 for a walk that uses all its moves.
 
     ``(max_moves - moves) / (max_moves - shortest)``. trlx counts the nodes of a path, one more than its moves; the
     differences are the same.
@@ -21,13 +21,13 @@ def optimality(moves: Tensor, shortest: Tensor, max_moves: int) -> Tensor:
     Args:
         moves: moves of each walk that reached the goal, ``max_moves`` for a walk that did not; any shape.
         shortest: moves of the shortest path from the same start, below ``max_moves``, of the same shape.
-        max_moves: the limit. A walk that reaches the goal with its last move has optimality 0, too.
+        max_moves: the limit. A walk that reaches the goal with its last move also has optimality 0.
 
     Returns:
         float32 in ``[0, 1]``, of the same shape.
 
     Raises:
-        ValueError: ``shortest`` is not below ``max_moves`` everywhere (then every walk is a worst one).
+        ValueError: ``shortest`` is not below ``max_moves`` everywhere.
 
     Examples:
         >>> import torch
@@ -47,7 +47,7 @@ def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) 
     """Optimality of finished rows of :class:`~torchrl_lang.envs.random_walks.RandomWalksEnv`.
 
     Args:
-        rows: rows ``[N]`` with ``terminated``, their rewards as the environment gave them.
+        rows: rows ``[N]`` with ``terminated`` and the environment's own rewards.
         graph: the graph of the environment.
         max_moves: the environment's ``max_turns``.
 

@@ -1,4 +1,4 @@
-"""Players on a directed graph: the uniform random walk that makes the data, and the shortest path."""
+"""Scripted policies on a directed graph: the random walk that generates the data, and the shortest path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RandomWalkPlayer", "ShortestPathPlayer"]
 
 
 class _GraphPlayer(TensorDictModuleBase):
-    """Reads the node that a row ends in and writes the next one. Abstract: a player fills in :meth:`_next_node`."""
+    """Reads the node at the end of a row and writes the next one. Abstract: subclasses implement :meth:`_next_node`."""
 
     in_keys = [TOKENS, ATTENTION_MASK]
     out_keys = [ACTION]
@@ -35,19 +35,19 @@ class _GraphPlayer(TensorDictModuleBase):
         """Write the next move of each row, ``action`` int64 ``[*B, 2]``."""
         tokens, real = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         node = tokens.gather(-1, (real.sum(-1, keepdim=True) - 2).clamp_min(0)).squeeze(-1)
-        # Rows that have ended stop at a control token: any move will do there.
+        # Rows that have ended stop at a control token, and their moves are ignored.
         node = torch.where(node < len(self.graph), node, self.graph.goal)
         move = self._next_node(node.reshape(-1)).reshape(node.shape)
         return tensordict.set(ACTION, torch.stack([move, torch.full_like(move, self._end)], -1))
 
 
 class RandomWalkPlayer(_GraphPlayer):
-    """Moves along a uniformly drawn edge.
+    """Moves along an edge drawn uniformly.
 
     Args:
         graph: the graph of the environment.
         tokenizer: the tokenizer of the environment.
-        seed: of its own random stream.
+        seed: seed of its random generator.
 
     Examples:
         >>> from torchrl_lang.envs.random_walks import RandomWalkPlayer, RandomWalksEnv
@@ -64,12 +64,12 @@ class RandomWalkPlayer(_GraphPlayer):
     def _next_node(self, node: Tensor) -> Tensor:
         edges = self.graph.edges.to(node.device)[node]
         choice = self.stream.below(edges.sum(-1))
-        # The choice-th True of each row; a goal without edges gives 0, a move that nobody takes.
+        # The choice-th True of each row; a goal without edges gives 0, which is ignored.
         return (edges.cumsum(-1) == choice[:, None] + 1).long().argmax(-1)
 
 
 class ShortestPathPlayer(_GraphPlayer):
-    """Moves along an edge of a shortest path, the one to the smallest node among equals.
+    """Moves along an edge of a shortest path; ties prefer the smallest node.
 
     Args:
         graph: the graph of the environment.

@@ -1,4 +1,4 @@
-"""TextWorld: games built and played by the engine of the extra ``textworld``, as a batched language environment."""
+"""TextWorld games (the extra ``textworld``) as a batched language environment."""
 
 from torchrl_lang.envs.textworld.engine import EnginePool
 from torchrl_lang.envs.textworld.env import TextWorldEnv

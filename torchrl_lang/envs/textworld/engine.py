@@ -1,4 +1,4 @@
-"""Processes of the engine: started when needed, asked side by side, ended surely, replaced where they fail."""
+"""Processes of the TextWorld engine: started on demand, used in parallel, ended reliably, replaced when they fail."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from typing import Any
 __all__ = ["EngineError", "EnginePool", "EngineProcess", "Failed", "require_textworld"]
 
 Answer = dict[str, Any]
-"""What the engine says of a game after a command, or why it says nothing."""
+"""The state of a game after a command, or an error of the engine."""
 
 _SCRIPT = Path(__file__).with_name("engine_process.py")
 _START_LIMIT = 120.0
-"""Seconds until a new process must be ready: it loads the engine, perhaps beside many others."""
+"""Seconds until a new process must be ready, long because many processes may load the engine at once."""
 
 _REPLAY_LIMIT = 0.1
-"""Seconds more for each command that a game is told again."""
+"""Additional seconds per replayed command of a game."""
 
 
 def require_textworld() -> None:
-    """Raise ImportError, naming the extra, where the engine is not installed."""
+    """Raise ImportError, naming the extra, if the engine is not installed."""
     if importlib.util.find_spec("textworld") is None:
         raise ImportError("TextWorld games need the engine: pip install 'torchrl-lang[textworld]'.")
 
 
 class Failed(str):
-    """Why the engine gave no answer, in the place of an answer."""
+    """The reason why the engine gave no answer, instead of an answer."""
 
 
 class EngineError(RuntimeError):
@@ -58,23 +58,23 @@ class EngineError(RuntimeError):
 
 
 class EngineProcess:
-    """One process of the engine, with a folder of its own for whatever it writes.
+    """One process of the engine, with its own folder for files.
 
-    It ends with :meth:`end`, when this object is collected, when this interpreter ends, and when its parent dies.
+    It ends with :meth:`end`, when this object is collected, when this interpreter exits, and when its parent dies.
 
     Args:
-        infos: what the engine shall tell of a game beside its feedback, by the engine's names.
-        expert: whether it shall tell what an expert would do next.
+        infos: infos that the engine returns beside its feedback, by the engine's names.
+        expert: whether the engine returns an expert's next command.
     """
 
     def __init__(self, infos: Sequence[str] = (), *, expert: bool = False) -> None:
         self.held: set[int] = set()
-        """Rows whose games stand in this process as the last answer told them."""
+        """Rows whose games in this process are in the state of the last answer."""
         self.connection, theirs = Pipe()
         self.folder = folder = tempfile.mkdtemp(prefix="textworld-")
         with theirs:
             self.process = subprocess.Popen(
-                # -P: the script's neighbours are no modules of its.
+                # -P: the script's folder is not added to sys.path.
                 [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), folder, str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 cwd=folder,
@@ -82,14 +82,14 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # no Ctrl-C of the terminal; and its compilers end with it
+                start_new_session=True,  # the terminal's Ctrl-C does not reach it, and its compilers end with it
             )
         self._finalizer = weakref.finalize(self, _end, self.process, self.connection, folder, os.getpid())
         self._ready = False
         self._send({"infos": list(infos), "expert": expert})
 
     def ask(self, jobs: Sequence[Mapping[str, Any]], *, singly: bool = False) -> None:
-        """Send jobs; :meth:`answers` gives their answers, ``singly`` one at a time. A dead process shows there."""
+        """Send jobs; :meth:`answers` returns their answers (``singly`` one by one). A dead process raises there."""
         if not self._ready:
             if not self.connection.poll(_START_LIMIT):
                 raise TimeoutError(f"A process of the engine was not ready after {_START_LIMIT:.0f} s.")
@@ -98,14 +98,14 @@ class EngineProcess:
         self._send({"jobs": list(jobs), "singly": singly})
 
     def answers(self) -> list[Answer]:
-        """The next answers, one or more; waits for them. EOFError or OSError where the process is dead."""
+        """Wait for the next answers, one or more. Raises EOFError or OSError if the process is dead."""
         answers = json.loads(self.connection.recv_bytes())
         if "error" in answers[0] and not self._ready:
             raise RuntimeError(f"The engine could not be loaded:\n{answers[0]['error']}")
         return answers
 
     def end(self) -> None:
-        """Kill the process and what it has started, and remove its folder. Does nothing the second time."""
+        """Kill the process and its children, and remove its folder. Further calls do nothing."""
         self._finalizer()
 
     def _send(self, message: Any) -> None:
@@ -115,7 +115,7 @@ class EngineProcess:
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, folder: str, owner: int) -> None:
     connection.close()
-    if os.getpid() != owner:  # a fork's copy of the handle
+    if os.getpid() != owner:  # a copy of the handle in a fork
         return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -124,52 +124,51 @@ def _end(process: subprocess.Popen[bytes], connection: Connection, folder: str, 
 
 
 class EnginePool:
-    """Games in rows, spread over processes: row ``r`` is played in process ``r`` modulo their number.
+    """Games in rows, distributed over processes: row ``r`` is played in process ``r`` modulo their number.
 
-    The engine is deterministic, so a game is known by its file and the commands that it was told. Where a process dies
-    or is silent for longer than the time limit, its games are begun again in a new one and told the same, and a warning
-    is all that is seen of it. Where the new one fails too, the command at which it does gets :class:`Failed` for an
-    answer.
+    The engine is deterministic, so its file and commands determine a game. If a process dies or does not answer within
+    the time limit, a new one begins its games again and replays their commands; this only causes a warning. If the new
+    one fails, too, the answer to the failing command is :class:`Failed`.
 
-    Copies, in this process or another one, have processes of their own and bring their games where they stand.
+    Copies, in this process or another one, have their own processes and replay their games.
 
     Args:
         workers: number of processes.
         infos, expert: as in :class:`EngineProcess`.
-        time_limit: seconds for one command.
+        time_limit: seconds per command.
     """
 
     def __init__(self, workers: int, infos: Sequence[str] = (), *, expert: bool = False, time_limit: float = 10.0):
         if workers < 1:
-            raise ValueError(f"Games are played in at least one process, got workers={workers}.")
+            raise ValueError(f"workers must be at least 1, got {workers}.")
         if not time_limit > 0:
-            raise ValueError(f"time_limit is a positive number of seconds, got {time_limit}.")
+            raise ValueError(f"time_limit must be a positive number of seconds, got {time_limit}.")
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
-        self._told: dict[int, tuple[str, list[str]]] = {}
+        self._history: dict[int, tuple[str, list[str]]] = {}
         self._processes: list[EngineProcess | None] = [None] * workers
         self._owner = os.getpid()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the engines that run now."""
+        """Process ids of the running engines."""
         return [process.process.pid for process in self._processes if process is not None]
 
     def begin(self, paths: Mapping[int, str]) -> dict[int, Answer | Failed]:
-        """Begin the game of a file in each of some rows."""
+        """Begin the game of a file in each of the rows."""
         for row, path in paths.items():
-            self._told[row] = (path, [])
+            self._history[row] = (path, [])
         return self._play({row: {"do": "begin", "row": row} for row in paths})
 
-    def tell(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:
-        """Tell the games of some rows a command each; rows in other processes at the same time."""
-        answers = self._play({row: {"do": "tell", "row": row, "command": text} for row, text in commands.items()})
+    def step(self, commands: Mapping[int, str]) -> dict[int, Answer | Failed]:
+        """Play one command in the game of each of the rows; processes work in parallel."""
+        answers = self._play({row: {"do": "step", "row": row, "command": text} for row, text in commands.items()})
         for row, answer in answers.items():
             if not isinstance(answer, Failed):
-                self._told[row][1].append(commands[row])
+                self._history[row][1].append(commands[row])
         return answers
 
     def close(self) -> None:
-        """End the processes; what is asked next starts new ones."""
+        """End the processes; the next call starts new ones."""
         for process in self._processes:
             if process is not None:
                 process.end()
@@ -180,13 +179,13 @@ class EnginePool:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._told = {row: (path, list(told)) for row, (path, told) in self._told.items()}
+        self._history = {row: (path, list(history)) for row, (path, history) in self._history.items()}
         self._owner = os.getpid()
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- communication with processes ----------------------------------------------------------------------------------
 
     def _play(self, jobs: Mapping[int, Answer]) -> dict[int, Answer | Failed]:
-        if self._owner != os.getpid():  # forked: the processes are the parent's
+        if self._owner != os.getpid():  # after a fork the processes belong to the parent
             self._processes, self._owner = [None] * self.workers, os.getpid()
         waiting: list[deque[Answer]] = [deque() for _ in range(self.workers)]
         for row, job in jobs.items():
@@ -194,19 +193,19 @@ class EnginePool:
         try:
             answers = self._ask_all(waiting)
         except BaseException:
-            self.close()  # answers under way would be taken for those to other questions
+            self.close()  # pending answers would be read as answers to later jobs
             raise
         for row, answer in answers.items():
             if not isinstance(answer, Failed) and "error" in answer:
                 self.close()
-                raise EngineError(self._told[row][0], answer["error"])
+                raise EngineError(self._history[row][0], answer["error"])
         return answers
 
     def _ask_all(self, waiting: list[deque[Answer]]) -> dict[int, Answer | Failed]:
         answers: dict[int, Answer | Failed] = {}
         busy = [number for number, queue in enumerate(waiting) if queue]
         for number in busy:
-            self._start(number)  # all of them, before the first is waited for
+            self._start(number)  # start all of them before waiting for the first
         singly: set[int] = set()
         deadlines = {number: self._send(number, waiting[number]) for number in busy}
         while deadlines:
@@ -224,9 +223,9 @@ class EnginePool:
                     failed[number] = "has died"
             for number, deadline in deadlines.items():
                 if deadline < time.monotonic() and not self._process(number).connection.poll():
-                    failed[number] = f"was silent for {self.time_limit:g} s"
+                    failed[number] = f"did not answer for {self.time_limit:g} s"
             for number, why in failed.items():
-                if number in singly:  # then the next command that waits is the one that it failed at, again
+                if number in singly:  # the first waiting command is the one that failed, for the second time
                     answers[waiting[number].popleft()["row"]] = Failed(f"its process {why}")
                 singly.add(number)
                 deadlines[number] = self._again(number, waiting[number], why)
@@ -243,26 +242,26 @@ class EnginePool:
         return process
 
     def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> float:
-        """Ask a process all its jobs; returns until when the next answers must come."""
+        """Send a process all its jobs; returns the deadline of the next answers."""
         process = self._process(number)
         for job in queue:
-            path, told = self._told[job["row"]]
+            path, history = self._history[job["row"]]
             if job["do"] == "begin":
                 job["path"] = path
             elif job["row"] not in process.held:
-                job |= {"path": path, "told": told}
+                job |= {"path": path, "history": history}
         process.ask(queue, singly=singly)
         return self._deadline(queue)
 
     def _deadline(self, queue: deque[Answer]) -> float:
-        again = max((len(job.get("told", ())) for job in queue), default=0)
+        again = max((len(job.get("history", ())) for job in queue), default=0)
         return time.monotonic() + self.time_limit + _REPLAY_LIMIT * again
 
     def _again(self, number: int, queue: deque[Answer], why: str) -> float:
-        """Put a new process in the place of one that fails, and ask it what is still to be answered."""
+        """Replace a failed process, and send the new one the jobs without an answer."""
         process = self._process(number)
-        pid = process.process.pid  # which makes every warning a new one, to be shown
-        warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new one takes its place.", stacklevel=2)
+        pid = process.process.pid  # makes each warning different, so that all are shown
+        warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
         process.end()
         self._processes[number] = None
         if not queue:

@@ -1,8 +1,7 @@
-"""The process in which the engine builds and plays games: a script of its own, with nothing of this package in it.
+"""The script of the processes in which the engine builds and plays games. It imports nothing of this package.
 
-It is started by its path, so that it loads the engine and neither torch nor this library. What it is asked comes over a
-pipe as JSON, a list of jobs at a time; the answers go back in order, in lists of one or more. It ends with the pipe, or
-when the process that started it is gone.
+It is started by its path, so that it loads neither torch nor this library. It reads jobs from a pipe, as JSON lists,
+and writes the answers in order, in lists of one or more. It ends when the pipe closes or its parent process is gone.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Any
 __all__ = ["main"]
 
 _PAUSE = 0.01
-"""Seconds between two lists of answers: whoever reads them wants to be woken up seldom."""
+"""Seconds between two lists of answers: long, so that the reader wakes up rarely."""
 _OPEN_GAMES = 256
-"""Games that stay loaded, to be begun again without loading them."""
+"""Number of games that stay loaded, so that they can begin again quickly."""
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
         while True:
             _serve(host, connection, **json.loads(connection.recv_bytes()))
     except (EOFError, OSError):
-        return  # whoever asked is gone
+        return  # the parent process is gone
     except Exception:
         connection.send_bytes(json.dumps([{"error": traceback.format_exc()}]).encode())
     finally:
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def _serve(host: _Host, connection: Connection, jobs: list[dict[str, Any]], singly: bool) -> None:
-    """Answer jobs; ``singly`` each at once, so that it shows at which of them this process fails."""
+    """Answer jobs; with ``singly`` each at once, so that the parent sees at which one this process fails."""
     answers, since = [], time.monotonic()
     for job in jobs:
         answers.append(host.answer(job))
@@ -58,7 +57,7 @@ def _serve(host: _Host, connection: Connection, jobs: list[dict[str, Any]], sing
 
 
 def _leave_with(parent: int, folder: str) -> None:
-    """End, even in the midst of a hang, when the parent is gone; and the compilers with it."""
+    """Exit, with the compilers, when the parent is gone, even if the engine hangs."""
     while os.getppid() == parent:
         time.sleep(1.0)
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +65,7 @@ def _leave_with(parent: int, folder: str) -> None:
 
 
 class _Host:
-    """The games of this process, one for each row that is played here."""
+    """The games of this process, one per row."""
 
     def __init__(self, infos: list[str], expert: bool) -> None:
         import textworld
@@ -79,15 +78,15 @@ class _Host:
         self._idle: dict[str, list[Any]] = {}
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """What one job gives, or the error that it ended in."""
+        """The result of a job, or the error that it raised."""
         try:
             if job["do"] == "build":
                 return _build(job)
             game = self._begin(job["row"], job["path"]) if "path" in job else self._rows[job["row"]]
-            for command in job.get("told", ()):
-                game.tell(command)
-            if job["do"] == "tell":
-                game.tell(job["command"])
+            for command in job.get("history", ()):
+                game.step(command)
+            if job["do"] == "step":
+                game.step(job["command"])
             return self._state(game)
         except Exception:
             return {"error": traceback.format_exc()}
@@ -112,24 +111,24 @@ class _Host:
 
 
 class _Game:
-    """One game in play."""
+    """A game that is being played."""
 
     def __init__(self, path: str, env: Any) -> None:
         self.path, self.env = path, env
         self.state, self.done = env.reset(), False
         self.acted: bool | None = None
-        """Whether the last command did anything; none before the first."""
+        """Whether the last command did anything; None before the first command."""
         self.upto = 0
-        """How many commands of the walkthrough have been played."""
+        """Number of commands of the walkthrough that have been played."""
 
-    def tell(self, command: str) -> None:
+    def step(self, command: str) -> None:
         walkthrough, moves = self.state.get("extra.walkthrough") or [], self.state.get("moves")
         self.state, _, self.done = self.env.step(command)
         self.acted = self.state.get("moves") != moves
         self.upto += walkthrough[self.upto : self.upto + 1] == [command]
 
     def expert(self) -> str:
-        """The engine's plan from here where it has one, else the next command of the game's walkthrough."""
+        """The first command of the engine's plan if it has one, otherwise the next command of the walkthrough."""
         plan = self.state.get("policy_commands") or (self.state.get("extra.walkthrough") or [])[self.upto :]
         return plan[0] if plan else "look"
 
@@ -138,23 +137,23 @@ class _Game:
 
 
 def _build(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a game at ``path`` unless it stands there: one process at a time, and all of it or nothing."""
+    """Build a game at ``path`` unless it exists, atomically and in one process at a time."""
     import fcntl
     import tempfile
 
     path = Path(job["path"])
     with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # falls with this process, however it ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when this process ends
         if path.exists():
             return {"built": False}
         prefix = f".building-{path.stem}-"
-        for left in path.parent.glob(f"{prefix}*"):  # by one that was killed: else the lock were its
+        for left in path.parent.glob(f"{prefix}*"):  # of a killed process, because this one holds the lock
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
             made = Path(folder) / path.name
             _compile(job["kind"], job["seed"], dict(job["options"]), made)
             os.replace(made.with_suffix(".json"), path.with_suffix(".json"))
-            os.replace(made, path)  # the game itself comes last: where it stands, all of it stands
+            os.replace(made, path)  # the game comes last: if it exists, all its files exist
     return {"built": True}
 
 

@@ -31,55 +31,55 @@ __all__ = ["TextWorldEnv"]
 _OF_THE_TURN = ("invalid", "was_admissible")
 _OFFERS = ("expert", "admissible", *_OF_THE_TURN)
 _REMEMBERED = 4096
-"""Texts whose ids are kept."""
+"""Number of texts whose ids are cached."""
 
 
 class TextWorldEnv(TextGameEnv):
-    """A batch of TextWorld games; the engine plays them in processes of its own, side by side.
+    """A batch of TextWorld games, which the engine plays in parallel processes.
 
-    The games of an episode come with its ``game_seed``: the seed modulo the number of games chooses one. So
-    ``reset(game_seed=torch.arange(n))`` begins ``n`` chosen games, and ``order="cycle"`` plays each as often as the
-    others, in order. An action is one command in words. Of a text with several commands the first is played. Commands
-    for the engine itself (save, restart, undo, those that print hidden state) never reach it: they cost a turn and are
-    answered :data:`~torchrl_lang.envs.textworld.text.REFUSED`.
+    The ``game_seed`` of an episode, modulo the number of games, selects its game. So
+    ``reset(game_seed=torch.arange(n))`` begins ``n`` selected games, and ``order="cycle"`` plays all games equally
+    often and in order. An action is one command; of a text with several commands only the first is played. Commands to
+    the engine itself (save, restart, undo, those that print hidden state) are not passed on: they cost a turn and get
+    the reply :data:`~torchrl_lang.envs.textworld.text.REFUSED`.
 
-    A turn earns the points that the score goes up by. Transforms pay for more, or take that away:
-    :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.ScoreReward` and their like.
+    The reward of a turn is the increase of the score. Transforms can change it:
+    :class:`~torchrl_lang.transforms.LivingCost`, :class:`~torchrl_lang.transforms.ScoreReward` and others.
 
-    Beside the rows a tensordict holds:
+    The tensordict has these entries beside the row:
 
     =====================  ======================  =====================================================================
     key                    dtype, shape            meaning
     =====================  ======================  =====================================================================
-    ``game``               int64 ``[*B, 1]``       number of the game in play
-    ``score``              float32 ``[*B, 1]``     the game's score so far
-    ``points``             float32 ``[*B, 1]``     points that the last turn brought
+    ``game``               int64 ``[*B, 1]``       number of the current game
+    ``score``              float32 ``[*B, 1]``     score so far
+    ``points``             float32 ``[*B, 1]``     points of the last turn
     ``won``, ``lost``      bool ``[*B, 1]``        how the game has ended
-    ``engine_failed``      bool ``[*B, 1]``        the engine gave no answer: the row is truncated and says so
-    ``invalid``            bool ``[*B, 1]``        nothing was done in the last turn: its command was not understood,
-                                                   impossible, or for the engine (``offers="invalid"``)
+    ``engine_failed``      bool ``[*B, 1]``        the engine did not answer, and the row is truncated
+    ``invalid``            bool ``[*B, 1]``        the last command did nothing: it was not understood, impossible, or
+                                                   for the engine (``offers="invalid"``)
     ``was_admissible``     bool ``[*B, 1]``        the last command was one of the admissible ones, word by word
                                                    (``offers="was_admissible"``)
-    ``expert_action``      int64 ``[*B, K]``       what an expert would say now (``offers="expert"``)
-    ``admissible_action``  int64 ``[*B, M, K]``    all that one can say now (``offers="admissible"``), the template's
-                                                   hidden verbs and what does not fit into ``K`` tokens left out
-    ``admissible_mask``    bool ``[*B, M]``        which of the ``M`` there are
+    ``expert_action``      int64 ``[*B, K]``       an expert's next command (``offers="expert"``)
+    ``admissible_action``  int64 ``[*B, M, K]``    all admissible commands (``offers="admissible"``), without the
+                                                   template's hidden verbs and commands longer than ``K`` tokens
+    ``admissible_mask``    bool ``[*B, M]``        True for the commands in ``admissible_action``, False for padding
     =====================  ======================  =====================================================================
 
-    Processes start with the first reset and end with :meth:`close`, with the environment, or with the program. A
-    process that is killed, or that is silent for ``time_limit`` seconds, is replaced and its games are brought where
-    they stood, with a warning. Where the same command fails again, its row is truncated; other rows go on. After
-    :meth:`close` a reset or a step starts new processes. The environment can be pickled and copied at any time.
+    Processes start at the first reset and end with :meth:`close`, with the environment, or with the program. A process
+    that is killed, or that does not answer within ``time_limit`` seconds, is replaced, with a warning, and its games
+    are replayed. If the same command fails again, its row is truncated; other rows continue. After :meth:`close` a
+    reset or a step starts new processes. The environment can be pickled and copied at any time.
 
     Args:
         games: files of games, as :func:`build_games` returns them.
-        tokenizer: reads all that the games say, as :func:`word_tokenizer` does.
-        template: how observations are written, a :class:`Template` or the name of one of :data:`TEMPLATES`.
-        offers: further entries, see above; all of them cost the engine time, the expert's plan most.
+        tokenizer: encodes all texts of the games, as :func:`word_tokenizer` does.
+        template: format of observations, a :class:`Template` or the name of one of :data:`TEMPLATES`.
+        offers: further entries, see above. All of them cost engine time, the expert's plan most.
         max_admissible: ``M``.
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
-        workers: processes of the engine; default as many as cores, at most one for each row.
-        time_limit: seconds that the engine may take for one command.
+        workers: number of engine processes; default the number of cores, at most one per row.
+        time_limit: seconds that the engine may take per command.
         on_bad_text: as in :class:`~torchrl_lang.envs.TextGameEnv`.
         row_length, action_length, max_turns, batch_size, seed, device: as in :class:`~torchrl_lang.envs.LanguageEnv`.
 
@@ -87,7 +87,7 @@ class TextWorldEnv(TextGameEnv):
         ImportError: the engine is not installed; the message names the extra.
         ValueError: there is no game, or a name is unknown; on ``reset`` and ``step``, the expert's command does not
             fit into ``action_length`` tokens, or more than ``max_admissible`` commands are admissible.
-        FileNotFoundError: a game's file is not there.
+        FileNotFoundError: a game's file is missing.
         FileError: a game's file, or the ``.json`` beside it, is damaged, or the engine fails in the game.
     """
 
@@ -118,12 +118,12 @@ class TextWorldEnv(TextGameEnv):
         one_of("order", order, ("random", "cycle"))
         self.order = order
         rows = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size).numel()
-        # Without the admissible commands the engine counts every turn a move, and no turn is invalid.
+        # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
         asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
         infos = self.template.infos | ({"admissible_commands"} if asks else set())
         workers = min(os.cpu_count() or 1, rows) if workers is None else workers
         self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
-        self._said: dict[str, list[int] | None] = {}
+        self._actions: dict[str, list[int] | None] = {}
         self._ids: dict[str, list[int]] = {}
         number = count()
         super().__init__(
@@ -163,7 +163,7 @@ class TextWorldEnv(TextGameEnv):
     ) -> Iterable[tuple[int, Any]]:
         commands = {row: self._sessions[row].command(self._decode(ids)) for row, ids in utterances.items()}
         with _naming_the_game("played on"):
-            answers = self.pool.tell({row: command for row, command in commands.items() if command is not None})
+            answers = self.pool.step({row: command for row, command in commands.items() if command is not None})
         return ((row, self._sessions[row].replied(command, answers.get(row))) for row, command in commands.items())
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
@@ -171,13 +171,13 @@ class TextWorldEnv(TextGameEnv):
         return {**task, **self._standing()}
 
     def _encode(self, text: str) -> list[int]:
-        if text not in self._ids:  # games say the same again and again
+        if text not in self._ids:  # games repeat their texts
             if len(self._ids) >= _REMEMBERED:
                 self._ids.clear()
             self._ids[text] = super()._encode(text)
         return self._ids[text]
 
-    # -- what stands beside the rows -----------------------------------------------------------------------------------
+    # -- entries beside the rows ---------------------------------------------------------------------------------------
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
         return {key: value for key, value in task.items() if key not in ("game_seed", "cut")}
@@ -229,8 +229,8 @@ class TextWorldEnv(TextGameEnv):
         ids = self._utterance(command)
         if ids is None:
             raise ValueError(
-                f"The expert would say {command!r}, which does not fit into action_length={self.action_length} tokens "
-                f"with its end: give at least {len(self.tokenizer.encode(command)) + 1}."
+                f"The expert's command {command!r} does not fit into action_length={self.action_length} tokens "
+                f"with its end: use at least {len(self.tokenizer.encode(command)) + 1}."
             )
         return ids
 
@@ -239,22 +239,22 @@ class TextWorldEnv(TextGameEnv):
         actions = torch.full(shape, self.tokenizer.control.pad, dtype=torch.int64)
         number = torch.zeros(self._n, 1, dtype=torch.int64)
         for row, texts in enumerate(commands):
-            said = [ids for ids in map(self._utterance, self.template.visible(texts)) if ids is not None]
-            if len(said) > self.max_admissible:
-                raise ValueError(f"{len(said)} commands are admissible, max_admissible is {self.max_admissible}.")
-            if said:
-                actions[row, : len(said)] = torch.tensor(said)
-                number[row] = len(said)
+            fitting = [ids for ids in map(self._utterance, self.template.visible(texts)) if ids is not None]
+            if len(fitting) > self.max_admissible:
+                raise ValueError(f"{len(fitting)} commands are admissible, max_admissible is {self.max_admissible}.")
+            if fitting:
+                actions[row, : len(fitting)] = torch.tensor(fitting)
+                number[row] = len(fitting)
         mask = torch.arange(self.max_admissible) < number
         return {"admissible_action": actions.to(self.device), "admissible_mask": mask.to(self.device)}
 
     def _utterance(self, command: str) -> list[int] | None:
-        """A command as an action, ``K`` ids, or None where it does not fit."""
-        if command not in self._said:
+        """A command as an action, ``K`` ids, or None if it does not fit."""
+        if command not in self._actions:
             ids = [*self.tokenizer.encode(command), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
-            self._said[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
-        return self._said[command]
+            self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
+        return self._actions[command]
 
 
 def _template(template: Template | str) -> Template:
@@ -273,7 +273,7 @@ def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
 
 @contextmanager
 def _naming_the_game(doing: str) -> Iterator[None]:
-    """Turn an error of the engine into one about the game's file, which is what the user can do something about."""
+    """Convert an error of the engine to one about the game's file, which the user can build again."""
     try:
         yield
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""Game files, checked before the engine opens them: it hangs or dies of damaged ones."""
+"""Check game files before the engine opens them, because it hangs or crashes on damaged ones."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _HEADER = 64
 
 
 def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The absolute paths of some games, each checked.
+    """The absolute paths of games, each checked.
 
     Raises:
-        ValueError: it is one path instead of a sequence, or there is none.
-        FileNotFoundError: there is no such file.
+        ValueError: ``games`` is a single path instead of a sequence, or empty.
+        FileNotFoundError: a file is missing.
         FileError: a file or the ``.json`` beside it is damaged.
     """
     if isinstance(games, str | os.PathLike):
-        raise ValueError(f"games is a sequence of files, got one: give [{os.fspath(games)!r}].")
+        raise ValueError(f"games must be a sequence of files, got one path: pass [{os.fspath(games)!r}].")
     files = tuple(os.path.abspath(path) for path in games)
     if not files:
-        raise ValueError("A TextWorldEnv plays at least one game: build some with build_games(specs).")
+        raise ValueError("A TextWorldEnv needs at least one game: build some with build_games(specs).")
     for path in dict.fromkeys(files):
         check_game_file(path)
     return files
 
 
 def check_game_file(path: str | os.PathLike[str]) -> None:
-    """Raise unless a game is whole: a Z-machine file with the checksum of its header, and its ``.json`` beside it.
+    """Raise unless a game is complete: a Z-machine file whose checksum matches its header, with its ``.json``.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is no such file, is cut short or changed, or its ``.json`` is missing or damaged.
+        FileNotFoundError: the file is missing.
+        FileError: the file is not a Z-machine file, is truncated or changed, or its ``.json`` is missing or damaged.
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path} is no file: build games with build_games(specs).")
+        raise FileNotFoundError(f"There is no file {path}: build games with build_games(specs).")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise FileError(path, f"cannot be read ({error.strerror})", REMEDY) from error
     if len(content) < _HEADER or content[0] != 8:
-        raise FileError(path, "is no game of the Z-machine, version 8, which the engine plays", REMEDY)
+        raise FileError(path, "is not a game of the Z-machine, version 8, which the engine plays", REMEDY)
     length = 8 * int.from_bytes(content[0x1A:0x1C], "big")
     if len(content) < length:
         raise FileError(path, f"has {len(content)} of {length} bytes", REMEDY)

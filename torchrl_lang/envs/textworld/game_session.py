@@ -1,4 +1,4 @@
-"""One row's game: what it was told and what that earned, whether it is played alone or in a batch."""
+"""The game of one row, played alone or in a batch."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ __all__ = ["GameSession"]
 class GameSession:
     """A :class:`~torchrl_lang.envs.TextGame` in one row of a pool.
 
-    A batch asks the pool for many sessions at once: it hands :meth:`opened` and :meth:`replied` the engine's answers.
+    A batch asks the pool for many sessions at once, and passes the engine's answers to :meth:`opened` and
+    :meth:`replied`.
 
     Args:
         row: the row of the pool.
-        pool: where the engine is asked.
-        games: files of games; the seed of an episode, modulo their number, chooses one.
-        template: how observations are written.
+        pool: the pool of engine processes.
+        games: files of games; the seed of an episode, modulo their number, selects one.
+        template: format of observations.
     """
 
     def __init__(self, row: int, pool: EnginePool, games: Sequence[str], template: Template) -> None:
         self.row, self.pool, self.games, self.template = row, pool, games, template
         self.game = 0
-        """Number of the game in play."""
+        """Number of the current game."""
         self.state: dict[str, Any] = {}
-        """The last state that the engine told; empty before the first."""
+        """The engine's last state; empty before the first."""
         self.failed = False
-        """Whether the engine has given up on this game."""
+        """Whether the engine failed in this game."""
         self._turn: tuple[dict[str, Any], str] = (self.state, "")
 
     @property
     def points(self) -> float:
-        """Points that the last turn brought. (The engine's own second value is the score so far.)"""
+        """Points of the last turn. (The engine's ``score`` is the total so far.)"""
         return float(self.state.get("score", 0) - self._turn[0].get("score", 0))
 
     @property
     def invalid(self) -> bool:
-        """Whether nothing was done in the last turn; the engine tells where it is asked for admissible commands."""
+        """Whether the last command did nothing; known only if the engine returns admissible commands."""
         before = self._turn[0]
         return before is not self.state and not self.state["acted"]
 
@@ -53,19 +54,19 @@ class GameSession:
         return is_admissible(command, before.get("admissible_commands") or ())
 
     def choose(self, seed: int) -> str:
-        """The file of the game that a seed plays."""
+        """The file of the game that a seed selects."""
         self.game = seed % len(self.games)
         return self.games[self.game]
 
     def opened(self, answer: dict[str, Any] | Failed) -> str:
-        """The opening words of a game that has begun."""
+        """The opening text of a game that has begun."""
         if isinstance(answer, Failed):
             raise FileError(self.games[self.game], f"cannot be begun by the engine ({answer})", REMEDY)
         self.state, self.failed, self._turn = answer, False, (answer, "")
         return self.template.write("opening", answer)
 
     def command(self, text: str) -> str | None:
-        """What the engine is to be told; None where it is to be told nothing."""
+        """The command to send to the engine; None if there is nothing to send."""
         command = clean_command(text)
         return None if is_meta(command) else command
 
@@ -74,7 +75,7 @@ class GameSession:
     ) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The reply, the points, whether the game has ended, whether the engine failed, and an empty info.
 
-        Without a command the game stands as it stood.
+        Without a command the game does not change.
         """
         if isinstance(answer, Failed):
             self.failed, self._turn = True, (self.state, "")
@@ -85,7 +86,7 @@ class GameSession:
         self.state, self._turn = answer, (before, command or "")
         return self.template.write("reply", answer), self.points, answer["done"], False, {}
 
-    # -- alone ---------------------------------------------------------------------------------------------------------
+    # -- played alone --------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int) -> str:
         """Begin the game of a seed."""
@@ -94,7 +95,7 @@ class GameSession:
     def step(self, text: str) -> tuple[str, float, bool]:
         """Play a command."""
         command = self.command(text)
-        answer = None if command is None else self.pool.tell({self.row: command})[self.row]
+        answer = None if command is None else self.pool.step({self.row: command})[self.row]
         if isinstance(answer, Failed):
             raise RuntimeError(f"The engine gave no answer to {command!r}: {answer}.")
         return self.replied(command, answer)[:3]

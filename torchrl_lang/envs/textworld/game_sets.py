@@ -38,8 +38,8 @@ def split_games(games: Sequence[Path], *, valid: int, test: int, apart: Apart = 
 
     Args:
         games: files of games.
-        valid: at least so many validation games.
-        test: at least so many test games.
+        valid: minimal number of validation games.
+        test: minimal number of test games.
         apart: two sets have no solution in common, or merely no game (world, words and solution).
         seed: another seed gives another split.
 

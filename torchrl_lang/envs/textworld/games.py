@@ -1,4 +1,4 @@
-"""Games by specification: built by the engine's own generators, kept by content, safely side by side."""
+"""Game specifications: built by the engine's generators, cached by content, with locks between processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BUILD_LIMIT = 300.0
 
 
 class TextWorldSpec:
-    """A game that the engine can build: the same specification gives the same game.
+    """The specification of a game; the same specification builds the same game.
 
     ================  ==================================================================================================
     kind              options
@@ -53,9 +53,9 @@ class TextWorldSpec:
     ================  ==================================================================================================
 
     Args:
-        kind: the engine's generator.
+        kind: name of the engine's generator.
         seed: seed of the generator.
-        **options: see above; dense rewards, detailed goals and small games by default.
+        **options: see above; the defaults are dense rewards, detailed goals and small games.
 
     Raises:
         ValueError: the kind is unknown.
@@ -81,7 +81,7 @@ class TextWorldSpec:
 
     @property
     def name(self) -> str:
-        """The name of the game's file, a hash of all that decides its content."""
+        """Name of the game's file, a hash of everything that determines its content."""
         content = [self.kind, self.seed, sorted(self.options.items()), importlib.metadata.version("textworld")]
         return f"{self.kind}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}"
 
@@ -110,18 +110,18 @@ def _spec(kind: Kind, seed: int, options: Mapping[str, Any]) -> TextWorldSpec:
 def build_games(
     specs: Sequence[TextWorldSpec], folder: str | os.PathLike[str] | None = None, *, workers: int | None = None
 ) -> list[Path]:
-    """The files of some games, built where they are not there yet: 2 to 5 seconds a game and a core.
+    """Build games that do not exist yet and return their files; this takes 2 to 5 seconds per game and core.
 
-    Any number of processes may build into one folder at once. Each game is built by one of them while the others wait
-    for it, and appears all at once.
+    Any number of processes may build into one folder at once. Each game is built atomically by one of them while the
+    others wait for it.
 
     Args:
-        specs: what to build.
-        folder: where games are kept; default ``torchrl_lang/textworld`` in the user's cache (``$XDG_CACHE_HOME``).
-        workers: games built at once, default the number of cores.
+        specs: the games to build.
+        folder: folder of games; default ``torchrl_lang/textworld`` in the user's cache (``$XDG_CACHE_HOME``).
+        workers: number of games built in parallel; default the number of cores.
 
     Returns:
-        A ``.z8`` file for each specification, in order, with a ``.json`` beside it.
+        A ``.z8`` file per specification, in order, with a ``.json`` beside it.
 
     Raises:
         ImportError: the engine is not installed.
@@ -144,14 +144,14 @@ def build_games(
 
 
 def _build(jobs: Sequence[Mapping[str, Any]], names: Sequence[str], workers: int) -> None:
-    """Job ``k`` goes to process ``k`` modulo their number; all are asked before the first answer is waited for."""
+    """Send job ``k`` to process ``k`` modulo their number; send all jobs before waiting for an answer."""
     processes = [EngineProcess() for _ in range(workers)]
     try:
         for number, process in enumerate(processes):
             process.ask(jobs[number::workers], singly=True)
         for number, name in enumerate(names):
             process = processes[number % workers]
-            # Others that build the same game may hold its lock; behind them it takes no time.
+            # Another process may build the same game and hold its lock; after that the job takes no time.
             if not process.connection.poll(_BUILD_LIMIT):
                 raise TimeoutError(f"The engine has not built {name} within {_BUILD_LIMIT:.0f} s.")
             try:
@@ -168,13 +168,13 @@ def _build(jobs: Sequence[Mapping[str, Any]], names: Sequence[str], workers: int
 def game_texts(
     games: Sequence[str | os.PathLike[str]], template: Template | None = None, *, workers: int = 1, steps: int = 100
 ) -> list[str]:
-    """What the games say when an expert plays them, and what one can say: the words for a tokenizer.
+    """The texts and commands of games played by an expert, from which to make a tokenizer.
 
     Args:
         games: files of games, from :func:`build_games`.
-        template: how observations are written.
-        workers: processes of the engine.
-        steps: the longest game.
+        template: format of observations.
+        workers: number of engine processes.
+        steps: maximal number of commands per game.
     """
     template = Template() if template is None else template
     infos = sorted(template.infos | {"admissible_commands"})
@@ -187,14 +187,14 @@ def game_texts(
                 if isinstance(state, Failed):
                     raise RuntimeError(f"{games[row]}: {state}")
                 texts.append(template.write("reply" if step else "opening", state))
-                if "outcome" in template.fields:  # experts do not fail
+                if "outcome" in template.fields:  # an expert's commands do not fail
                     texts.append(template.write("reply", {**state, "acted": False}))
                 texts.append(", ".join(state["admissible_commands"]))
                 if not state["done"]:
                     live[row] = state["expert"]
             if not live:
                 break
-            answers = pool.tell(live)
+            answers = pool.step(live)
     finally:
         pool.close()
     return [text.lower() for text in texts] if template.lower else texts

@@ -1,4 +1,4 @@
-"""Players of TextWorld games that need no learning: they take what the environment offers."""
+"""Scripted policies for TextWorld, which choose among the commands that the environment offers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _OFFERED = ("admissible_action", "admissible_mask")
 
 
 class ExpertPlayer(TensorDictModuleBase):
-    """Says what wins: the engine's shortest plan from where the game stands, else the next step of its walkthrough.
+    """Plays an expert's command: the engine's shortest plan from the current state, or the walkthrough's next step.
 
-    It reads ``expert_action``, so give the environment ``offers="expert"``. Cooking games with several rooms have no
-    plan; their walkthrough wins where it has been followed from the start.
+    It reads ``expert_action``, so use ``offers="expert"`` in the environment. Cooking games with several rooms have no
+    plan; their walkthrough wins only if it is followed from the start.
 
-    An expert who errs now and then makes data that show how one gets back on the way. With several probabilities there
-    are experts of as many kinds: row ``r`` of the batch errs with ``epsilon[r % n]``. A game stays in its row, so one
-    of them plays it from its beginning to its end.
+    With ``epsilon`` above 0 the expert sometimes plays a random command, so that its data show how to recover from
+    mistakes. A sequence of probabilities makes several kinds of experts: row ``r`` of the batch uses
+    ``epsilon[r % n]``, so each game is played by one kind from beginning to end.
 
     Args:
-        epsilon: probability of a random command instead, or one for each kind of expert; above 0 give the environment
-            ``offers=("expert", "admissible")``.
-        foreign: share of the random commands that are another row's: one that is admissible in its game, and most
-            often impossible in this one, so that the data show how that is answered.
-        seed: seed of the player's own random stream.
+        epsilon: probability of a random command, or one per kind of expert; above 0 use
+            ``offers=("expert", "admissible")`` in the environment.
+        foreign: fraction of random commands that are taken from another row: admissible in its game and mostly
+            impossible in this one, so that the data show the replies to impossible commands.
+        seed: seed of the policy's random generator.
 
     Raises:
-        ValueError: there is no expert, or a probability is none.
+        ValueError: ``epsilon`` is empty, or a probability is out of range.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ExpertPlayer(TensorDictModuleBase):
         shares = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
         if not shares or not all(0 <= share <= 1 for share in (*shares, foreign)):
             raise ValueError(
-                f"epsilon is the probability of a random command, or one for each expert, and foreign a share of them: "
+                f"epsilon must be a probability or a sequence of them, foreign a probability: "
                 f"got epsilon={epsilon}, foreign={foreign}."
             )
         self.epsilon, self.foreign = shares, foreign
@@ -63,32 +63,32 @@ class ExpertPlayer(TensorDictModuleBase):
         return tensordict.set(ACTION, action)
 
     def _errs(self, stream: RandomStream, rows: Tensor) -> Tensor:
-        """The rows whose expert errs in this turn, bool ``[*B]``."""
+        """The rows that play a random command in this turn, bool ``[*B]``."""
         number = torch.arange(rows.numel()).reshape(rows.shape)
         epsilon = torch.tensor(self.epsilon, dtype=torch.float64)[number % len(self.epsilon)]
         return (stream.uniform(tuple(rows.shape)) < epsilon).to(rows.device)
 
     def _random_command(self, player: RandomAdmissiblePlayer, tensordict: TensorDictBase) -> Tensor:
-        """A random command for each row, ``[*B, K]``, some of them another row's."""
+        """A random command for each row, ``[*B, K]``, some of them from another row."""
         own = player(tensordict).get(ACTION)
         if not self.foreign:
             return own
         rows = own.reshape(-1, own.shape[-1])
         n = len(rows)
-        away = 1 + player.stream.below(torch.full((n,), max(n - 1, 1)))  # never the row itself, but where it is alone
+        away = 1 + player.stream.below(torch.full((n,), max(n - 1, 1)))  # another row, unless there is only one
         others = rows[((torch.arange(n) + away) % n).to(rows.device)].reshape(own.shape)
         is_foreign = (player.stream.uniform(tuple(own.shape[:-1])) < self.foreign).to(own.device)
         return torch.where(is_foreign[..., None], others, own)
 
 
 class RandomAdmissiblePlayer(TensorDictModuleBase):
-    """Says any of the admissible commands, each as likely as the others; ends its turn at once where there is none.
+    """Plays a uniformly drawn admissible command, or an empty one if there is none.
 
-    It reads ``admissible_action`` and ``admissible_mask``, so give the environment ``offers="admissible"``. Commands
-    that a template hides are not offered.
+    It reads ``admissible_action`` and ``admissible_mask``, so use ``offers="admissible"`` in the environment. It does
+    not play commands that the template hides.
 
     Args:
-        seed: seed of the player's own random stream; without one it takes a seed from the operating system.
+        seed: seed of the policy's random generator; by default from the operating system.
     """
 
     def __init__(self, *, seed: int | None = None) -> None:

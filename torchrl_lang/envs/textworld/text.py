@@ -1,4 +1,4 @@
-"""What passes between a player and the engine: commands made safe, feedback cleaned, observations written."""
+"""Texts between agent and engine: cleaned commands, cleaned feedback, and formatted observations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torchrl_lang.data.tokenizers import CharTokenizer
 __all__ = ["TEMPLATES", "Template", "clean_command", "clean_feedback", "is_meta", "word_tokenizer"]
 
 REFUSED = "That is not a command of this game."
-"""Said, without asking the engine, where a command is meant for the engine and not for the game."""
+"""The reply to a command for the engine, which is not passed on."""
 SILENT = "The game has stopped answering."
-"""Said where the engine gives no answer; the row is truncated."""
+"""The reply if the engine gives no answer; the row is truncated."""
 
 _META = frozenset(
     {"again", "brief", "disable", "enable", "g", "long", "no", "normal", "noscript", "notify", "nouns", "oops", "print"}
     | {"print_state", "pronouns", "q", "quit", "restart", "restore", "restrict", "save", "script", "short"}
     | {"superbrief", "transcript", "transcription", "undo", "unscript", "verbose", "verify", "version", "y", "yes"}
 )
-"""First words of commands that leave the game, write files, undo, or show what is hidden. ``n`` stays: go north."""
+"""First words of commands that leave the game, write files, undo, or print hidden state. ``n`` (north) is allowed."""
 
 _STATUS = re.compile(r"\n?>[ ]{20,}.*\Z", re.DOTALL)
 _PROMPT = re.compile(r"\n>[ ]*\Z")
@@ -31,7 +31,7 @@ _BANNER = re.compile(r"(?m)^[\s_$|\\/<>-]*(?:\$\$|____)[\s_$|\\/<>-]*$")
 
 
 def clean_command(text: str) -> str:
-    r"""The one command that a text begins with: no control characters or backslashes, nothing after a full stop or
+    r"""Extract the first command of a text: no control characters or backslashes, nothing after a full stop or
     ``then``.
 
     Examples:
@@ -42,23 +42,23 @@ def clean_command(text: str) -> str:
         'go east'
     """
     first = re.split(r"[\n\r.,;:!?\"]|\bthen\b", text.strip().lower(), maxsplit=1)[0]
-    # A backslash calls the interpreter's hot keys, which wait for ever for more.
+    # The interpreter reads a backslash as a hot key and then waits forever for more input.
     return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in first).split())
 
 
 def is_admissible(command: str, admissible: Iterable[str]) -> bool:
-    """Whether a cleaned command is one of those that the engine names, which may have capitals."""
+    """Whether a cleaned command is one of the engine's admissible commands, ignoring case."""
     return command in {clean_command(text) for text in admissible}
 
 
 def refused(feedback: str) -> str:
-    """The engine's last feedback with :data:`REFUSED` in the place of its words; the status line stays."""
+    """The engine's last feedback with its text replaced by :data:`REFUSED`; the status line is kept."""
     status = _STATUS.search(feedback)
     return REFUSED + (status[0] if status else "")
 
 
 def is_meta(command: str) -> bool:
-    """Whether a cleaned command is meant for the engine: saving, restarting, undoing, printing its state and such.
+    """Whether a cleaned command is for the engine: saving, restarting, undoing, printing its state and similar.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import is_meta
@@ -70,7 +70,7 @@ def is_meta(command: str) -> bool:
 
 
 def clean_feedback(text: str) -> str:
-    r"""What the game says, without the title picture, the status line, the prompt and the spare white space.
+    r"""The game's text without the title picture, the status line, the prompt and superfluous white space.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import clean_feedback
@@ -95,27 +95,27 @@ _INFOS = {
     "commands": ("admissible_commands",),
     "outcome": ("admissible_commands",),  # without them the engine counts every turn as a move
 }
-"""What a template may name, and which of the engine's infos it takes."""
+"""The fields of a template, and the engine's infos that each one needs."""
 
 
 @dataclass(frozen=True)
 class Template:
-    r"""How an observation is written. The transcript is the memory, so a reply need not repeat what was said.
+    r"""Format of observations. The row contains the whole transcript, so a reply need not repeat earlier texts.
 
-    Both texts may name ``{feedback}``, what the game says (at first: the objective and the room); ``{objective}``,
-    ``{description}`` of the room, ``{room}``, its name, ``{inventory}``, ``{commands}``, those that are admissible now,
-    separated by commas, and ``{outcome}`` of the last command: "done", or "failed" where it was not understood,
-    impossible, or for the engine; nothing at first. What is not named costs no time: descriptions and inventories slow
-    the engine down most, admissible commands and outcomes less, and the rest is free.
+    Both texts may contain the fields ``{feedback}``, the game's text (at first the objective and the room);
+    ``{objective}``; ``{description}`` of the room; ``{room}``, its name; ``{inventory}``; ``{commands}``, the
+    admissible ones, separated by commas; and ``{outcome}`` of the last command: "done", or "failed" if it was not
+    understood, impossible, or for the engine; empty at first. Unused fields cost no time: descriptions and inventories
+    slow the engine down most, admissible commands and outcomes less, the others not at all.
 
     Args:
-        opening: the first observation.
-        reply: those after a command.
+        opening: format of the first observation.
+        reply: format of the later ones.
         hide: verbs of commands that ``{commands}`` leaves out.
-        lower: write everything in small letters, which makes for fewer words.
+        lower: convert everything to lower case, which reduces the number of words.
 
     Raises:
-        ValueError: a text names something else.
+        ValueError: a text contains an unknown field.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import Template
@@ -137,12 +137,12 @@ class Template:
 
     @property
     def fields(self) -> set[str]:
-        """The fields that the two texts name."""
+        """The fields in the two texts."""
         return self._named("opening") | self._named("reply")
 
     @property
     def infos(self) -> set[str]:
-        """The engine's infos that the fields are made of."""
+        """The engine's infos that the fields need."""
         return {info for field in self.fields for info in _INFOS.get(field, ())}
 
     def visible(self, commands: Iterable[str]) -> list[str]:
@@ -150,7 +150,7 @@ class Template:
         return [command for command in commands if command.split(" ", 1)[0] not in self.hide]
 
     def write(self, which: str, state: Mapping[str, Any]) -> str:
-        """The ``"opening"`` or the ``"reply"`` that tells a state of the engine."""
+        """Format a state of the engine with the template ``"opening"`` or ``"reply"``."""
         fields = {field: getattr(self, f"_{field}")(state) for field in self._named(which)}
         text = getattr(self, which).format(**fields)
         return text.lower() if self.lower else text
@@ -197,12 +197,12 @@ TEMPLATES: Mapping[str, Template] = {
     ),
 }
 """Templates by name, from few words to many. All but ``plain``, ``commands`` and ``state`` hide the commands that the
-engine's quests rarely take, and write rooms as names.
+engine's quests rarely need, and write rooms as names.
 
-``exits`` says what can be done and nothing else: of a maze without an objective the ways that lead on. ``rooms`` adds
-the room's name, by which a small model learns a few games by heart. ``orders`` is for objectives that say what to do:
-it says them once, and then only whether the last command did anything and where one is. ``short`` is ``rooms`` with
-the objective in front.
+``exits`` writes the admissible commands only: in a maze without an objective these are the ways to go. ``rooms`` adds
+the room's name, so that a small model can memorize a few games. ``orders`` is for games whose objective lists the
+commands to play: it writes the objective once, then only the outcome of the last command and the room. ``short`` is
+``rooms`` with the objective in front.
 """
 
 
@@ -213,15 +213,15 @@ _PIECE = re.compile(r"[^A-Za-z ][ ]|[ ]?[A-Za-z]+")
 
 
 def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer:
-    """A tokenizer whose symbols are the words of some texts, and every printable ASCII character for other words.
+    """A tokenizer whose symbols are the words of some texts, and all printable ASCII characters for other words.
 
-    A word takes the space before it along and a stop or a comma the one behind it. So a thing has the same ids wherever
-    it is spoken of, at the end of a command too, and a command has the same ids alone and in a list of commands. Any
-    ASCII text is read, and ``decode`` of ``encode`` is that text again. The order of the texts does not matter.
+    A word includes the space before it, and a stop or comma the space after it. So a word has the same ids everywhere
+    in a text, and a command has the same ids alone and in a list of commands. All ASCII text can be encoded, and
+    ``decode`` of ``encode`` is the same text. The order of the texts does not matter.
 
     Args:
-        texts: what the words are taken from, as from :func:`~torchrl_lang.envs.textworld.game_texts`.
-        min_count: words that come less often are spelt.
+        texts: texts with the words, as from :func:`~torchrl_lang.envs.textworld.game_texts`.
+        min_count: rarer words are encoded by their characters.
 
     Examples:
         >>> from torchrl_lang.envs.textworld import word_tokenizer

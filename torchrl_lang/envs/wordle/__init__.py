@@ -1,11 +1,18 @@
-"""Wordle: the game, its words, and players."""
+"""Wordle: the environment, its word lists, and scripted policies."""
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets, unpack_words
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
-from torchrl_lang.envs.wordle.player import OPENERS, Player, WordPlayer
-from torchrl_lang.envs.wordle.players import MixturePlayer, RandomWordPlayer, RepeatPlayer, WrongPlayer
 from torchrl_lang.envs.wordle.rules import Rules, feedback, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.scripted_players import (
+    OPENERS,
+    MixturePlayer,
+    Player,
+    RandomWordPlayer,
+    RepeatPlayer,
+    WordPlayer,
+    WrongPlayer,
+)
 from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render_row, watch
 from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns

@@ -1,4 +1,4 @@
-"""Sets of words as bits, and which words a guess and its colours leave possible."""
+"""Sets of words as bits, filtered by the colours of guesses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SEEN = WORD_LENGTH + 1  # a word has a letter from 0 to 5 times
 
 
 class CandidateSets(torch.nn.Module):
-    """Sets of words of one list, each a row of bits, and their narrowing by feedback.
+    """Sets of words of one list, stored as bits, and their filtering by feedback.
 
-    What a guess and its colours say about a word is five clues, one a place: "has this letter here" or "has not", and
-    "has the letter exactly ``n`` times" or "at least ``n`` times". The set of words that agree with a clue is computed
-    once; a set is narrowed by intersecting it with five of them. So any guess will do, whether on a list or not.
+    A guess and its colours give five clues about a word, one per place: "has this letter here" or "has not", and "has
+    the letter exactly ``n`` times" or "at least ``n`` times". The set of words that agree with a clue is computed once;
+    filtering intersects a set with five of them. So a guess need not be on the list.
 
     Args:
-        letters: int64 ``[W, 5]``, the list.
+        letters: int64 ``[W, 5]``, the words of the list.
         rules: ``"official"`` or ``"ilql"``.
 
     Examples:
@@ -47,26 +47,26 @@ class CandidateSets(torch.nn.Module):
         self.n_words = letters.shape[0]
         byte = _bits_of_bytes(letters.device)
         self.register_buffer("_members_of", _eight_bools(byte), persistent=False)
-        # Place of the r-th member within a byte.
+        # Index of the r-th member within a byte.
         self.register_buffer("_rank_in", byte.sort(dim=-1, descending=True, stable=True).indices, persistent=False)
         self.register_buffer("_size_of", byte.sum(-1).to(torch.int16), persistent=False)
         self.register_buffer("clues", self._clue_sets(letters), persistent=False)
         self._anything, self._nothing = self.clues.shape[0] - 2, self.clues.shape[0] - 1
 
     def all(self, n: int) -> Tensor:
-        """``n`` sets of all words, uint8 ``[n, C]`` with eight words a byte."""
+        """``n`` sets of all words, uint8 ``[n, C]`` with eight words per byte."""
         return self.clues[self._anything].expand(n, -1)
 
     @staticmethod
     def pack(members: Tensor) -> Tensor:
-        """Sets with the given members, bool ``[..., W]`` to uint8 ``[..., C]``."""
+        """Pack members, bool ``[..., W]``, into sets, uint8 ``[..., C]``."""
         spare = -members.shape[-1] % 8
         bits = torch.nn.functional.pad(members.to(torch.uint8), (0, spare)).unflatten(-1, (-1, 8))
         place = torch.arange(8, dtype=torch.uint8, device=members.device)
         return (bits << place).sum(-1, dtype=torch.uint8)
 
     def members(self, sets: Tensor) -> Tensor:
-        """True where a word is in the set, uint8 ``[..., C]`` to bool ``[..., W]``."""
+        """Unpack sets, uint8 ``[..., C]``, into members, bool ``[..., W]``."""
         return _unpack(sets, self._members_of, self.n_words)
 
     def size(self, sets: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class CandidateSets(torch.nn.Module):
         return self._size_of[sets.to(torch.int32)].sum(-1)
 
     def pick(self, sets: Tensor, rank: Tensor) -> Tensor:
-        """The word before which there are ``rank`` others in its set, int64 ``[...]``; ``rank`` is below the size."""
+        """The word with ``rank`` words before it in its set, int64 ``[...]``; ``rank`` must be below the size."""
         upto = self._size_of[sets.to(torch.int32)].cumsum(-1)
         byte = (upto <= rank[..., None]).sum(-1, keepdim=True).clamp_max(sets.shape[-1] - 1)
         content = sets.gather(-1, byte)[..., 0].to(torch.int64)
@@ -82,18 +82,18 @@ class CandidateSets(torch.nn.Module):
         return byte[..., 0] * 8 + self._rank_in[content, (rank - before).clamp(0, 7)]
 
     def filter(self, sets: Tensor, guess: Tensor, colours: Tensor, heard: Tensor | None = None) -> Tensor:
-        """Keep the words for which ``guess`` gets ``colours``.
+        """Remove the words for which ``guess`` would not get ``colours``.
 
         Args:
             sets: uint8 ``[N, C]``.
-            guess: int64 letters ``[N, 5]``; any tokens where nothing was heard.
+            guess: int64 letters ``[N, 5]``; any tokens where ``heard`` is False.
             colours: int64 ``[N, 5]``: 0 black, 1 yellow, 2 green.
-            heard: bool ``[N]``: False where a set stays as it is; by default all are narrowed.
+            heard: bool ``[N]``: False for sets that are not filtered; default all True.
 
         Returns:
-            uint8 ``[N, C]``; empty sets where the rules can't give such colours.
+            uint8 ``[N, C]``; empty sets if the rules cannot give such colours.
         """
-        # By place, in long rows: the processor handles many numbers of a row at once.
+        # By place, in long rows, which the processor handles faster.
         letter, colour = (entry.T.to(torch.int32, memory_format=torch.contiguous_format) for entry in (guess, colours))
         same = letter[:, None] == letter  # [5, 5, N]
         black = colour == BLACK
@@ -104,7 +104,7 @@ class CandidateSets(torch.nn.Module):
             exact = (same & black).sum(1, dtype=torch.uint8) > 0
         clue = _clue_number(letter, colour == GREEN, times, exact)
         if self.rules == "official":
-            # Of equal letters the left ones are yellow first.
+            # Of equal letters the left ones become yellow first.
             later = torch.ones_like(same[..., 0]).triu(1)[..., None]
             wrong = same & later & black[:, None] & (colour == YELLOW)
             clue = torch.where(wrong.flatten(0, 1).sum(0, dtype=torch.uint8) > 0, self._nothing, clue)
@@ -120,7 +120,7 @@ class CandidateSets(torch.nn.Module):
     def _clue_sets(self, letters: Tensor) -> Tensor:
         """The set of each clue, uint8 ``[5 * 26 * 2 * 6 * 2 + 2, C]``, in the order of :func:`_clue_number`.
 
-        Last come a clue that all words agree with and one that none does.
+        The last two clues agree with all words and with none.
         """
         alphabet = torch.arange(len(LETTERS), device=letters.device)
         here = letters.T[:, None, :] == alphabet[:, None]  # [5, 26, W]
@@ -134,10 +134,10 @@ class CandidateSets(torch.nn.Module):
 
 
 def unpack_words(packed: Tensor, n_words: int) -> Tensor:
-    """The members of packed sets: word ``8 * i + j`` is in the set where bit ``j`` of byte ``i`` is set.
+    """Unpack sets of words: word ``8 * i + j`` is in the set if bit ``j`` of byte ``i`` is set.
 
     Args:
-        packed: uint8 ``[..., C]``, eight words a byte, such as ``WordleEnv``'s observation ``consistent`` where it is
+        packed: uint8 ``[..., C]``, eight words per byte, such as ``WordleEnv``'s observation ``consistent`` if it is
             packed.
         n_words: ``W``, the length of the list.
 
@@ -145,7 +145,7 @@ def unpack_words(packed: Tensor, n_words: int) -> Tensor:
         bool ``[..., W]``.
 
     Raises:
-        ValueError: ``n_words`` words take another number of bytes.
+        ValueError: ``n_words`` words need another number of bytes.
 
     Examples:
         >>> import torch
@@ -155,8 +155,8 @@ def unpack_words(packed: Tensor, n_words: int) -> Tensor:
     """
     if packed.dtype != torch.uint8 or packed.shape[-1] != -(-n_words // 8):
         raise ValueError(
-            f"{n_words} words are packed into uint8 of {-(-n_words // 8)} bytes a set, got {packed.dtype} of shape "
-            f"{tuple(packed.shape)}: give the observation as it came and the length of its word list."
+            f"{n_words} words need uint8 of {-(-n_words // 8)} bytes per set, got {packed.dtype} of shape "
+            f"{tuple(packed.shape)}: pass the observation and the length of its word list."
         )
     return _unpack(packed, _eight_bools(_bits_of_bytes(packed.device)), n_words)
 
@@ -167,13 +167,13 @@ def _bits_of_bytes(device: torch.device) -> Tensor:
 
 
 def _eight_bools(bits: Tensor) -> Tensor:
-    """Eight bools of a byte as one int64, int64 ``[256]``, so that unpacking is one lookup a byte."""
+    """Eight bools of a byte as one int64, int64 ``[256]``, so that unpacking takes one lookup per byte."""
     return bits.bool().view(torch.int64)[:, 0].clone()
 
 
 def _unpack(sets: Tensor, eight_bools: Tensor, n_words: int) -> Tensor:
     members = torch.empty((*sets.shape[:-1], n_words), dtype=torch.bool, device=sets.device)
-    # On a CPU this form of a lookup is six times as fast as indexing, and so many sets at once stay in its cache.
+    # On a CPU index_select is six times as fast as indexing, and this many sets fit its cache.
     some_sets, some_members = sets.reshape(-1, sets.shape[-1]).split(256), members.view(-1, n_words).split(256)
     for some, out in zip(some_sets, some_members, strict=True):
         eight = eight_bools.index_select(0, some.to(torch.int32).flatten())

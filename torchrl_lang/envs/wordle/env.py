@@ -31,45 +31,45 @@ __all__ = ["WordleEnv"]
 
 
 class WordleEnv(LanguageEnv):
-    """Wordle: guess a hidden word of five letters; each guess is answered by five colours.
+    """Wordle: guess a hidden word of five letters; each guess gets five colours.
 
-    A game is a row such as ``<a>crane</a><b><y><b><b><g></s>purge</a><g><g><g><g><g></s></eod>``. The reward is 0 for
-    the guess that solves the game and -1 for any other, so a game solved by the k-th guess returns ``-(k - 1)``, a lost
-    one ``-max_tries``. The game terminates when it is solved or all tries are used up.
+    A row is ``<a>crane</a><b><y><b><b><g></s>purge</a><g><g><g><g><g></s></eod>``. The reward is 0 for the guess that
+    solves the game and -1 for any other, so the return is ``-(k - 1)`` for a game solved by the k-th guess and
+    ``-max_tries`` for a lost game. The game terminates when it is solved or all tries are used.
 
-    A guess is invalid if it does not consist of five letters or, where ``guesses`` are given, is on no list. It costs a
-    try and -1 and gets no colours.
+    A guess is invalid if it does not consist of five letters or, with ``guesses``, is not on the list. It costs a try,
+    has reward -1 and gets no colours.
 
-    ``reset`` takes a tensordict with ``hidden_word``, int64 ``[*B]``: the word's index for each row that is reset; or
-    the keyword, ``reset(hidden_word=...)``. Wrapped environments take the keyword only: inside ``TransformedEnv`` or
-    ``ParallelEnv`` the entry is lost (see :class:`~torchrl_lang.envs.LanguageEnv`). With ``set_state=True`` the game
-    continues from given rows; the hidden word is then the given one, which must agree with all colours so far, or drawn
-    uniformly from those that do. The hidden word is never part of an observation.
+    ``reset`` accepts ``hidden_word``, int64 ``[*B]``, the word's index for each row that is reset, as an entry of its
+    tensordict or by keyword, ``reset(hidden_word=...)``. Use the keyword if the environment is wrapped:
+    ``TransformedEnv`` and ``ParallelEnv`` remove the entry (see :class:`~torchrl_lang.envs.LanguageEnv`). With
+    ``set_state=True`` the game continues from given rows. The hidden word is then the given one, which must agree with
+    all colours so far, or drawn uniformly from the words that do. The hidden word is never part of an observation.
 
-    A game takes ``13 * T + 55`` bytes of state and ``14 * T + 7`` of observation, about 1 KB each at six tries (``T``
-    is 74), whatever the list. With ``consistent`` its state takes another ``W / 8`` bytes, 288 at 2,300 words, and its
-    observation as many where it is packed, ``W`` where it is not. What all games share takes 56 bytes a word of a
-    list, and 390 more with the sets.
+    A game takes ``13 * T + 55`` bytes of state and ``14 * T + 7`` of observation, about 1 KB each with six tries (``T``
+    is 74), whatever the list. With ``consistent`` the state takes another ``W / 8`` bytes (288 for 2,300 words), the
+    observation as many if packed and ``W`` if not. Data shared by all games takes 56 bytes per word of a list, and 390
+    more with the sets.
 
     Args:
-        words: the words that may be hidden, a list or the path of a file with one word a line; default the shipped
+        words: the possible hidden words, a list or the path of a file with one word per line; default
             :func:`~torchrl_lang.envs.wordle.common_words`.
-        batch_size: games played side by side.
+        batch_size: number of parallel games, as a torch size.
         rules: ``"official"`` counts repeated letters as the newspaper's game does, ``"ilql"`` does not (see
             :func:`~torchrl_lang.envs.wordle.feedback`).
-        max_tries: guesses in a game.
-        guesses: which guesses are valid: any five letters by default, ``"words"`` for those that may be hidden, or a
-            list or a path of more words (the hidden ones are always valid).
+        max_tries: number of guesses in a game.
+        guesses: the valid guesses: any five letters by default, ``"words"`` for the possible hidden words, or a list
+            or path of more words (hidden words are always valid).
         action_length: width of an action in tokens, at least 6: a word and its end.
         consistent: adds the observation ``consistent``, the words that agree with all colours so far: as bool
             ``[*B, W]``, or with ``"packed"`` as bits, uint8 ``[*B, ceil(W / 8)]``, which
             :func:`~torchrl_lang.envs.wordle.unpack_words` unpacks.
         seed: seed of the hidden words.
-        device: where the tensors live.
+        device: device of the tensors.
 
     Raises:
-        ValueError: an option is out of range or a word list is faulty; on ``reset``, a hidden word is out of range or
-            disagrees with the given row, or the game cannot have played that row.
+        ValueError: an option is out of range or a word list is invalid; on ``reset``, a hidden word is out of range or
+            disagrees with the given row, or no game has such a row.
 
     Examples:
         >>> import torch
@@ -143,7 +143,7 @@ class WordleEnv(LanguageEnv):
         return self._task["word"].reshape(self.batch_size).clone()
 
     def is_valid(self, guess: Tensor) -> Tensor:
-        """True where a guess counts as one: int64 tokens ``[..., 5]`` to bool ``[...]``."""
+        """True for valid guesses: int64 tokens ``[..., 5]`` to bool ``[...]``."""
         if self._valid is not None:
             return self._valid.find(guess) >= 0
         return is_letter(guess).all(-1)
@@ -155,7 +155,8 @@ class WordleEnv(LanguageEnv):
             out = fresh & ((given < 0) | (given >= self.n_words))
             if out.any():
                 raise ValueError(
-                    f"hidden_word {given[out].tolist()} is out of range: there are {self.n_words} words, from 0 on."
+                    f"hidden_word {given[out].tolist()} is out of range: it must be below {self.n_words}, the number "
+                    "of words."
                 )
             word = torch.where(fresh, given, word)
         task = {"word": word, "tries": torch.zeros_like(word), "episode": episode}
@@ -186,18 +187,18 @@ class WordleEnv(LanguageEnv):
         turns = read_turns(*entries)
         row, guess = unanswered_guesses(*entries)
         mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)
-        _forbid(fresh & mute, "cannot have been played: behind a valid guess there are no five colours")
+        _forbid(fresh & mute, "are not rows of a game: a valid guess is not followed by five colours")
         possible = turns.filter(self._sets)
         size = self._sets.size(possible)
-        _forbid(fresh & (size == 0), "agree with no word of the list: give rows played with these words and rules")
+        _forbid(fresh & (size == 0), "agree with no word of the list: use rows played with these words and rules")
         solved = (turns.colours == GREEN).all(-1).any(-1)
-        _forbid(fresh & (solved | (turns.tries >= self.max_tries)), "cannot go on: the game is solved or out of tries")
+        _forbid(fresh & (solved | (turns.tries >= self.max_tries)), "are over: the game is solved or out of tries")
         word = task["word"]
         if self._named(options, "hidden_word") is None:
             word = self._sets.pick(possible, random_index(self._key, task["episode"], size.clamp_min(1)))
         else:
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
-            _forbid(fresh & ~agrees, "disagree with their hidden_word: leave it out, or name one that fits the colours")
+            _forbid(fresh & ~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours")
         task = {**task, "word": word, "tries": turns.tries}
         if self.observes_consistent:
             task["possible"] = possible
@@ -220,7 +221,7 @@ class WordleEnv(LanguageEnv):
 
 
 def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.device | None) -> WordIndex | None:
-    """The guesses that are valid, ``None`` for any five letters."""
+    """The valid guesses, ``None`` for any five letters."""
     if guesses is None:
         return None
     more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)

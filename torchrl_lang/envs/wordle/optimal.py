@@ -1,4 +1,4 @@
-"""The myopic-optimal player: the guess of largest information gain among the words that are still possible."""
+"""The myopic-optimal policy, which plays the possible word with the largest information gain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.wordle.player import WordPlayer
 from torchrl_lang.envs.wordle.rules import SOLVED, feedback_code, feedback_table
+from torchrl_lang.envs.wordle.scripted_players import WordPlayer
 from torchrl_lang.envs.wordle.transcript import Turns
 from torchrl_lang.envs.wordle.words import WordList, word_number
 
@@ -18,14 +18,14 @@ __all__ = ["OptimalPlayer", "information_gain"]
 _CODES = SOLVED + 1
 
 _TIE = 1e-9
-"""Gains this close are equal: rounding is below 1e-11."""
+"""Gains that differ by less are equal: rounding is below 1e-11."""
 
 
 def information_gain(table: Tensor) -> Tensor:
-    """How much each guess tells about the hidden word, in nats, when it is uniform over the words.
+    """Information gain of each guess about the hidden word, in nats, if it is uniform over the words.
 
-    With ``c`` words, of which ``n_o`` answer a guess with the colours ``o``, the gain is the entropy of the answer,
-    ``log c - sum_o (n_o / c) log n_o`` (ILQL's expert player, Snell et al. 2022, arXiv 2206.11871).
+    With ``c`` words, of which ``n_o`` give a guess the colours ``o``, the gain is the entropy of the colours,
+    ``log c - sum_o (n_o / c) log n_o`` (ILQL's expert policy, Snell et al. 2022, arXiv 2206.11871).
 
     Args:
         table: codes of each guess for each word, uint8 ``[G, c]``.
@@ -36,13 +36,13 @@ def information_gain(table: Tensor) -> Tensor:
     Examples:
         >>> from torchrl_lang.envs.wordle import WordIndex, feedback_table, information_gain
         >>> letters = WordIndex(["brake", "crake", "drake", "cadre"]).letters
-        >>> information_gain(feedback_table(letters, letters)).exp()  # cadre gets four different answers
+        >>> information_gain(feedback_table(letters, letters)).exp()  # cadre gets four different colourings
         tensor([2.8284, 2.8284, 2.8284, 4.0000], dtype=torch.float64)
     """
     n_guesses, n_words = table.shape
     n = torch.arange(n_words + 1, dtype=torch.float64, device=table.device)
     n_log_n = torch.special.xlogy(n, n)
-    # So many guesses at once fit into the processor's cache, and their bins into int16.
+    # This many guesses fit into the processor's cache, and their bins into int16.
     step = min(max(1, 2**17 // n_words), 2**15 // _CODES)
     first_bin = _CODES * torch.arange(step, dtype=torch.int16, device=table.device)[:, None]
     expected = torch.empty(n_guesses, dtype=torch.float64, device=table.device)
@@ -55,13 +55,13 @@ def information_gain(table: Tensor) -> Tensor:
 
 
 class OptimalPlayer(WordPlayer):
-    """Plays the word of largest information gain (:func:`information_gain`) among those that agree with all colours.
+    """Plays the word with the largest information gain (:func:`information_gain`) among those that fit all colours.
 
-    The ILQL paper's expert. Ties are drawn uniformly. It remembers what it found out about a state of the game, so many
-    games cost little more than their different states. Where no word agrees with a row, it plays any word.
+    The ILQL paper's expert. Ties are broken uniformly. Results are cached per state of the game, so
+    the cost grows with the number of distinct states, not of games. If no word fits a row, it plays any word.
 
     Args:
-        words: see :class:`WordPlayer`; these are also the words it takes for possible.
+        words: see :class:`WordPlayer`; these are also the possible hidden words.
         **kwargs: see :class:`WordPlayer`.
 
     Examples:
@@ -83,7 +83,7 @@ class OptimalPlayer(WordPlayer):
         self._best: dict[bytes, Sequence[int]] = {}
 
     def forget(self) -> None:
-        """Forget what was found out about states of the game."""
+        """Clear the cache of game states."""
         self._best.clear()
 
     def _choose_word(self, turns: Turns) -> Tensor:
@@ -100,7 +100,7 @@ class OptimalPlayer(WordPlayer):
         return self.index.letters[words]
 
     def best_words(self, turns: Turns) -> list[Sequence[int]]:
-        """For each game the indices of all words of largest gain; of all words where none is possible."""
+        """For each game the indices of all words with the largest gain; all words if none is possible."""
         possible = turns.filter(self.sets)
         sizes = self.sets.size(possible).tolist()
         members = self.sets.members(possible).nonzero()[:, 1].split(sizes)
@@ -110,7 +110,7 @@ class OptimalPlayer(WordPlayer):
         n = words.shape[0]
         if n == 0:
             return range(len(self.index))
-        if n <= 2:  # either of two tells them apart
+        if n <= 2:  # either of two words shows which one is hidden
             return words.tolist()
         table = self.table if n == len(self.index) else self.table[words[:, None], words]
         gain = information_gain(table)
@@ -118,10 +118,10 @@ class OptimalPlayer(WordPlayer):
 
     @staticmethod
     def _states(turns: Turns) -> list[bytes]:
-        """What each game has told so far, whatever the order of the guesses."""
-        told = word_number(turns.guess) * _CODES + feedback_code(turns.colours)
-        place = torch.arange(told.shape[1], device=told.device)
-        told = torch.where(place < turns.answered[:, None], told, -1).sort(-1).values
-        data = told.cpu().numpy().tobytes()
-        size = told.shape[1] * told.element_size()
+        """The colours of each game so far, independent of the order of the guesses."""
+        codes = word_number(turns.guess) * _CODES + feedback_code(turns.colours)
+        place = torch.arange(codes.shape[1], device=codes.device)
+        codes = torch.where(place < turns.answered[:, None], codes, -1).sort(-1).values
+        data = codes.cpu().numpy().tobytes()
+        size = codes.shape[1] * codes.element_size()
         return [data[start : start + size] for start in range(0, len(data), size)]

@@ -1,4 +1,4 @@
-"""The rules of Wordle: which colours a guess gets, letter by letter or as one of 243 codes."""
+"""The rules of Wordle: the colours of a guess, by letter or as one of 243 codes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def check_rules(rules: str) -> None:
 
 
 def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
-    """The colours that ``guess`` gets when ``word`` is hidden.
+    """The colours of ``guess`` if ``word`` is hidden.
 
     A letter in its place is green. Under the rules ``"ilql"`` (Snell et al. 2022, arXiv 2206.11871) any other letter is
-    yellow if the word contains it. Under the ``"official"`` ones letters are counted, as in the newspaper's game: each
-    letter of the word that is not green makes at most one equal letter of the guess yellow, from left to right.
+    yellow if the word contains it. Under the ``"official"`` rules of the newspaper's game, each letter of the word that
+    is not green makes at most one equal letter of the guess yellow, from left to right.
 
     Args:
         guess: int64 letters ``[..., 5]``.
@@ -60,7 +60,7 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
         >>> speed, abide = WordIndex(["speed", "abide"]).letters
         >>> feedback(speed, abide, "ilql")
         tensor([0, 0, 1, 1, 1])
-        >>> feedback(speed, abide)  # abide has one e only
+        >>> feedback(speed, abide)  # abide has only one e
         tensor([0, 0, 1, 0, 1])
     """
     check_rules(rules)
@@ -70,7 +70,7 @@ def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
 
 
 def answer(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:
-    """The code of :func:`feedback` without the colours, uint8 ``[...]``; takes what that takes."""
+    """The code of :func:`feedback`, computed directly, uint8 ``[...]``; the arguments are the same."""
     guess, word = torch.broadcast_tensors(guess, word)
     return _code(_colours(_planes(guess), _planes(word), rules))
 
@@ -82,7 +82,7 @@ def colours_of_codes(device: torch.device | None = None) -> Tensor:
 
 
 def feedback_code(colours: Tensor) -> Tensor:
-    """Five colours as one number to the base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``.
+    """Five colours as one number in base 3, the first the most significant: int64 ``[..., 5]`` to ``[...]``.
 
     Examples:
         >>> import torch
@@ -117,7 +117,7 @@ def feedback_table(guesses: Tensor, words: Tensor, rules: Rules = "official") ->
     n_guesses, n_words = guesses.shape[0], words.shape[0]
     table = torch.empty((n_guesses, n_words), dtype=torch.uint8, device=guesses.device)
     columns = _planes(words)[:, None, :]
-    # So many pairs at once, and their colours, fit into the processor's cache.
+    # This many pairs and their colours fit into the processor's cache.
     step = max(1, 2**15 // max(1, n_words))
     for start in range(0, n_guesses, step):
         chunk = _planes(guesses[start : start + step])[:, :, None]
@@ -134,7 +134,7 @@ def _code(colours: list[Tensor]) -> Tensor:
 
 
 def _planes(letters: Tensor) -> Tensor:
-    """The letters by place, uint8 ``[5, ...]``: long rows of bytes, many of which the processor handles at once."""
+    """The letters by place, uint8 ``[5, ...]``: the processor handles long rows of bytes faster."""
     return letters.movedim(-1, 0).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
@@ -142,8 +142,8 @@ def _colours(guess: Tensor, word: Tensor, rules: Rules) -> list[Tensor]:
     """The colours by place, five uint8 ``[...]``, of guesses and words by place."""
     green = guess == word
     if rules == "official":
-        # Of the letters that are not green the word makes as many yellow as it has, from left to right. Those that are
-        # become unlike any other, in the guess and in the word.
+        # Each letter of the word that is not green makes one equal letter of the guess yellow, from left to right.
+        # Green letters are replaced by values that equal no other.
         guess, word = guess + 64 * green.to(torch.uint8), word + 128 * green.to(torch.uint8)
     guesses, words = guess.unbind(0), word.unbind(0)
     colours = []

@@ -1,4 +1,4 @@
-"""Wordle in a terminal: coloured tiles, a game for a person, and games to watch."""
+"""Wordle in a terminal: coloured tiles, a game to play, and a policy's games to watch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOKENIZER = wordle_tokenizer()
 
 
 def use_colour() -> bool:
-    """Whether standard output shows colours: it is a terminal, not a dumb one, and ``NO_COLOR`` is not set."""
+    """Whether to print colours: standard output is a terminal, not a dumb one, and ``NO_COLOR`` is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -35,14 +35,14 @@ def _tile(letter: str, colour: int, ansi: bool) -> str:
 
 
 def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
-    """A game as lines of tiles, one line a guess.
+    """Format a game as lines of tiles, one line per guess.
 
     Args:
         tokens: integer ``[T]``.
         attention_mask: bool ``[T]``.
         action_mask: bool ``[T]``.
-        colour: coloured tiles, or plain text with ``[G]`` for green and ``(Y)`` for yellow; by default whatever
-            standard output can show (see :func:`use_colour`).
+        colour: coloured tiles, or plain text with ``[G]`` for green and ``(Y)`` for yellow; by default coloured if
+            standard output supports it (see :func:`use_colour`).
 
     Examples:
         >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_row
@@ -52,7 +52,7 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
          C (A) P (E) R
     """
     ansi = use_colour() if colour is None else colour
-    lines, said = [], ""
+    lines, guess = [], ""
     real = [(token, mine) for token, mine in zip(tokens.tolist(), action_mask.tolist(), strict=True)]
     real = real[: int(attention_mask.sum())]
     position = 1
@@ -60,24 +60,24 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
         token, _ = real[position]
         position += 1
         if token != _TOKENIZER.control.end_of_action:
-            said += _TOKENIZER.decode([token])
+            guess += _TOKENIZER.decode([token])
             continue
         answer = [t for t, mine in real[position : position + WORD_LENGTH] if t in COLOUR_TOKENS and not mine]
         if answer:
-            lines.append("".join(_tile(s, COLOUR_TOKENS.index(t), ansi) for s, t in zip(said, answer, strict=True)))
+            lines.append("".join(_tile(s, COLOUR_TOKENS.index(t), ansi) for s, t in zip(guess, answer, strict=True)))
             position += WORD_LENGTH + 1
         else:
-            lines.append(f"{said!r} is no valid guess")
-        said = ""
+            lines.append(f"{guess!r} is not a valid guess")
+        guess = ""
         if position < len(real) and real[position][0] == _TOKENIZER.control.end_of_dialogue:
             break
-    if said:
-        lines.append(said)
+    if guess:
+        lines.append(guess)
     return "\n".join(line.rstrip(" ") if not ansi else line for line in lines)
 
 
 def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
-    """The alphabet in one line, each letter guessed so far in its best colour; arguments of :func:`render_row`."""
+    """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`."""
     ansi = use_colour() if colour is None else colour
     turns = read_turns(tokens[None], attention_mask[None], action_mask[None])
     best: dict[int, int] = {}
@@ -98,20 +98,20 @@ def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
 def play_human(
     env: WordleEnv, *, input_fn: Callable[[str], str] = input, print_fn: Callable[[str], None] = print
 ) -> float | None:
-    """Let a person play one game.
+    """Let the user play one game.
 
-    What can't be a guess is explained and costs nothing; ``q`` or the end of the input quits.
+    Input that is not a valid guess is explained and costs nothing; ``q`` or the end of the input quits.
 
     Args:
-        env: an environment of one game.
-        input_fn: asks for a line, as :func:`input` does.
-        print_fn: shows a line.
+        env: an environment with one row.
+        input_fn: reads a line, like :func:`input`.
+        print_fn: prints a line.
 
     Returns:
-        The return of the game, ``None`` if the person quit.
+        The return of the game, ``None`` if the user quit.
 
     Raises:
-        ValueError: the environment plays more than one game at a time.
+        ValueError: the environment has more than one row.
     """
     _check_single(env)
     tensordict = env.reset()
@@ -143,20 +143,20 @@ def watch(
     pause: float = 0.0,
     print_fn: Callable[[str], None] = print,
 ) -> list[float]:
-    """Show a policy at play, guess by guess.
+    """Show a policy's games, guess by guess.
 
     Args:
-        env: an environment of one game.
-        policy: writes ``action`` into the tensordict that it is given: a player or an actor.
-        games: how many games.
+        env: an environment with one row.
+        policy: writes ``action`` into its tensordict, such as a player or an actor.
+        games: number of games.
         pause: seconds to wait after each guess.
-        print_fn: shows a line.
+        print_fn: prints a line.
 
     Returns:
         The return of each game.
 
     Raises:
-        ValueError: the environment plays more than one game at a time.
+        ValueError: the environment has more than one row.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import OptimalPlayer, WordleEnv, watch
@@ -225,5 +225,5 @@ def _hidden(env: WordleEnv) -> str:
 def _check_single(env: WordleEnv) -> None:
     if env.batch_size.numel() != 1:
         raise ValueError(
-            f"One game at a time can be shown, batch_size is {tuple(env.batch_size)}: give batch_size=[1]."
+            f"Only one game can be shown at a time, but batch_size is {tuple(env.batch_size)}: use batch_size=[1]."
         )

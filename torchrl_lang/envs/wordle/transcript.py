@@ -1,4 +1,4 @@
-"""Reading games of Wordle from rows: guesses and colours, as tensors."""
+"""Read the guesses and colours of Wordle rows as tensors."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ COLOUR_TOKENS = tuple(_TOKENIZER.encode("<b><y><g>"))
 
 
 class Turns(NamedTuple):
-    """What a batch of rows tells: the guesses that got colours, in order, and their colours."""
+    """The guesses of a batch of rows that got colours, in order, and their colours."""
 
     guess: Tensor
-    """int64 letters ``[N, M, 5]``, zero behind the last."""
+    """int64 letters ``[N, M, 5]``, zero after the last guess."""
     colours: Tensor
-    """int64 ``[N, M, 5]``: 0 black, 1 yellow, 2 green; zero behind the last."""
+    """int64 ``[N, M, 5]``: 0 black, 1 yellow, 2 green; zero after the last guess."""
     answered: Tensor
-    """int64 ``[N]``: how many guesses got colours."""
+    """int64 ``[N]``: number of guesses that got colours."""
     tries: Tensor
-    """int64 ``[N]``: how many guesses were made, invalid ones included."""
+    """int64 ``[N]``: number of guesses, including invalid ones."""
 
     def rows(self, index: Tensor) -> Turns:
-        """The rows of an index or mask."""
+        """The turns of the rows ``index``, an index or mask."""
         return Turns(*(entry[index] for entry in self))
 
     def filter(self, sets: CandidateSets) -> Tensor:
-        """The words that agree with all colours, as sets uint8 ``[N, C]``."""
+        """The words that fit all colours, as sets uint8 ``[N, C]``."""
         possible = sets.all(self.tries.shape[0])
         for turn in range(self.guess.shape[1]):
             heard = turn < self.answered
@@ -49,8 +49,8 @@ class Turns(NamedTuple):
 def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> Turns:
     """Read the guesses and colours of Wordle rows.
 
-    A guess ends with ``</a>``. It counts as answered where it is five letters of the agent's and five colours follow
-    that the agent did not write; other guesses tell nothing.
+    A guess ends with ``</a>``. It is answered if it consists of five letters of the agent and is followed by five
+    colours of the environment; other guesses give no information.
 
     Args:
         tokens: integer ``[N, T]``.
@@ -93,7 +93,7 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
 
 
 def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The utterances of five letters, no more, that five colours do not follow. Takes what :func:`read_turns` takes.
+    """Utterances of exactly five letters without five colours after them; arguments of :func:`read_turns`.
 
     Returns:
         Their rows, int64 ``[U]``, and their letters, int64 ``[U, 5]``.
@@ -106,7 +106,7 @@ def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, action_mask: Tens
 
 
 def _marks(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where an action ends, where it does with five letters of the agent's, and where with colours to follow."""
+    """True at the ends of actions, at those with five letters of the agent, and at those also followed by colours."""
     ends = (tokens == _TOKENIZER.control.end_of_action) & attention_mask
     square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~action_mask
     letter = is_letter(tokens) & action_mask
@@ -117,7 +117,7 @@ def _marks(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple
 
 
 def _look(mask: Tensor, distance: int) -> Tensor:
-    """The mask so many places to the right (to the left where negative), False beyond the row: bool ``[N, T]``."""
+    """Shift a mask to the left by ``distance`` places (right if negative), filled with False: bool ``[N, T]``."""
     away = torch.zeros_like(mask[:, : abs(distance)])
     if distance > 0:
         return torch.cat([mask[:, distance:], away], -1)

@@ -1,4 +1,4 @@
-"""Word lists: the shipped ones, one's own from a list or a file, and words as tensors of letters."""
+"""Word lists, shipped or custom, and words as tensors of letters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WordList = Sequence[str] | str | os.PathLike[str]
 """Words as a list or as the path of a text file with one word a line."""
 
-_MAX_BYTES = 1 << 28  # more than all words of five letters
+_MAX_BYTES = 1 << 28  # more than all words of five letters need
 _FOLDER = Path(__file__).parent / "words"
 
 
@@ -31,7 +31,7 @@ def _shipped(name: str) -> tuple[str, ...]:
 
 
 def common_words() -> list[str]:
-    """The shipped list of 2,250 common words, sorted: what is guessed at by default.
+    """The shipped list of 2,250 common words, sorted: the default hidden words.
 
     Derived from SCOWL (see ``words/NOTICE.txt``).
 
@@ -44,7 +44,7 @@ def common_words() -> list[str]:
 
 
 def guess_words() -> list[str]:
-    """The shipped list of 6,706 words to guess with, sorted; it contains the common ones.
+    """The shipped list of 6,706 valid guesses, sorted; it contains the common words.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import common_words, guess_words
@@ -55,10 +55,10 @@ def guess_words() -> list[str]:
 
 
 def demo_words(n: int = 120) -> list[str]:
-    """A fixed subset of the common words, evenly spaced over the sorted list: word ``i * 2250 // n`` for each ``i``.
+    """A fixed subset of the common words, evenly spaced in the sorted list: word ``i * 2250 // n`` for each ``i``.
 
     Args:
-        n: how many, from 1 to 2,250.
+        n: number of words, from 1 to 2,250.
 
     Raises:
         ValueError: ``n`` is out of range.
@@ -70,14 +70,14 @@ def demo_words(n: int = 120) -> list[str]:
     """
     words = _shipped("common.txt")
     if not 1 <= n <= len(words):
-        raise ValueError(f"demo_words takes from 1 to {len(words)} words, got n={n}.")
+        raise ValueError(f"n must lie between 1 and {len(words)}, got {n}.")
     return [words[i * len(words) // n] for i in range(n)]
 
 
 def load_words(words: WordList) -> list[str]:
-    """Check a word list, given as a list or as a text file with one word a line.
+    """Check a word list, given as a list or as a text file with one word per line.
 
-    Words are five lower-case letters a-z and differ from each other. Their order is kept: a word's index is its place.
+    Words are five lower-case letters a-z, without duplicates. Their order is kept: the index of a word is its position.
     White space around a line and empty lines at the end of a file are ignored.
 
     Args:
@@ -87,7 +87,7 @@ def load_words(words: WordList) -> list[str]:
         FileNotFoundError: there is no such file.
         FileError: the file cannot be read as text.
         TypeError: an entry of the list is not a string.
-        ValueError: there is no word, or one has another length, capitals, foreign letters or has come before; the
+        ValueError: there is no word, or one has another length, capitals or foreign letters, or is a duplicate; the
             message names its line or position.
 
     Examples:
@@ -102,8 +102,8 @@ def load_words(words: WordList) -> list[str]:
     if isinstance(words, (str, os.PathLike)):
         path = Path(words)
         if not path.exists():
-            raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file, one word a line.")
-        text = read_text(path, remedy="give a text file in UTF-8 with one word a line", max_bytes=_MAX_BYTES)
+            raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file with one per line.")
+        text = read_text(path, remedy="give a text file in UTF-8 with one word per line", max_bytes=_MAX_BYTES)
         entries = [line.strip() for line in text.rstrip().splitlines()]
         source, places = f"'{path.name}'", [f"line {i}" for i in range(1, len(entries) + 1)]
     else:
@@ -114,18 +114,18 @@ def load_words(words: WordList) -> list[str]:
     seen: dict[str, str] = {}
     for word, place in zip(entries, places, strict=True):
         if not isinstance(word, str):
-            raise TypeError(f"{word!r} at {place} of {source} is a {type(word).__name__}: words are strings.")
+            raise TypeError(f"{word!r} at {place} of {source} is a {type(word).__name__}: words must be strings.")
         fault = _fault(word)
         if fault:
             raise ValueError(f"{shorten(word)} at {place} of {source} {fault}: words are five lower-case letters a-z.")
         if word in seen:
-            raise ValueError(f"{word!r} at {place} of {source} came before, at {seen[word]}: remove one of them.")
+            raise ValueError(f"{word!r} at {place} of {source} is a duplicate of {seen[word]}: remove one of them.")
         seen[word] = place
     return entries
 
 
 def check_action_length(action_length: int) -> None:
-    """Raise unless an action holds a word and its end."""
+    """Raise unless an action has room for a word and its end."""
     if action_length <= WORD_LENGTH:
         raise ValueError(
             f"action_length must be at least {WORD_LENGTH + 1}, {WORD_LENGTH} letters and the end-of-action token, got "
@@ -134,7 +134,7 @@ def check_action_length(action_length: int) -> None:
 
 
 def _fault(word: str) -> str | None:
-    """What is wrong with a word, if anything."""
+    """The reason why a word is invalid, or None."""
     if len(word) != WORD_LENGTH:
         return f"has {len(word)} characters"
     foreign = sorted({letter for letter in word if letter.lower() not in LETTERS})
@@ -146,11 +146,11 @@ def _fault(word: str) -> str | None:
 
 
 class WordIndex(torch.nn.Module):
-    """Words as tensors: letters of a word, and the index of a word from its letters.
+    """Words as tensors: the letters of each word, and the index of a word from its letters.
 
     Args:
         words: checked words, as :func:`load_words` returns them.
-        device: where the tensors live.
+        device: device of the tensors.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import WordIndex
@@ -179,9 +179,9 @@ class WordIndex(torch.nn.Module):
         return self.letters.shape[0]
 
     def find(self, letters: Tensor) -> Tensor:
-        """Index of each word of ``letters`` (int64 ``[..., 5]``), ``-1`` where it is not on the list; int64 ``[...]``.
+        """Index of each word of ``letters`` (int64 ``[..., 5]``), ``-1`` if it is not on the list; int64 ``[...]``.
 
-        Tokens that are no letter make a word that is on no list.
+        Words with tokens that are not letters are on no list.
         """
         number = word_number(letters)
         place = torch.searchsorted(self._numbers, number).clamp_max(len(self) - 1)
@@ -195,12 +195,12 @@ class WordIndex(torch.nn.Module):
 
 
 def is_letter(tokens: Tensor) -> Tensor:
-    """True where a token is one of the 26 letters; letters have the ids 0 to 25."""
+    """True for tokens that are letters, which have the ids 0 to 25."""
     return (tokens >= 0) & (tokens < len(LETTERS))
 
 
 def word_number(letters: Tensor) -> Tensor:
-    """The letters as one number to the base 26, int64 ``[..., 5]`` to ``[...]``. Sorted words have sorted numbers."""
+    """The letters as one number in base 26, int64 ``[..., 5]`` to ``[...]``. Sorted words have sorted numbers."""
     number = letters[..., 0]
     for position in range(1, WORD_LENGTH):
         number = number * len(LETTERS) + letters[..., position]

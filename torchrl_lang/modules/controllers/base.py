@@ -47,7 +47,7 @@ class KLController(nn.Module, ABC):
         >>> controller
         Doubling(coef=0.5)
         >>> shared = LagrangeKLController(0.5, target=2.0).share_memory()
-        >>> pickle.loads(pickle.dumps(shared)).update(7.0)  # in a worker, say
+        >>> pickle.loads(pickle.dumps(shared)).update(7.0)  # for instance in a worker
         >>> shared()
         tensor(1.)
     """

@@ -1,4 +1,4 @@
-"""A cache of keys and values that is aligned with the row: slot ``p`` holds what the token at position ``p`` left."""
+"""A key-value cache aligned with the row: slot ``p`` belongs to the token at position ``p``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["RowCache", "scores", "swap_rows"]
 
-# Attention kernels of GPUs want a round number of slots; those too many are masked. A CPU reads as many as there are.
+# GPU attention kernels are faster for a round number of slots; excess slots are masked. CPUs read the exact number.
 _ROUND = 16
-_SPARE = 1  # a slot that is never looked at: a compiled step would be compiled anew for the case that it sees all
+_SPARE = 1  # a slot that is never visible, so that a compiled step is not recompiled when all other slots are
 
 
 class RowCache(Cache):
     """Keys and values of ``N`` rows with room for ``size`` tokens each, allocated when the first layer writes.
 
-    Because slots are positions, prompts of different lengths need no padding on the left: padding behind a short prompt
-    does leave keys, but a token looks only at slots up to its own position, and by then they have been overwritten by
-    the row's real tokens. For the same reason a later turn may feed only its new tokens, and a row that begins anew
-    needs no clearing.
+    Because slots are positions, prompts of different lengths need no left padding: padding after a short prompt also
+    writes keys, but a token attends only to slots up to its own position, and those have been overwritten by the row's
+    real tokens by then. For the same reason a later turn needs only its new tokens, and a new row needs no clearing.
 
     Args:
         size: number of slots.
-        rows: number of rows to allocate, default as many as come first. A call with fewer rows is about the first ones.
+        rows: number of rows to allocate; default that of the first call. Calls with fewer rows use the first ones.
 
     Examples:
         >>> import torch
@@ -59,28 +58,28 @@ class RowCache(Cache):
         *,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Read tokens of rows whose beginnings are in the cache, and add them to it.
+        """Add tokens to rows whose beginnings are in the cache, and return their states.
 
         Args:
-            trunk: the model; every token sees the tokens at positions up to its own.
+            trunk: the model; every token attends to the tokens at positions up to its own.
             tokens: int64 ``[N, q]``.
-            positions: int64 ``[N, q]``, a different one for each token of a row, where all before have been read;
-                ``None`` for the beginning of the rows.
-            visible: number of slots to look at, more than the largest position; default all. Fewer is faster.
-            rows: int64 ``[N]``, the different rows that these tokens belong to; default the first ``N``.
+            positions: int64 ``[N, q]``, distinct within a row; all earlier positions must have been read. ``None`` for
+                the beginning of rows.
+            visible: number of slots to attend to, more than the largest position; default all. Fewer are faster.
+            rows: int64 ``[N]``, the distinct rows of these tokens; default the first ``N``.
 
         Returns:
-            ``hidden`` ``[N, q, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
+            ``hidden`` ``[N, q, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
 
         Raises:
-            ValueError: the cache has fewer slots than are to be looked at.
+            ValueError: the cache has fewer slots than ``visible``.
         """
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
         slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
         if positions is None:
             return trunk.states(tokens, past_key_values=self, use_cache=True)
-        # Hugging Face models take the mask as it is; those with several kinds of layers take one for each.
+        # Hugging Face models take the mask as it is; those with several kinds of layers take one per kind.
         masks = {
             kind: scores(positions, slots, self._dtype, window)
             for kind, window in attention_windows(trunk.model.config).items()
@@ -97,24 +96,24 @@ class RowCache(Cache):
         rows: Tensor | None,
         rounded: bool = False,
     ) -> int:
-        """Prepare for what a model will write with :meth:`update`, once in each layer; for :meth:`extend`'s arguments.
+        """Prepare the calls of :meth:`update`, one per layer; the arguments are those of :meth:`extend`.
 
         Returns:
-            The number of slots that :meth:`update` gives the model to look at. At the beginning of rows these are the
-            new tokens, and attention is causal.
+            The number of slots that :meth:`update` returns. At the beginning of rows these are the new tokens, and
+            attention is causal.
         """
         visible = self.size if visible is None else visible
         if max(visible, tokens.shape[-1]) > self.size:
             raise ValueError(f"{max(visible, tokens.shape[-1])} tokens do not fit a RowCache({self.size}).")
         self._rows, self._positions, self._slots = rows, positions, None
-        # Few different numbers of slots, where kernels are compiled or chosen for each; a CPU reads what it must.
+        # Round the number of slots if kernels are compiled or chosen per number; a CPU reads the exact number.
         self._visible = _rounded(visible) if rounded or not tokens.is_cpu else visible
         return self._visible
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values ``[N, heads, q, D]`` of one layer and return all visible ones."""
+        """Store the keys and values ``[N, heads, q, D]`` of one layer and return all visible ones."""
         while len(self.layers) <= layer_idx:
             self.layers.append(_RowLayer())
         layer = self.layers[layer_idx]
@@ -129,12 +128,12 @@ class RowCache(Cache):
         return layer.write(key_states, value_states, self._slots, self._visible, self._rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keep the given rows, int64 ``[M]``, in that order; a row may be taken more than once."""
+        """Keep the given rows, int64 ``[M]``, in that order; a row may occur more than once."""
         for layer in self.layers:
             layer.keys, layer.values = (kept.index_select(0, rows) for kept in (layer.keys, layer.values))
 
     def reordered(self, rows: Tensor, size: int | None = None) -> RowCache:
-        """A copy of the given rows, int64 ``[M]``, with their first ``size`` slots; this cache stays as it is."""
+        """A copy of the given rows, int64 ``[M]``, with their first ``size`` slots; this cache is not changed."""
         size = self.size if size is None else min(size, self.size)
         copy = RowCache(size)
         for layer in self.layers:
@@ -142,13 +141,13 @@ class RowCache(Cache):
         return copy
 
     def swap(self, first: Tensor, second: Tensor) -> None:
-        """Let the rows ``first`` and ``second``, both int64 ``[M]``, all different, change places."""
+        """Exchange the rows ``first`` and ``second``, both int64 ``[M]``, all different."""
         for layer in self.layers:
             swap_rows(layer.keys, first, second)
             swap_rows(layer.values, first, second)
 
     def grow(self, size: int) -> None:
-        """Make room for ``size`` tokens a row; what is in the cache stays."""
+        """Make room for ``size`` tokens per row; the content is kept."""
         for layer in self.layers:
             layer.grow(_rounded(size) + _SPARE)
         self.size = max(size, self.size)
@@ -159,16 +158,16 @@ def _rounded(slots: int) -> int:
 
 
 def _common_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of a model's weights; of a model of mixed ones float32, which attention takes beside any other."""
+    """The dtype of a model's weights; float32 for mixed ones, because attention accepts it with any other."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def scores(positions: Tensor, visible: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
-    """What is added to the scores of the first slots: 0 up to the token's own position, else the least number.
+    """The attention bias of the first slots: 0 up to the token's own position, else the least number.
 
-    ``int64 [N, q] -> [N, 1, q, visible]``. As numbers, because attention would make them of bools anew in each layer.
-    With a ``window`` only that many slots are seen, the token's own included.
+    ``int64 [N, q] -> [N, 1, q, visible]``. As numbers, because attention would convert bools in each layer. With a
+    ``window`` only that many slots are visible, including the token's own.
     """
     slot, own = torch.arange(visible, device=positions.device), positions[:, None, :, None]
     unseen = slot > own
@@ -179,13 +178,13 @@ def scores(positions: Tensor, visible: int, dtype: torch.dtype, window: int | No
 
 
 def _slots(positions: Tensor, rows: Tensor | None, size: int) -> Tensor:
-    """Where the tokens at ``positions`` ``[N, q]`` lie in ``[rows * size]``, int64 ``[N * q]``."""
+    """Indices of the tokens at ``positions`` ``[N, q]`` in ``[rows * size]``, int64 ``[N * q]``."""
     row = torch.arange(positions.shape[0], device=positions.device) if rows is None else rows
     return (row[:, None] * size + positions).flatten()
 
 
 def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
-    """Let rows of ``values`` change places; ``first`` and ``second`` are int64 ``[M]``, all different.
+    """Exchange rows of ``values`` in place; ``first`` and ``second`` are int64 ``[M]``, all different.
 
     Examples:
         >>> import torch
@@ -199,9 +198,9 @@ def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
 
 
 class _RowLayer(CacheLayerMixin):
-    """One layer's keys and values, ``[N, size, heads, D]``: what a token leaves lies in one piece and is written fast.
+    """One layer's keys and values, ``[N, size, heads, D]``: those of a token are contiguous, so writing is fast.
 
-    Attention, which sees ``[N, heads, size, D]``, reads it as fast as it would in that order.
+    Attention, which takes ``[N, heads, size, D]``, reads this layout as fast as its own.
     """
 
     is_sliding = False
@@ -213,7 +212,7 @@ class _RowLayer(CacheLayerMixin):
         return layer
 
     def allocate(self, keys: Tensor, values: Tensor, rows: int, size: int) -> None:
-        # Zeros, not empty memory: a slot that nobody wrote is masked, but a NaN in it would not stay masked.
+        # Zeros, not empty memory: unwritten slots are masked, but a NaN would pass the mask.
         self.keys = keys.new_zeros(rows, size, keys.shape[1], keys.shape[-1])
         self.values = values.new_zeros(rows, size, values.shape[1], values.shape[-1])
         self.is_initialized = True

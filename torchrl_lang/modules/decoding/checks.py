@@ -1,4 +1,4 @@
-"""Checks of what an utterance actor is built from: wrong arguments fail when it is made, not at the first token."""
+"""Checks of an utterance actor's arguments at construction, before the first token."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def check_control(control: Any) -> None:
 def check_model(
     parts: ActorParts, rule: NextTokenDistribution, control: ControlTokens, value: nn.Module | None
 ) -> None:
-    """Raise unless model, tokens and heads go together.
+    """Raise unless model, tokens and heads match.
 
     Raises:
-        ValueError: an id is beyond the vocabulary, no token is left, or a Q head has another vocabulary or width.
-        KeyError: a trunk does not write what a head reads.
+        ValueError: an id is outside the vocabulary, all tokens are forbidden, or a Q head has another vocabulary or
+            width.
+        KeyError: a trunk does not write the entry that a head reads.
     """
     _check_ids(vocabulary_size(parts), rule, control)
     if value is not None:
@@ -57,7 +58,7 @@ def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: Con
     if vocabulary is not None:
         if sayable is not None and sayable > vocabulary:
             raise ValueError(
-                f"The tokenizer has {sayable} ids but the model's vocabulary only {vocabulary}: give the model "
+                f"The tokenizer has {sayable} ids, but the model's vocabulary only {vocabulary}: give the model "
                 "embeddings for all of them with fit_vocabulary(lm, tokenizer.vocab_size)."
             )
         _check_range("forbidden", forbidden, vocabulary)
@@ -66,18 +67,18 @@ def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: Con
         return
     if control.end_of_action >= sayable:
         raise ValueError(
-            f"vocab_size={sayable} leaves out the end-of-action token {control.end_of_action}: it must be at least the "
+            f"vocab_size={sayable} excludes the end-of-action token {control.end_of_action}: it must be at least the "
             "number of the tokenizer's ids."
         )
     if len({token for token in forbidden if token < sayable}) == sayable:
-        raise ValueError(f"forbidden holds all {sayable} ids: no token is left to generate.")
+        raise ValueError(f"forbidden contains all {sayable} ids: no token is left to generate.")
 
 
 def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
     beyond = sorted(token for token in ids if not 0 <= token < vocabulary)
     if beyond:
         raise ValueError(
-            f"{name} holds the ids {beyond}, beyond the model's vocabulary of {vocabulary}: ids lie in "
+            f"{name} contains the ids {beyond}, outside the model's vocabulary of {vocabulary}: ids must lie in "
             f"[0, {vocabulary})."
         )
 
@@ -87,7 +88,7 @@ def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
     model, own = getattr(trunk, "module", None), getattr(head, "module", head)
     if isinstance(model, Trunk) and isinstance(own, StackedHeads) and own.width != model.width:
         raise ValueError(
-            f"{type(own).__name__} reads states of width {own.width}, the trunk's are {model.width} wide: build it "
+            f"{type(own).__name__} reads states of width {own.width}, but the trunk's have {model.width}: build it "
             f"with width={model.width}."
         )
 
@@ -101,6 +102,6 @@ def _check_guidance(parts: ActorParts, guidance: ValueGuidance) -> None:
     vocabulary = vocabulary_size(parts)
     if isinstance(head, ActionValueHead) and vocabulary is not None and head.vocab_size != vocabulary:
         raise ValueError(
-            f"The Q head has values for {head.vocab_size} tokens and the model logits for {vocabulary}: build it with "
+            f"The Q head has values for {head.vocab_size} tokens, but the model logits for {vocabulary}: build it with "
             f"vocab_size={vocabulary}."
         )

@@ -1,4 +1,4 @@
-"""The decoder: utterances and their log-probabilities on plain tensors, by every method."""
+"""The decoder: generates utterances and computes their log-probabilities, on plain tensors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 class Decoder(nn.Module):
-    """Continues rows by utterances and says how likely given utterances are. Works on plain tensors.
+    """Generates utterances for rows and computes log-probabilities of given utterances, on plain tensors.
 
-    :class:`UtteranceActor` is this with TorchRL's keys, and documents the options. Without a ``stream`` it has one of
-    its own, seeded from the operating system, and so has each copy of it.
+    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options. Without a ``stream`` it has its own,
+    seeded by the operating system, and so has each copy.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Decoder(nn.Module):
         candidates: int = 1,
         memory: PrefixCache | None = None,
     ) -> Utterances:
-        """Continue rows, int64 ``[*B, T]`` flattened to ``N``, by ``N * candidates`` utterances.
+        """Generate ``N * candidates`` utterances for rows, int64 ``[*B, T]`` flattened to ``N``.
 
-        More than one candidate is for ``"sample"``; those of a row stand side by side. Rows that are ``done``, bool
-        ``[*B, 1]``, get an empty utterance. With a ``memory`` rows are read from where they were left.
+        More than one candidate requires ``"sample"``; the candidates of a row are adjacent. Rows that are ``done``,
+        bool ``[*B, 1]``, get an empty utterance. With a ``memory`` only the new tokens of rows are read.
         """
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         speaks, count = _speaking(done, n)
         silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
         if count == 0:
-            with gathered(self._sharded):  # together with processes that have rows
+            with gathered(self._sharded):  # other processes may have rows
                 return silent
         with torch.no_grad(), eval_mode(self):
             transcripts = None if memory is None else self._remembered(memory, tokens, length)
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         return silent.place(place, said)
 
     def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of each token of given utterances, by one pass over row and utterance.
+        """Log-probability of each token of given utterances, from one pass over row and utterance.
 
         Args:
             tokens: int64 ``[N, T]``.
@@ -117,20 +117,20 @@ class Decoder(nn.Module):
             action: int64 ``[N, K]``.
 
         Returns:
-            float ``[N, K]``: zero behind the end; ``-inf`` in the last slot of an utterance without an end.
+            float ``[N, K]``: zero after the end; ``-inf`` in the last slot of an utterance without an end.
         """
         if action.shape[0] == 0:
             return torch.zeros(action.shape, device=action.device)
         k, end = self.action_length, self.control.end_of_action
         prompt = self._prompt(tokens.long(), attention_mask.sum(-1))
         is_end = action == end
-        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to the first end, the end included
+        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
         out = torch.zeros(action.shape, device=action.device)
         out[:, -1] = torch.where(active[:, -1] & ~is_end[:, -1], -torch.inf, 0.0)
         slot = torch.arange(k, device=action.device)
         place = prompt.length[:, None] + slot
         rows = torch.cat([prompt.tokens, prompt.tokens.new_zeros(action.shape[0], k)], -1).scatter(-1, place, action)
-        row, chosen = active[:, :-1].nonzero(as_tuple=True)  # the last slot is certain
+        row, chosen = active[:, :-1].nonzero(as_tuple=True)  # the last slot has probability one
         if row.shape[0] == 0:
             return out
         states = states_at(
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
 
     def _remembered(self, memory: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
-        """What is remembered of rows ``[N, T]``; None where a trunk cannot read them piece by piece."""
+        """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
         trunks = cacheable_trunks(self._parts, self._value_trunk) if self.cached else []
         if not trunks:
             memory.forget()
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
 
     @property
     def _parts(self) -> ActorParts:
-        # Found anew each time: a copy of this module must not go on with the original's parts.
+        # Not cached: a copy of this module must not use the original's parts.
         return split_actor(self.actor)
 
     @property
@@ -199,21 +199,21 @@ class Decoder(nn.Module):
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
     def _prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
-        """Trim to the longest row and check that there is room."""
-        shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one wait for the device
+        """Trim to the longest row and check the length."""
+        shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:
-            raise ValueError("A row without a token cannot be continued: rows open with a begin token.")
+            raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
         model = getattr(self._parts.trunk, "module", None)
         limit = model.max_length if isinstance(model, Trunk) else None
         if limit is not None and longest + self.action_length > limit:
             raise ValueError(
-                f"A row of {longest} tokens and an utterance of action_length={self.action_length} do not fit the "
+                f"A row of {longest} tokens and an utterance of action_length={self.action_length} exceed the "
                 f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
             )
         return Prompt(tokens[:, :longest], length)
 
     def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
-        # Drawn for all rows, done or not, and before the first token: what one row says never moves another's numbers.
+        # Drawn for all rows, done or not, before the first token: a row's numbers do not depend on other rows.
         shape = (n, candidates, self.action_length)
         return self.stream.uniform(shape, torch.float32).to(device)
 

@@ -1,4 +1,4 @@
-"""The distribution over whole utterances that a language model defines at each row of a batch."""
+"""The distribution over whole utterances for each row of a batch, defined by a language model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["UtteranceDistribution"]
 class UtteranceDistribution(Distribution):
     """Utterances of up to ``K`` tokens, int64 ``[*B, K]``, as continuations of rows.
 
-    ``log_prob`` reads row and utterance in one pass, without a cache and with gradients, and equals what decoding
-    reports; but decoding runs in evaluation mode and this in the model's own, so dropout in training mode makes them
-    differ. Utterances that cannot be said, with a forbidden or filtered token or without an end, have ``-inf``; what
-    stands behind the end is ignored.
+    ``log_prob`` reads row and utterance in one pass, without a cache and with gradients. It equals the log-probability
+    from decoding, except that decoding uses evaluation mode and this the model's current mode, so dropout in training
+    mode makes them differ. Impossible utterances (with a forbidden or filtered token, or without an end) have ``-inf``;
+    tokens after the end are ignored.
 
     Args:
-        decoder: whose utterances they are.
+        decoder: generates the utterances.
         tokens: int64 ``[*B, T]``, right-padded.
         attention_mask: bool ``[*B, T]``.
-        mode: ``"greedy"`` or ``"beam"``: how to look for the likeliest utterance.
+        mode: ``"greedy"`` or ``"beam"``: the search for the most likely utterance.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -40,7 +40,7 @@ class UtteranceDistribution(Distribution):
         self.attention_mask = attention_mask
 
     def token_log_prob(self, action: Tensor) -> Tensor:
-        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero behind the end, ``-inf`` if impossible."""
+        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible."""
         if action.shape != (*self.batch_shape, *self.event_shape):
             raise ValueError(
                 f"Utterances of shape {(*self.batch_shape, *self.event_shape)} expected (batch, action_length), got "
@@ -59,7 +59,7 @@ class UtteranceDistribution(Distribution):
         return self.token_log_prob(value).sum(-1)
 
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
-        """Draw utterances, ``[*sample_shape, *B, K]``, by token-by-token sampling from the actor's generator."""
+        """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
         drawn = self.decoder.utter(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
         return (
@@ -70,11 +70,11 @@ class UtteranceDistribution(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The utterance that decoding without chance finds, ``[*B, K]``: not always the likeliest of all."""
+        """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
         said = self.decoder.utter(self.tokens, self.attention_mask, method=self._mode)
         return said.action.reshape(*self.batch_shape, *self.event_shape)
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """:attr:`mode`, by TorchRL's name."""
+        """:attr:`mode`, under TorchRL's name."""
         return self.mode

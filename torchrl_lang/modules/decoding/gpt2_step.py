@@ -1,4 +1,4 @@
-"""GPT-2 as decoding needs it: one token of each row, or a few, on the model's own weights with little around them."""
+"""A fast decoding step for GPT-2: one or a few tokens of each row, on the model's own weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["GPT2Step", "fast_gelu"]
 
-# What plain modules consist of. Anything else (adapters, quantised layers, cross attention) is left to the model.
+# Attributes of plain modules. Models with others (adapters, quantised layers, cross attention) use their own code.
 _PARTS: dict[type, dict[str, type]] = {
     GPT2Model: {"wte": nn.Embedding, "wpe": nn.Embedding, "drop": nn.Dropout, "h": nn.ModuleList, "ln_f": nn.LayerNorm},
     GPT2Block: {"ln_1": nn.LayerNorm, "attn": GPT2Attention, "ln_2": nn.LayerNorm, "mlp": GPT2MLP},
@@ -29,22 +29,22 @@ _PARTS: dict[type, dict[str, type]] = {
     GPT2MLP: {"c_fc": Conv1D, "c_proj": Conv1D, "act": nn.Module, "dropout": nn.Dropout},
 }
 
-# As they are when this is imported: whoever puts faster kernels there wants them used.
+# Taken at import, so that faster kernels installed before are used.
 _KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in parts.values())} - {
     nn.Module,
     nn.ModuleList,
 }
 _FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS}
 
-# Numbers that are kept room for; whole prompts of many rows take more.
+# Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
 _KEPT = 1 << 22
 
 
 def fast_gelu(x: Tensor, room: Tensor) -> Tensor:
     """GELU in its tanh approximation (arXiv 1606.08415), by ``x (1 + tanh u) / 2 = x sigmoid(2u)``.
 
-    PyTorch's own takes twice as long on a CPU; where it does not, or precision is short, it is used. May write into
-    ``room``, shaped as ``x``.
+    PyTorch's takes twice as long on a CPU; it is used on other devices and for lower precision. May write into
+    ``room``, which has the shape of ``x``.
     """
     if not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
         return F.gelu(x, approximate="tanh")
@@ -62,14 +62,14 @@ _ACTIVATIONS: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class GPT2Step:
-    """What :meth:`RowCache.extend` gives for one token of each row, by fewer and cheaper operations.
+    """Computes :meth:`RowCache.extend` for one token of each row with fewer and cheaper operations.
 
-    Equal to the model up to rounding. Of a piece of several tokens the last layer computes only those that are asked
-    for. It holds the weights that the model has when it is made: valid until a :class:`WeightSnapshot` sees a change,
-    and as long as :meth:`accepts` is true.
+    Equal to the model up to rounding. If there are several tokens per row, the last layer computes only the requested
+    ones. The step holds the model's weights at construction: it is valid until a :class:`WeightSnapshot` detects a
+    change, and while :meth:`accepts` is true.
 
     Args:
-        trunk: one that :meth:`accepts` takes.
+        trunk: a trunk for which :meth:`accepts` is true.
     """
 
     def __init__(self, trunk: Trunk) -> None:
@@ -82,7 +82,7 @@ class GPT2Step:
 
     @classmethod
     def of(cls, trunk: Trunk) -> GPT2Step | None:
-        """The step of a trunk; None where :meth:`accepts` is false."""
+        """The step of a trunk; None if :meth:`accepts` is false."""
         return cls(trunk) if cls.accepts(trunk) else None
 
     @staticmethod
@@ -102,9 +102,9 @@ class GPT2Step:
         return alike and keeps
 
     def applies(self, tokens: Tensor) -> bool:
-        """Whether nothing is asked that only the model does: gradients, autocast, hooks on all modules.
+        """Whether the step can replace the model now: no gradients, no autocast, no hooks on all modules.
 
-        Single tokens of a compiled trunk are the model's, too: that is what was compiled.
+        Single tokens of a compiled trunk use the compiled model.
         """
         if self.compiled and tokens.shape[-1] == 1:
             return False
@@ -122,18 +122,18 @@ class GPT2Step:
         *,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Read tokens into the cache and give the states of one of each row.
+        """Add tokens to the cache and return the states of one token of each row.
 
         Args:
-            cache: of the rows.
+            cache: the cache of the rows.
             tokens: int64 ``[N, q]``; this and the next two as in :meth:`RowCache.extend`.
             positions: int64 ``[N, q]`` or None.
-            visible: slots to look at.
-            last: int64 ``[N]``, which of the ``q``.
+            visible: number of slots to attend to.
+            last: int64 ``[N]``, the index in ``q`` of the token.
             rows: int64 ``[N]``, the rows of the cache.
 
         Returns:
-            ``hidden`` ``[N, H]`` and, where the trunk exposes it, ``hidden_pre_norm``.
+            ``hidden`` ``[N, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
         """
         n, q = tokens.shape
         slots = cache.expect(tokens, positions, visible, rows=rows)
@@ -143,7 +143,7 @@ class GPT2Step:
         for i, block in enumerate(self.blocks):
             query, keys, values = block.project(x, n, self._room)
             keys, values = cache.update(keys, values, i)
-            if q > 1 and i == len(self.blocks) - 1:  # from here on nothing is looked at but the chosen tokens
+            if q > 1 and i == len(self.blocks) - 1:  # only the requested tokens are needed from here
                 row = torch.arange(n, device=tokens.device)
                 x, query = x.view(n, q, -1)[row, last], query[row, :, last].unsqueeze(2)
                 mask = scores(place[row, last].unsqueeze(-1), keys.shape[2], x.dtype)
@@ -152,7 +152,7 @@ class GPT2Step:
         return (hidden, x) if self.expose_pre_norm else (hidden,)
 
     def _room(self, name: str, rows: int, width: int) -> Tensor:
-        """Memory for ``[rows, width]`` numbers, the same each time: fresh pages cost as much as the work in them."""
+        """Reused memory for ``[rows, width]`` numbers, because mapping new pages costs as much as the computation."""
         if rows * width > _KEPT:
             return self.tokens.new_empty(rows, width)
         found = self._rooms.get((name, width))
@@ -200,7 +200,7 @@ def _norm(norm: Any) -> tuple[Any, ...]:
 
 
 def _plain(module: nn.Module, kind: type) -> bool:
-    """Whether a module is what Hugging Face built, with nothing put in, on or around it."""
+    """Whether a module is as Hugging Face built it, without additions, wrappers or hooks."""
     own: Any = vars(module)
     hooked = own["_forward_hooks"] or len(own["_forward_pre_hooks"]) > len(_keepers(module))
     if type(module) is not kind or module.training or hooked or "forward" in own or own.get("_compiled_call_impl"):
@@ -219,6 +219,6 @@ def _plain(module: nn.Module, kind: type) -> bool:
 
 
 def _keepers(module: nn.Module) -> list[Trunk]:
-    """The trunks that keep what goes into a module, by hooks."""
+    """The trunks whose hooks store the input of a module."""
     hooks: Any = module._forward_pre_hooks.values()
     return [hook.__self__ for hook in hooks if getattr(hook, "__func__", None) is Trunk._keep_pre_norm]

@@ -1,4 +1,4 @@
-"""Value guidance: what learned values add to a language model's logits when it speaks."""
+"""Value guidance: learned values that are added to a language model's logits in decoding."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_mod
 __all__ = ["VALUE_PREFIX", "ValueGuidance"]
 
 VALUE_PREFIX = "value_"
-"""Before the names of the states of a separate value trunk."""
+"""Prefix of the names of a separate value trunk's states."""
 
 
 class ValueGuidance(nn.Module):
     """The value term of the policy ``softmax(filter(logits / temperature) + term)`` (ILQL, arXiv 2206.11871, eq. 5).
 
-    With ``A = min_k Q_k - V``, the least of the heads clipped to ``[value_min, value_max]``:
+    With ``A = min_k Q_k - V``, the minimum over heads clipped to ``[value_min, value_max]``:
 
     - ``"exp"``: ``term = beta * A``;
     - ``"sign"``: ``term = log(beta)`` where ``A > 0``, else ``log(1 - beta)``;
 
-    and not above ``clip``. With ``"exp"`` and no ``clip`` the value ``V`` is the same for all tokens and cancels in the
-    softmax; then it is not computed and the term is ``beta * min_k Q_k``.
+    both at most ``clip``. With ``"exp"`` and no ``clip`` the value ``V`` is the same for all tokens and cancels in the
+    softmax; it is then not computed, and the term is ``beta * min_k Q_k``.
 
     Args:
-        qvalue: action values, normally those of the target parameters: a :class:`QValueHead`, a
-            :class:`TiedQValueHead` or any module of tensordicts that writes ``action_value`` ``[N, n_q, V]``.
+        qvalue: action values, usually those of the target parameters: a :class:`QValueHead`, a
+            :class:`TiedQValueHead` or any TensorDictModule that writes ``action_value`` ``[N, n_q, V]``.
         value: state value, a :class:`ValueHead` or a module that writes ``state_value`` ``[N, 1]``. Needed for
             ``"sign"``, for ``clip`` and for ranking by advantage.
         beta: strength; with ``"sign"`` a weight in ``[0, 1]``.
         weighting: ``"exp"`` or ``"sign"``.
-        clip: upper bound of the term, e.g. 0 to hold tokens back without pushing any.
-        include_logits: False drops the language model's logits from the sum.
-        value_min: least value that is believed.
-        value_max: greatest value that is believed.
-        value_trunk: the values' own trunk, or a module of tensordicts over one, where they do not share the actor's.
+        clip: upper bound of the term, e.g. 0 to only reduce probabilities of tokens.
+        include_logits: False omits the language model's logits from the sum.
+        value_min: lower bound of the action values.
+        value_max: upper bound of the action values.
+        value_trunk: the values' own trunk, or a TensorDictModule over one, if they do not share the actor's.
 
     Raises:
-        ValueError: V is needed and missing, ``beta`` is out of range, or a module writes other keys.
+        ValueError: ``V`` is needed and missing, ``beta`` is out of range, or a module writes other keys.
 
     Examples:
         >>> import torch
@@ -81,7 +81,7 @@ class ValueGuidance(nn.Module):
         self.needs_value = weighting == "sign" or clip is not None
         if self.needs_value and value is None:
             raise ValueError("weighting='sign' and clip need the state value: pass value=.")
-        # The trunk before the heads: in a copy of this module, a head tied to it shall find the copied trunk.
+        # The trunk before the heads, so that a copy of this module ties a head to the copied trunk.
         self.value_trunk = trunk_module(value_trunk) if isinstance(value_trunk, Trunk) else value_trunk
         self.qvalue = qvalue
         self.value = value
@@ -98,9 +98,9 @@ class ValueGuidance(nn.Module):
         return self._term(states)
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
-        """The term for every next token, from the states that a runner gives; or for some, int64 ``[N, k] -> [N, k]``.
+        """The term for every next token, from a runner's states; or for some tokens, int64 ``[N, k] -> [N, k]``.
 
-        Of some tokens a Q head of ours computes only their values, where that is cheaper than the whole table.
+        For some tokens a Q head of this library computes only their values, if that is cheaper than all values.
         """
         return self._term(self._own(states), tokens)
 

@@ -1,4 +1,4 @@
-"""The model as a decoder sees it: actor and, perhaps, a value trunk, read side by side."""
+"""The model runner of an actor and, optionally, a separate value trunk."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["LanguageModelRunner", "cacheable_trunks", "states_at"]
 
 
 class LanguageModelRunner(ModelRunner):
-    """Reads rows with all trunks of a model and evaluates the language-model head at the last token.
+    """Runs all trunks of a model on rows and evaluates the language-model head at the last token.
 
     Args:
-        parts: of the actor.
+        parts: the actor's parts.
         value_trunk: the values' own trunk, if any; its states are named ``value_…``.
-        size: longest row.
-        cached: False reads rows anew for every token.
-        transcripts: these rows as far as they have been read, for :func:`cacheable_trunks`; what is read is added.
+        size: maximal row length.
+        cached: False reads the whole row for every token.
+        transcripts: the cached parts of these rows, for :func:`cacheable_trunks`; new tokens are added.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class LanguageModelRunner(ModelRunner):
         return self._complete(states)
 
     def reorder(self, rows: Tensor) -> None:
-        """See :class:`ModelRunner`. What copies of rows read from now on is not remembered."""
+        """See :class:`ModelRunner`. Tokens that copies of rows read later are not added to the transcripts."""
         self.transcripts = None
         for runner in self.runners:
             runner.reorder(rows)
 
     def compact(self, moves: Compaction) -> None:
-        """See :class:`ModelRunner`. What the rows that leave have read stays remembered."""
+        """See :class:`ModelRunner`. Tokens of the rows that leave stay in the transcripts."""
         if self.transcripts is not None:
             self.transcripts.swap(moves)
         else:
@@ -90,7 +90,7 @@ class LanguageModelRunner(ModelRunner):
 
 
 def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
-    """All trunks of a model, none where one of them cannot read rows piece by piece."""
+    """All trunks of a model; none if one of them cannot read rows incrementally."""
     found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
     models = [model for model in found if model is not None]
     return models if len(models) == len(found) else []
@@ -104,7 +104,7 @@ def states_at(
     row: Tensor,
     position: Tensor,
 ) -> States:
-    """The states at ``M`` chosen places of whole rows, by one pass of each trunk and the head only there.
+    """The states at ``M`` positions of whole rows, from one pass of each trunk and the head at these positions.
 
     Args:
         parts: of the actor.

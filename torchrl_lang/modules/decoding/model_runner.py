@@ -1,4 +1,4 @@
-"""Readers: what a model makes of the last token of each row, token after token, with a cache or by reading anew."""
+"""Model runners: the states of the last token of each row, token by token, with a cache or by recomputation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 States = dict[str, Tensor]
-"""What a trunk says of one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
+"""Outputs of a trunk at one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
 
 
 class ModelRunner(ABC):
-    """Reads a batch of rows and gives the states of each row's last token."""
+    """Reads a batch of rows and returns the states of each row's last token."""
 
     @abstractmethod
     def prefill(self, tokens: Tensor, length: Tensor) -> States:
@@ -53,10 +53,10 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def reorder(self, rows: Tensor) -> None:
-        """Go on with these rows, int64 ``[M]``, some perhaps more than once."""
+        """Continue with these rows, int64 ``[M]``, which may repeat."""
 
     def compact(self, moves: Compaction) -> None:
-        """Go on with ``moves.order``, as :meth:`reorder` would; a runner may do it with fewer copies."""
+        """Continue with ``moves.order``, like :meth:`reorder`; a runner may do this with fewer copies."""
         self.reorder(moves.order)
 
 
@@ -65,9 +65,9 @@ class CachedRunner(ModelRunner):
 
     Args:
         trunk: the model.
-        cache: with room for all that will be read; it may hold the beginnings of the rows.
-        size: longest row, at most the cache's size and by default that: what copies of rows have room for.
-        step: a quicker way to the same states, if there is one; by default it is looked for.
+        cache: has room for all tokens; may contain the beginnings of the rows.
+        size: maximal row length, at most (and by default) the cache's size; copies of rows have this much room.
+        step: a faster implementation of a step; by default :class:`GPT2Step` if it applies.
     """
 
     def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None, *, step: GPT2Step | None = None) -> None:
@@ -104,7 +104,7 @@ class CachedRunner(ModelRunner):
     def _read(self, tokens: Tensor, length: Tensor, part: PrefillChunk) -> Sequence[Tensor]:
         if part.width == part.longest:  # from the beginning: the fast causal kernel, without a mask
             return self._extend(tokens[:, : part.width], None, None, length - 1, part.rows)
-        # The last tokens of each row, so that all end together; what was read before is read again as it was.
+        # The last tokens of each row, so that all end together; tokens in the cache may be read a second time.
         begin = (length - part.width).clamp_min(0)
         positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
         return self._extend(tokens.gather(-1, positions), positions, part.longest, length - 1 - begin, part.rows)
@@ -130,7 +130,7 @@ class CachedRunner(ModelRunner):
 
 
 class RecomputingRunner(ModelRunner):
-    """Reads each row again from its beginning for every token: slow, but right for any trunk."""
+    """Reads each row from its beginning for every token: slow, but correct for any trunk."""
 
     def __init__(self, trunk: TensorDictModuleBase, size: int) -> None:
         self.trunk = trunk
@@ -158,13 +158,13 @@ class RecomputingRunner(ModelRunner):
 
 
 def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
-    """The model in a trunk's module, where it can read rows piece by piece."""
+    """The trunk in a module if it can read rows incrementally."""
     model = getattr(trunk, "module", None)
     return model if isinstance(model, Trunk) and model.supports_cache else None
 
 
 def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
-    """Warn, once in a process, of each kind of model that cannot be read piece by piece."""
+    """Warn, once per process and kind of model, about models that cannot read rows incrementally."""
     for trunk in trunks:
         model = getattr(trunk, "module", None)
         if isinstance(model, Trunk) and model.cache_obstacle is not None:
@@ -174,13 +174,13 @@ def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
 @cache
 def _warn_once(model: str, obstacle: str) -> None:
     warnings.warn(
-        f"{model} decodes without a cache of keys and values: {obstacle}. Every token costs a pass over its whole row.",
+        f"{model} decodes without a key-value cache: {obstacle}. Every token costs a pass over its whole row.",
         stacklevel=2,
     )
 
 
 def make_runner(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> ModelRunner:
-    """A runner of rows of up to ``size`` tokens; cached where asked for and possible."""
+    """A runner for rows of up to ``size`` tokens; cached if requested and possible."""
     model = cacheable(trunk) if cached else None
     return RecomputingRunner(trunk, size) if model is None else CachedRunner(model, RowCache(size))
 
@@ -193,10 +193,10 @@ def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tenso
 
 
 def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a module of tensordicts by its keys, any other on the state it names as ``in_key``.
+    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
 
     Raises:
-        KeyError: the trunk does not write what the head reads.
+        KeyError: the trunk does not write the state that the head reads.
     """
     if isinstance(head, TensorDictModuleBase):
         keys: Any = head.in_keys
@@ -208,7 +208,7 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
 
 
 def check_head_reads(written: Iterable[NestedKey], head: nn.Module) -> None:
-    """Raise unless a trunk that writes these states writes what a head reads.
+    """Raise unless a trunk that writes these states writes those that a head reads.
 
     Raises:
         KeyError: it does not.
@@ -221,10 +221,10 @@ def check_head_reads(written: Iterable[NestedKey], head: nn.Module) -> None:
 
 
 def check_writes(name: str, head: nn.Module | None, key: str) -> None:
-    """Raise where a head, given as argument ``name``, does not give ``action_value`` or ``state_value``, the ``key``.
+    """Raise if a head, given as argument ``name``, does not write ``key`` (``action_value`` or ``state_value``).
 
     Raises:
-        ValueError: it is a module of tensordicts with other keys, or a head of ours of the other kind.
+        ValueError: it is a TensorDictModule with other keys, or a head of this library of the other kind.
     """
     if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
         raise ValueError(

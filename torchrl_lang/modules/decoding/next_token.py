@@ -1,4 +1,4 @@
-"""The rule that makes the distribution of the next token from logits, filters, forbidden tokens and values."""
+"""The distribution of the next token from logits, filters, forbidden tokens and values."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from torchrl_lang.modules.decoding.model_runner import States
 
 __all__ = ["NextTokenDistribution"]
 
-# Room behind the k best for tokens that tie with the last of them, which happens in half precision.
+# Additional candidates for tokens that tie with the k-th best one, which happens in half precision.
 _TIES = 14
 
 
 class NextTokenDistribution(nn.Module):
     """``log softmax(filter(logits / temperature) + guidance)`` over the tokens that are allowed.
 
-    Forbidden tokens are masked before everything else, so they take no place in top-k or top-p. Temperature, top-k and
-    top-p apply to the language model's logits only, before the value term; a token that they take out stays out. Where
-    filter and a ``"sign"`` term together would leave no token at all, the value term is left out.
+    Forbidden tokens are masked first, so they do not count in top-k or top-p. Temperature, top-k and top-p apply to the
+    language model's logits only, before the value term; a token that they remove stays removed. If filter and a
+    ``"sign"`` term together would remove all tokens, the value term is omitted.
 
-    Under a ``top_k`` that is small beside the vocabulary only the tokens that it keeps are gone into: filters, values
-    and normalisation see ``[N, k]``. Top-p alone may keep any number, so there everything is computed.
+    If ``top_k`` is small compared with the vocabulary, only these tokens are computed: filters, values and
+    normalisation use ``[N, k]``. Top-p alone may keep any number, so everything is computed.
 
     Args:
-        forbidden: ids that may not be written.
-        vocab_size: ids from here on are forbidden too (a model may have more than its tokenizer); None for none.
+        forbidden: ids that must not be generated.
+        vocab_size: ids from here on are forbidden too (a model may have more than its tokenizer); None for no limit.
         temperature: above zero.
-        top_k: keep that many tokens.
-        top_p: keep that much probability.
+        top_k: number of tokens to keep.
+        top_p: probability to keep.
         guidance: the value term.
 
     Examples:
@@ -59,7 +59,7 @@ class NextTokenDistribution(nn.Module):
         guidance: ValueGuidance | None = None,
     ) -> None:
         super().__init__()
-        # Wrong settings should fail here, not at the first token.
+        # Invalid settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p)
         if vocab_size is not None and vocab_size < 1:
             raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
@@ -71,7 +71,7 @@ class NextTokenDistribution(nn.Module):
         self.guidance = guidance
 
     def forward(self, states: States) -> Tensor:
-        """Log-probability of every next token, ``[N, V]``; ``states`` holds ``logits`` and what guidance reads."""
+        """Log-probability of every next token, ``[N, V]``; ``states`` has ``logits`` and the inputs of guidance."""
         logits = self.allowed(states[LOGITS])
         tokens = self._candidates(logits)
         if tokens is None:
@@ -80,11 +80,11 @@ class NextTokenDistribution(nn.Module):
         return among.new_full(logits.shape, -torch.inf).scatter_(-1, tokens, among)
 
     def _candidates(self, logits: Tensor) -> Tensor | None:
-        """Some tokens among which are all that top-k keeps, int64 ``[N, k]``; None where the whole table is cheaper."""
+        """Tokens that include all that top-k keeps, int64 ``[N, k]``; None if the full vocabulary is cheaper."""
         if self.top_k is None or not few_of_many(self.top_k + _TIES, logits.shape[-1]):
             return None
         values, tokens = logits.topk(self.top_k + _TIES, -1)
-        # What ties with the last one is kept as well: if the ties reach the end, there may be more behind it.
+        # Ties with the k-th token are kept as well: if they reach the last candidate, there may be more.
         beyond = (values[..., -1] >= values[..., self.top_k - 1]) & values[..., -1].isfinite()
         return None if bool(beyond.any()) else tokens
 
@@ -93,7 +93,7 @@ class NextTokenDistribution(nn.Module):
         logits = filter_logits(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         if self.guidance is None:
             return logits.log_softmax(-1)
-        # A constant: nothing of the logits but which tokens are out.
+        # A constant: it depends on the logits only through the set of removed tokens.
         base = logits if self.guidance.include_logits else logits.masked_fill(logits.isfinite(), 0.0)
         guided = base + self.guidance.term(states, tokens)
         if self.guidance.weighting == "sign":
@@ -105,7 +105,7 @@ class NextTokenDistribution(nn.Module):
         return self.allowed(states[LOGITS]).log_softmax(-1)
 
     def allowed(self, logits: Tensor) -> Tensor:
-        """The logits with ``-inf`` at forbidden tokens, half precision raised to float32."""
+        """The logits with ``-inf`` at forbidden tokens, half precision converted to float32."""
         logits = upcast_half(logits).index_fill(-1, self.forbidden, -torch.inf)
         if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
             logits[..., self.vocab_size :] = -torch.inf

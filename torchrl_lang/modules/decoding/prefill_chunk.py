@@ -1,4 +1,4 @@
-"""How the new tokens of a batch of rows are read: in one call of the model or in two."""
+"""Split the new tokens of a batch of rows into one or two calls of the model."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from torch import Tensor
 
 __all__ = ["PrefillChunk", "prefill_chunks"]
 
-# Rows are read in two groups where that spares so many tokens, about what a call costs beside its tokens, and such a
-# part of all: a group's keys and values have to be gathered.
+# Rows are read in two groups if that saves this many tokens (about the overhead of a call) and this fraction of all
+# tokens, because a group's keys and values have to be gathered.
 _WORTH_A_CALL, _WORTH_A_GATHER = 256, 0.25
 
 
 class PrefillChunk(NamedTuple):
-    """Rows that are read together: the last ``width`` tokens of each, or all where it has fewer."""
+    """Rows that are read together: the last ``width`` tokens of each, or all if it has fewer."""
 
     rows: Tensor | None
-    """int64 ``[M]``; None for all."""
+    """int64 ``[M]``; None for all rows."""
     width: int
-    """Tokens to read of each row."""
+    """Number of tokens to read of each row."""
     longest: int
     """Length of the longest of the rows."""
 
 
 def prefill_chunks(length: Tensor, known: Tensor) -> list[PrefillChunk]:
-    """How to read what is new of rows, in one call or, where few rows have much more than the others, in two.
+    """Split new tokens into one call, or two if few rows have many more new tokens than the others.
 
     Args:
         length: int64 ``[N]``, at least 1.
-        known: int64 ``[N]``, tokens that have been read before, fewer than ``length``.
+        known: int64 ``[N]``, number of tokens in the cache, less than ``length``.
 
     Examples:
         >>> import torch
@@ -39,10 +39,10 @@ def prefill_chunks(length: Tensor, known: Tensor) -> list[PrefillChunk]:
         >>> [(piece.rows.tolist(), piece.width, piece.longest) for piece in prefill_chunks(length, known)]
         [([0, 2], 5, 41), ([1], 600, 600)]
     """
-    whole, new = torch.stack([length, length - known]).cpu()  # the one wait for the device
+    whole, new = torch.stack([length, length - known]).cpu()  # the only synchronization with the device
     n = new.shape[0]
     ordered, order = new.sort(stable=True)
-    spared = torch.arange(n) * (ordered[-1] - torch.cat([ordered[:1], ordered[:-1]]))  # by reading the first ones apart
+    spared = torch.arange(n) * (ordered[-1] - torch.cat([ordered[:1], ordered[:-1]]))  # tokens saved by a second group
     cut = int(spared.argmax())
     if spared[cut] < max(_WORTH_A_CALL, _WORTH_A_GATHER * n * int(ordered[-1])):
         return [PrefillChunk(None, int(ordered[-1]), int(whole.max()))]

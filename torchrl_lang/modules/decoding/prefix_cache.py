@@ -1,4 +1,4 @@
-"""What an actor remembers of its transcripts from turn to turn: keys and values, and the tokens that left them."""
+"""The cache of transcripts from turn to turn: tokens with their keys and values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Compaction", "PrefixCache", "Transcripts", "compaction"]
 
 
 class Compaction(NamedTuple):
-    """How a batch closes ranks when rows leave it: the last rows that stay move to the places that become free."""
+    """How to fill the places of rows that leave a batch: the last remaining rows move there."""
 
     order: Tensor
-    """int64 ``[M]``: the rows that stay, as they stand then."""
+    """int64 ``[M]``: the remaining rows in their new order."""
     holes: Tensor
     """int64 ``[L]``: places below ``M`` that become free."""
     movers: Tensor
@@ -28,7 +28,7 @@ class Compaction(NamedTuple):
 
 
 def compaction(staying: Tensor) -> Compaction:
-    """Find the fewest moves after which the rows that stay, bool ``[N]``, stand in front.
+    """Find the fewest moves that bring the remaining rows, bool ``[N]``, to the front.
 
     Examples:
         >>> import torch
@@ -44,37 +44,37 @@ def compaction(staying: Tensor) -> Compaction:
 
 
 class Transcripts:
-    """The rows of one batch as far as they have been read, with a cache for each trunk.
+    """The cached rows of one batch, with a key-value cache per trunk.
 
-    A row may stand at another place in the cache than in the batch: those that speak stand in front.
+    A row may be at another place in the cache than in the batch, because active rows are in front.
 
     Args:
-        trunks: whose keys and values are kept.
-        n: rows of the batch.
-        size: tokens a row.
-        device: of the tokens.
+        trunks: the trunks whose keys and values are cached.
+        n: number of rows of the batch.
+        size: tokens per row.
+        device: device of the tokens.
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
         self.watch = WeightSnapshot(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
-        self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the watch sees a change
+        self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the snapshot detects a change
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
-        self.known = torch.zeros(n, dtype=torch.int64, device=device)  # tokens of each row that have been read
+        self.known = torch.zeros(n, dtype=torch.int64, device=device)  # number of cached tokens of each row
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
 
     def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
-        """The shorter way to each trunk's states; None where a model is no longer plain, e.g. has a new hook."""
+        """The fast step of each trunk; None if a model is no longer plain, e.g. has a new hook."""
         found = zip(self._steps, trunks, strict=True)
         return [step if step is not None and GPT2Step.accepts(trunk) else None for step, trunk in found]
 
     def fits(self, n: int, device: torch.device) -> bool:
-        """Whether these are of a batch of ``n`` rows there."""
+        """Whether these are for a batch of ``n`` rows on this device."""
         return self.place.shape[0] == n and self.place.device == device
 
     def grow(self, size: int) -> None:
-        """Make room for ``size`` tokens a row."""
+        """Make room for ``size`` tokens per row."""
         added = self.tokens.new_zeros(self.tokens.shape[0], size - self.size)
         self.tokens = torch.cat([self.tokens, added], -1)
         self.size = size
@@ -82,7 +82,7 @@ class Transcripts:
             cache.grow(size)
 
     def seat(self, speaking: Tensor | None) -> Tensor:
-        """Bring the rows that speak, bool ``[N]`` by place in the batch, to the front; None means all of them.
+        """Move the active rows, bool ``[N]`` by place in the batch, to the front; None means all rows.
 
         Returns:
             int64 ``[M]``: the place in the batch of each of them.
@@ -94,7 +94,7 @@ class Transcripts:
         return self.place[: moves.order.shape[0]].clone()
 
     def swap(self, moves: Compaction) -> None:
-        """Close ranks; the rows that leave stand behind from then on."""
+        """Fill the places of rows that leave; these rows are behind the others from then on."""
         if moves.holes.shape[0] == 0:
             return
         for values in (self.tokens, self.known, self.place):
@@ -103,10 +103,10 @@ class Transcripts:
             cache.swap(moves.holes, moves.movers)
 
     def recall(self, tokens: Tensor, length: Tensor) -> None:
-        """Compare with the rows that have come, and forget from where they part; the last token is always read again.
+        """Compare with new rows and drop cached tokens from the first difference; the last token is always read again.
 
-        Where no row goes on all stand at their own places again, so that an actor that was used before computes in the
-        same order as a new one.
+        If no row continues, all rows return to their own places, so that the order of computation is that of a new
+        actor.
 
         Args:
             tokens: int64 ``[N, T]``, by place in the batch.
@@ -121,52 +121,52 @@ class Transcripts:
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
 
     def read(self, tokens: Tensor, length: Tensor) -> None:
-        """Note that the first rows have been read so far."""
+        """Record that the first rows are cached up to these lengths."""
         m, width = tokens.shape
         self.tokens[:m, :width] = tokens
         self.known[:m] = length
 
     def add(self, token: Tensor, position: Tensor) -> None:
-        """Note one more token, int64 ``[M]``, of the first rows, at ``position`` ``[M]``."""
+        """Record one more token, int64 ``[M]``, of the first rows, at ``position`` ``[M]``."""
         m = token.shape[0]
         self.tokens[:m].scatter_(-1, position[:, None], token[:, None])
         self.known[:m] = position + 1
 
 
 class PrefixCache:
-    """Holds the :class:`Transcripts` of the last batch between two calls; copies of it, pickled or not, are empty.
+    """Holds the :class:`Transcripts` of the last batch between two calls; copies and pickles are empty.
 
-    While they are in use they are taken out, so that a call that fails, or a second one beside it in another thread,
-    finds none and reads from the beginning.
+    Transcripts are removed while in use, so that a failed call, or a concurrent one in another thread, reads from the
+    beginning.
     """
 
     def __init__(self) -> None:
         self._transcripts: Transcripts | None = None
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
-        """The transcripts of ``n`` rows with room for ``size`` tokens; empty where others, or none, are remembered.
+        """Transcripts of ``n`` rows with room for ``size`` tokens; empty if there are none of such a batch.
 
         Args:
-            trunks: that read them. Where their weights have changed, what they read is forgotten.
-            n: rows of the batch.
-            size: tokens a row.
-            device: of the tokens.
+            trunks: the trunks to cache; if their weights have changed, the cached tokens are dropped.
+            n: number of rows of the batch.
+            size: tokens per row.
+            device: device of the tokens.
         """
         found, self._transcripts = self._transcripts, None
         if found is None or not found.fits(n, device) or not found.watch.unchanged(trunks):
-            del found  # before its successor is allocated
+            del found  # free its memory before allocating
             return Transcripts(trunks, n, size, device)
         if size > found.size:
             found.grow(max(size, found.size * 3 // 2))
         return found
 
     def put(self, transcripts: Transcripts) -> None:
-        """Remember these from now on."""
+        """Store the transcripts for the next call."""
         self._transcripts = transcripts
 
     def forget(self) -> None:
-        """Free what is remembered."""
+        """Free the stored transcripts."""
         self._transcripts = None
 
     def __reduce__(self) -> tuple[type[PrefixCache], tuple[()]]:
-        return PrefixCache, ()  # deepcopy too comes here
+        return PrefixCache, ()  # also used by deepcopy

@@ -1,4 +1,4 @@
-"""Sampling utterances token by token, greedily too: the loop."""
+"""The loop that samples utterances token by token, or decodes greedily."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "gather_token"]
 
 
 class Prompt(NamedTuple):
-    """Rows to be continued."""
+    """Rows to continue."""
 
     tokens: Tensor
     """int64 ``[N, P]``, right-padded, ``P`` the longest row."""
@@ -28,8 +28,8 @@ class Prompt(NamedTuple):
 
 
 class Utterances(NamedTuple):
-    """Utterances as they were decoded. The last slot is an end-of-action token wherever none came before: it is
-    certain, so its log-probability and entropy are zero, as they are on padding; its state is never read.
+    """Decoded utterances. The last slot is the end-of-action token if none came before. It has probability one, so its
+    log-probability and entropy are zero, as on padding; its state is never computed.
     """
 
     action: Tensor
@@ -37,36 +37,36 @@ class Utterances(NamedTuple):
     token_log_prob: Tensor
     """float32 ``[N, K]``, under the distribution that was sampled from."""
     behavior_log_prob: Tensor
-    """float32 ``[N, K]``, under the language model alone; zero unless asked for."""
+    """float32 ``[N, K]``, under the language model alone; zero unless requested."""
     token_entropy: Tensor
-    """float32 ``[N, K]``, of the distribution that was sampled from; zero unless asked for."""
+    """float32 ``[N, K]``, of the distribution that was sampled from; zero unless requested."""
     advantage: Tensor
-    """float32 ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless asked for."""
+    """float32 ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless requested."""
     state_value: Tensor
-    """float32 ``[N, K]``, V of the state in which each token was said; zero on padding and unless asked for, NaN in the
-    certain last slot."""
+    """float32 ``[N, K]``, V of the state in which each token was generated; zero on padding and unless requested, NaN
+    in a forced last slot."""
 
     @classmethod
     def empty(cls, n: int, k: int, control: ControlTokens, device: torch.device) -> Utterances:
-        """``n`` silent utterances: an end of action, then padding."""
+        """``n`` empty utterances: an end of action, then padding."""
         action = torch.full((n, k), control.pad, dtype=torch.int64, device=device)
         action[:, 0] = control.end_of_action
         zeros = torch.zeros(n, k, device=device)
         return cls(action, zeros, zeros.clone(), zeros.clone(), torch.zeros(n, device=device), zeros.clone())
 
     def select(self, rows: Tensor) -> Utterances:
-        """These rows, int64 ``[M]``, in this order."""
+        """The rows ``rows``, int64 ``[M]``, in this order."""
         return Utterances(*(values.index_select(0, rows) for values in self))
 
     def place(self, rows: Tensor, other: Utterances) -> Utterances:
-        """A copy with ``other`` at the given rows, int64 ``[M]``."""
+        """A copy with ``other`` at the rows ``rows``, int64 ``[M]``."""
         return Utterances(*(ours.index_put((rows,), theirs) for ours, theirs in zip(self, other, strict=True)))
 
 
 def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
-    """Draw a token for each row by inverting the distribution function at ``uniform``; without it, the likeliest.
+    """Sample a token for each row by inverting the distribution function at ``uniform``; without it the most likely.
 
-    The number is drawn outside, one a token, so that what a row says does not depend on which other rows still speak.
+    The caller draws one number per token, so a row's utterance does not depend on which other rows are active.
 
     Args:
         log_prob: float ``[N, V]``.
@@ -83,7 +83,7 @@ def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
         return log_prob.argmax(-1)
     cumulative = log_prob.exp().cumsum(-1)
     total = cumulative[:, -1]
-    # Rounding must not lift the threshold to the total: no token lies beyond it.
+    # Rounding must not raise the threshold to the total, which no token exceeds.
     threshold = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold[:, None], right=True).squeeze(-1)
 
@@ -101,21 +101,21 @@ def sample_utterances(
     advantage: bool = False,
     value: nn.Module | None = None,
 ) -> Utterances:
-    """Continue each prompt by one utterance of at most ``action_length`` tokens, its end included.
+    """Generate one utterance for each prompt, of at most ``action_length`` tokens including its end.
 
-    Rows that have finished leave the batch once a quarter of it has.
+    Finished rows are removed from the batch when they are a quarter of it.
 
     Args:
-        runner: of rows at least ``P + action_length`` long.
+        runner: for rows of at least ``P + action_length`` tokens.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
         action_length: ``K``.
-        uniform: float ``[N * candidates, K]`` in ``[0, 1)``, one number a token; without it decoding is greedy.
-        candidates: utterances for each prompt, which is read once. Row ``i`` continues prompt ``i // candidates``.
-        diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
-        advantage: also fill in ``advantage``.
-        value: also fill in ``state_value``, by this head; see :class:`ValueGuidance` for what it may be.
+        uniform: float ``[N * candidates, K]`` in ``[0, 1)``, one number per token; without it decoding is greedy.
+        candidates: utterances per prompt, which is read once. Row ``i`` continues prompt ``i // candidates``.
+        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
+        advantage: also compute ``advantage``.
+        value: also compute ``state_value``, with this head; see :class:`ValueGuidance` for the accepted heads.
     """
     position, longest = prompt.length, prompt.tokens.shape[-1]
     out = Utterances.empty(position.shape[0] * candidates, action_length, control, position.device)
@@ -146,13 +146,13 @@ def sample_utterances(
             out.advantage[row] += gained.to(out.advantage.dtype)
         finished = finished | (token == control.end_of_action)
         if slot == action_length - 2:
-            # The last slot is for the end of the action, whatever the model would say: nothing is left to compute.
+            # The last slot is always the end of the action, so nothing is computed.
             certain = {"action": torch.full_like(token, control.end_of_action)}
             if value is not None:
                 certain["state_value"] = torch.full_like(said["state_value"], torch.nan)
             records.add(row, slot + 1, finished, certain)
             break
-        speaking = finished.shape[0] - int(finished.sum())  # the one wait for the device
+        speaking = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
         if speaking == 0:
             break
         if speaking <= 0.75 * finished.shape[0]:
@@ -167,29 +167,29 @@ def sample_utterances(
 
 
 class _Records:
-    """What was said of some rows at each slot, written into the utterances at once."""
+    """Collects values of some rows at each slot, and writes them to the utterances at once."""
 
     def __init__(self) -> None:
         self._places: list[tuple[Tensor, int, Tensor]] = []
         self._values: dict[str, list[Tensor]] = {}
 
     def add(self, row: Tensor, slot: int, finished: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Note values ``[M]`` of rows ``[M]`` that were not ``finished`` before, by the names of the entries.
+        """Add values ``[M]`` of rows ``[M]`` that were not ``finished`` before, by names of entries.
 
-        A name that comes at all comes from the first slot on.
+        A name must be present from the first slot on, or never.
         """
         self._places.append((row, slot, finished))
         for name, found in values.items():
             self._values.setdefault(name, []).append(found)
 
     def write(self, out: Utterances, pad: int) -> None:
-        """Write all of it; padding behind the ends of the finished."""
+        """Write all values, with padding after the ends."""
         k = out.action.shape[1]
         place = torch.cat([row * k + slot for row, slot, _ in self._places])
         silent = torch.cat([finished for _, _, finished in self._places])
         for name, parts in self._values.items():
             entry, values = getattr(out, name), torch.cat(parts)
-            n = values.shape[0]  # the last slot has no values of the other entries
+            n = values.shape[0]  # other entries than the tokens have no values in the last slot
             kept = values.masked_fill(silent[:n], pad if name == "action" else 0).to(entry.dtype)
             entry.view(-1).index_copy_(0, place[:n], kept)
 

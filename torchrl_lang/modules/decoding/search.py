@@ -1,4 +1,4 @@
-"""Choosing among several utterances: beam search, and the best of N samples by advantage and probability."""
+"""Choose among several utterances: beam search, and best of N samples by advantage and probability."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def beam_search(
     beams: int,
     diagnostics: bool = False,
 ) -> tuple[Utterances, Tensor]:
-    """The most likely utterances that a beam of the given width finds, without length normalisation.
+    """The most likely utterances that beam search finds, without length normalisation.
 
-    A beam that has ended keeps its score and competes with those that go on. At the first token there is one beam a
-    prompt; with width 1 this is greedy decoding.
+    A finished beam keeps its score and competes with the others. At the first token there is one beam per prompt; with
+    width 1 this is greedy decoding.
 
     Args:
-        runner: of rows at least ``P + action_length`` long.
+        runner: for rows of at least ``P + action_length`` tokens.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
         action_length: ``K``.
         beams: ``W``.
-        diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
+        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
 
     Returns:
-        ``N * W`` utterances, those of a prompt side by side and the best first, and their summed log-probabilities,
-        float ``[N, W]``; ``-inf`` where there are fewer than ``W`` possible utterances.
+        ``N * W`` utterances, adjacent for each prompt with the best first, and their summed log-probabilities, float
+        ``[N, W]``; ``-inf`` if there are fewer than ``W`` possible utterances.
     """
     n, device = prompt.length.shape[0], prompt.length.device
     out = Utterances.empty(n * beams, action_length, control, device)
@@ -56,11 +56,11 @@ def beam_search(
     score[:, 0] = 0.0
     finished = torch.zeros(n * beams, dtype=torch.bool, device=device)
     for slot in range(action_length):
-        if slot == action_length - 1:  # certain, as in sampling
+        if slot == action_length - 1:  # the forced end, as in sampling
             out.action[:, slot] = torch.where(finished, control.pad, control.end_of_action)
             break
         log_prob = rule(states)
-        # A beam that has ended goes on by padding alone, which is certain.
+        # A finished beam continues with padding only, which has probability one.
         only_pad = torch.full_like(log_prob[0], -torch.inf)
         only_pad[control.pad] = 0.0
         log_prob = torch.where(finished[:, None], only_pad, log_prob)
@@ -78,7 +78,7 @@ def beam_search(
             )
             out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
-        if bool(finished.all()):  # the one wait for the device
+        if bool(finished.all()):  # the only synchronization with the device
             break
         if slot < action_length - 2:
             runner.reorder(parent)
@@ -102,20 +102,20 @@ def best_of(
 ) -> tuple[Utterances, Tensor]:
     """Sample several utterances for each prompt and keep the one with the highest score.
 
-    The score is ``advantage_weight * sum(Q - V) + log_prob_weight * sum(log p)`` over the tokens that the agent wrote;
-    neither the prompt nor the padding behind the end counts.
+    The score is ``advantage_weight * sum(Q - V) + log_prob_weight * sum(log p)`` over the agent's tokens, without the
+    prompt and padding.
 
     Args:
-        runner: of rows at least ``P + action_length`` long.
+        runner: for rows of at least ``P + action_length`` tokens.
         rule: distribution of the next token.
         prompt: ``N`` rows.
         control: ids of the control tokens.
         action_length: ``K``.
         uniform: float ``[N * candidates, K]``, see :func:`sample_utterances`.
-        candidates: samples a prompt.
+        candidates: samples per prompt.
         advantage_weight: weight of the summed advantages; not computed at zero.
         log_prob_weight: weight of the summed log-probabilities.
-        diagnostics: also fill in ``behavior_log_prob`` and ``token_entropy``.
+        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
 
     Returns:
         ``N`` utterances and the scores of all candidates, float ``[N, candidates]``.

@@ -1,4 +1,4 @@
-"""The policy of a language task: reads the transcript, says one utterance."""
+"""The policy of a language task: generates one utterance for each row."""
 
 from __future__ import annotations
 
@@ -36,70 +36,71 @@ __all__ = ["UtteranceActor"]
 
 
 class UtteranceActor(TensorDictModuleBase):
-    """Says one utterance for each row: a policy for ``env.rollout`` and for TorchRL's collectors.
+    """Generates one utterance for each row: a policy for ``env.rollout`` and TorchRL's collectors.
 
     Reads ``tokens`` and ``attention_mask`` ``[*B, T]`` and writes ``action`` int64 ``[*B, K]``, ``action_log_prob``
     float ``[*B]`` and ``token_log_prob`` float ``[*B, K]``, the log-probability under the distribution that was sampled
-    from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot admits
-    only the end-of-action token, with probability one. Rows that are done, where the tensordict says so, are not read
-    and get an empty utterance.
+    from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
+    end-of-action token with probability one. Rows that are done, if the tensordict has ``done``, get an empty
+    utterance.
 
-    Over a model that ``fully_shard`` has spread over processes each call gathers the weights once and frees them
-    afterwards: all processes call the actor equally often, for as many rows and tokens as each has.
+    With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
+    processes must call the actor equally often, with any number of rows and tokens.
 
-    Decoding runs without gradients and in evaluation mode and leaves the training flags as they were. Under TorchRL's
-    ``set_exploration_type(ExplorationType.DETERMINISTIC)`` ``"sample"`` and ``"best_of"`` become greedy.
+    Decoding uses no gradients and evaluation mode, and restores the training flags. With TorchRL's
+    ``set_exploration_type(ExplorationType.DETERMINISTIC)`` ``"sample"`` and ``"best_of"`` decode greedily.
 
     Args:
-        actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`; any actor with those keys
+        actor: trunk, head and distribution, see :func:`~torchrl_lang.modules.language_actor`. Any actor with these keys
             works, but only a :class:`~torchrl_lang.modules.Trunk` decodes with a cache.
-        control: ids of the control tokens and their number of all, ``tokenizer.control``.
-        action_length: ``K``, as the environment has it.
-        guidance: values that steer the words.
-        value: also write ``state_value``, see below, by this head over the actor's own states: a
-            :class:`~torchrl_lang.modules.ValueHead`, or a module of tensordicts that writes ``state_value`` ``[N, 1]``.
-            For ``"sample"`` and ``"greedy"``.
+        control: ids of the control tokens and number of all ids, ``tokenizer.control``.
+        action_length: ``K``, the environment's ``action_length``.
+        guidance: values that are added to the logits.
+        value: also write ``state_value``, see below, with this head over the actor's states: a
+            :class:`~torchrl_lang.modules.ValueHead`, or a TensorDictModule that writes ``state_value`` ``[N, 1]``. For
+            ``"sample"`` and ``"greedy"``.
         method: ``"sample"``, ``"greedy"``, ``"beam"`` or ``"best_of"`` (samples, ranked). With ``"best_of"`` the
-            log-probabilities are those of sampling, not of having been chosen.
+            log-probabilities are those of sampling, without the choice.
         temperature: of the language model's logits, like ``top_k`` and ``top_p``; the value term is not filtered.
-        top_k: keep that many tokens.
-        top_p: keep that much probability.
-        beams: width of the beam.
-        candidates: samples to choose from in ``"best_of"``.
+        top_k: number of tokens to keep.
+        top_p: probability to keep.
+        beams: beam width.
+        candidates: number of samples of ``"best_of"``.
         advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
-        log_prob_weight: weight of the summed log-probabilities there.
-        forbidden: ids that may not be said, default all control tokens but the end of the action.
-        vocab_size: number of ids that may be generated, default all of the tokenizer's, ``control.vocab_size``: a
-            model often has more embeddings than its tokenizer has ids.
-        seed: of the actor's own random stream, default a fresh one from the operating system. A copy, pickled for
-            another process or not, goes on with the same numbers if a seed was given, so several workers would draw the
-            same; without one each copy takes a fresh seed.
-        generator: the stream itself, instead of ``seed``; copies go on with the same numbers, too.
+        log_prob_weight: weight of the summed log-probabilities in that ranking.
+        forbidden: ids that must not be generated; default all control tokens except the end of the action.
+        vocab_size: number of ids that may be generated; default all of the tokenizer's, ``control.vocab_size``, because
+            a model often has more embeddings.
+        seed: seed of the actor's random generator; default from the operating system. A copy or pickle continues with
+            the same numbers if a seed was given, so several workers would sample the same; without a seed each copy
+            takes a new one.
+        generator: the generator itself, instead of ``seed``; copies continue with the same numbers.
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
-        cached: False reads the whole row anew for each token; the same utterances, slower. So does a model that cannot
-            be read piece by piece, with a warning that says why.
+        cached: False reads the whole row for each token, with the same utterances, but slower. Models that cannot read
+            rows incrementally do the same, with a warning that gives the reason.
         reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
 
-    With ``reuse_prefix`` the actor remembers the rows of its last call, the words that it said included. Row by row it
-    compares the tokens with those that it remembers for that place of the batch and reads on where they part: a row
-    that goes on costs what is new, one that was reset is read from its beginning. A batch of another size and any
-    change of the trunks' weights (by whatever means; device, PEFT adapters and autocast too: see
-    :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) start all rows anew, so the utterances are
-    those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters what a
-    layer computes, call :meth:`forget`. The price is memory: for each trunk ``2 * layers * key-value width * (T + K)``
-    numbers a row, allocated once, until the next batch of another size or :meth:`forget`, and for GPT-2 on top of that
-    up to 50 MB of room to compute in. Copies of the actor, pickled or not, start with nothing remembered, and
-    ``state_dict`` knows nothing of it. Trunks that cannot be read piece by piece, and ``cached=False``, read all rows
-    anew. With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was
-    said, the one that predicted it: zero on padding, NaN in the certain last slot, whose state is never read;
-    ``PPOLoss.estimate(reuse_values=True)`` puts the value there that makes its temporal difference zero. The utterances
-    stay the same, and ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` takes the values along.
+    With ``reuse_prefix`` the actor caches the rows of its last call, including its utterances. It compares the tokens
+    of each row with the cached ones at that place of the batch and reads from the first difference: a row that
+    continues costs its new tokens, one that was reset is read from its beginning. A batch of another size and any
+    change of the trunks' weights, device, PEFT adapters or autocast (see
+    :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) clear the cache, so the utterances equal
+    those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters a
+    layer's output, call :meth:`forget`. For each trunk the cache takes ``2 * layers * key-value width * (T + K)``
+    numbers per row, until the next batch of another size or :meth:`forget`, and up to 50 MB of working memory for
+    GPT-2. Copies and pickles of the actor have an empty cache, and ``state_dict`` does not contain it. Trunks that
+    cannot read rows incrementally, and ``cached=False``, do not use it.
+
+    With ``value`` the actor writes ``state_value`` float32 ``[*B, K]``, V of the state in which each token was
+    generated: zero on padding, NaN in a forced last slot, whose state is never computed;
+    ``PPOLoss.estimate(reuse_values=True)`` replaces NaN by the value that makes its TD error zero. The utterances do
+    not change. ``rows_from_rollout(..., carry=["token_log_prob", "state_value"])`` copies the values to rows.
 
     Raises:
-        TypeError: ``actor`` or ``control`` is something else, or a number is no integer.
-        ValueError: options contradict each other, an id is beyond the model's vocabulary, or a value head does not
-            fit; on calls, a row is empty, or row and utterance outgrow the model.
+        TypeError: ``actor`` or ``control`` has the wrong type, or a number is not an integer.
+        ValueError: options contradict each other, an id is outside the model's vocabulary, or a value head does not
+            match; on calls, a row is empty, or row and utterance exceed the model's positions.
         KeyError: a trunk does not write what a value head reads; on calls, ``tokens`` or ``attention_mask`` is missing.
 
     Examples:
@@ -112,11 +113,11 @@ class UtteranceActor(TensorDictModuleBase):
         >>> policy = UtteranceActor(language_actor(lm), tokenizer.control, 4, seed=0)
         >>> rows = TensorDict(tokens=torch.full((2, 6), tokenizer.control.begin_action),
         ...                   attention_mask=torch.arange(6).expand(2, 6) < 1, batch_size=[2])
-        >>> said = policy(rows)
-        >>> said["action"].shape, said["action_log_prob"].shape
+        >>> out = policy(rows)
+        >>> out["action"].shape, out["action_log_prob"].shape
         (torch.Size([2, 4]), torch.Size([2]))
-        >>> again = policy.get_dist(rows).log_prob(said["action"])
-        >>> torch.testing.assert_close(again, said["action_log_prob"])
+        >>> again = policy.get_dist(rows).log_prob(out["action"])
+        >>> torch.testing.assert_close(again, out["action_log_prob"])
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class UtteranceActor(TensorDictModuleBase):
         return tensordict
 
     def forget(self) -> None:
-        """Free the keys and values that are kept between calls; the next call reads its rows from their beginning."""
+        """Free the cached keys and values; the next call reads its rows from the beginning."""
         if self._memory is not None:
             self._memory.forget()
 

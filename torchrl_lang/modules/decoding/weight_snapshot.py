@@ -1,4 +1,4 @@
-"""Whether a model still has the weights that it had before: a check that costs less than reading one token."""
+"""Detect changes of a model's weights, at less than the cost of reading one token."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch.distributed.tensor import DTensor
 
 __all__ = ["WeightSnapshot"]
 
-_ADAPTERS = "_disable_adapters"  # where PEFT's layers say whether they compute
-_PIECE = 1 << 22  # entries of half precision that are raised to float32 at a time
+_ADAPTERS = "_disable_adapters"  # attribute of PEFT layers: whether their adapters are off
+_PIECE = 1 << 22  # number of half-precision entries that are converted to float32 at a time
 
 
 class WeightSnapshot:
-    """Remembers the weights of modules as they were when it was made, and compares them with those of now.
+    """Stores properties of modules' weights, and compares them with the current ones.
 
-    Three signs, any of which counts:
+    Any of these differences counts as a change:
 
-    - where each parameter and buffer lies, its dtype, and how often autograd saw it written to. An optimiser's step,
-      ``load_state_dict`` and ``.to()`` show here, however small the change;
-    - the values: vectors themselves, matrices times a fixed random vector. Writing through ``.data``, as TorchRL's
-      collectors do, or from another process into shared memory, leaves no other trace. A change of a single weight
-      shows from a relative size of about one unit in the last place of its row's sum on;
-    - how weights are computed with: PEFT adapters that are on, autocast, inference mode, the precision of products.
+    - the memory, dtype and autograd version counter of each parameter and buffer. They detect an optimizer's step,
+      ``load_state_dict`` and ``.to()``, however small the change;
+    - the values: vectors themselves, matrices times a fixed random vector. They detect writes through ``.data``, as in
+      TorchRL's collectors, or from another process to shared memory. A change of a single weight is detected from a
+      relative size of about one unit in the last place of its row's sum;
+    - the state of the computation: active PEFT adapters, autocast, inference mode, the precision of matrix products.
 
-    Other settings of modules, and hooks, are not compared. Each weight is read once, as one decoding step does; of
-    weights sharded over processes each process reads its own part. Waits once for the device.
+    Other settings of modules, and hooks, are not compared. Each weight is read once, as in one decoding step; if
+    weights are sharded over processes, each process reads its own part. Synchronizes with the device once.
 
     Args:
-        modules: whose weights are compared.
+        modules: the modules whose weights are compared.
 
     Examples:
         >>> import torch
@@ -56,7 +56,7 @@ class WeightSnapshot:
         self._values = self._read(tensors)
 
     def unchanged(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether these are the same modules, with the weights that were remembered."""
+        """Whether these are the same modules with the same weights."""
         if len(modules) != len(self._modules) or not all(map(is_, modules, self._modules)):
             return False
         tensors = _tensors(modules)
@@ -95,13 +95,13 @@ class WeightSnapshot:
 
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """Parameters and buffers, of sharded ones the part that lies here; a module that stands twice is read once."""
+    """Parameters and buffers, for sharded ones the local part; a module that occurs twice is read once."""
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]:
-    """What is known without looking at values: of the tensors, and of how they are computed with."""
+    """Properties other than values: of the tensors, and of the computation."""
     facts: list[Any] = [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
     for tensor in tensors:
         version = 0 if tensor.is_inference() else tensor._version
@@ -112,6 +112,6 @@ def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]
 
 
 def _adapters(layer: nn.Module) -> tuple[Any, ...]:
-    """Which of a layer's PEFT adapters compute."""
+    """The active PEFT adapters of a layer."""
     own = vars(layer)
     return own[_ADAPTERS], str(own.get("_active_adapter"))

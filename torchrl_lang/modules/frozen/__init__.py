@@ -1,1 +1,1 @@
-"""Frozen references: copies that share what does not train, fingerprints, adapters switched off."""
+"""Frozen references: copies that share frozen weights, fingerprints, and disabled adapters."""

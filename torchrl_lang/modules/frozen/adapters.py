@@ -1,4 +1,4 @@
-"""PEFT adapters: find them, list their weights, switch them off for a while."""
+"""PEFT adapters: find them, list their weights, disable them temporarily."""
 
 from __future__ import annotations
 

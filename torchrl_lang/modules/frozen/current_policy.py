@@ -1,4 +1,4 @@
-"""The policy itself, where a divergence has to run it: no copy, never stale."""
+"""The current policy as a reference, for divergences that have to run it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["CurrentPolicy"]
 
 
 class CurrentPolicy(FrozenActor):
-    """An actor that goes on training, run without gradients and in evaluation mode when it is asked.
+    """An actor that continues to train, run without gradients and in evaluation mode.
 
-    Nothing is copied, moved or embedded: it belongs to the caller. A copy of it, pickled for another process or not, is
-    another policy from the next training step on; so a copy refuses to run. Evaluation mode is switched for all threads
-    at once: the thread that made this may do it, in others it runs only while every module is in evaluation mode.
+    The actor is not copied, moved or registered: it belongs to the caller. A copy or pickle would differ from the
+    policy after the next training step, so it refuses to run. Evaluation mode affects all threads: the thread that made
+    this object may switch it, others may run the policy only while every module is in evaluation mode.
 
     Args:
         actor: the policy.
@@ -36,33 +36,33 @@ class CurrentPolicy(FrozenActor):
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """The context in which the policy is run.
+        """The context in which to run the policy.
 
         Raises:
-            RuntimeError: this is a copy, or another thread than the one that made it, and the policy is in training
-                mode.
+            RuntimeError: this is a copy, or this is another thread than the one that made it and the policy is in
+                training mode.
         """
         if not self._original:
             raise RuntimeError(
                 "This is a copy of the policy, made when the transform was copied or sent to another process, and "
-                "would never learn what the policy learns. Keep the policy's log-probability (return_log_prob=True) "
-                "and the parameters of its distribution in the data, or use the transform in the training process."
+                "would not be trained. Keep the policy's log-probability (return_log_prob=True) and the parameters of "
+                "its distribution in the data, or use the transform in the training process."
             )
         if not self._in_own_thread() and any(module.training for module in self.actor.modules()):
             raise RuntimeError(
-                "To run the policy here would switch it from training to evaluation mode for all threads, and this is "
-                "another thread than the one that trains it (a replay buffer with prefetch=, say). Keep the policy's "
-                "log-probability and the parameters of its distribution in the data, use no prefetch=, call the "
-                "transform in the training loop, or keep the policy in evaluation mode (policy.eval())."
+                "Running the policy here would switch it from training to evaluation mode for all threads, and this is "
+                "another thread than the one that trains it (for instance of a replay buffer with prefetch=). Keep the "
+                "policy's log-probability and the parameters of its distribution in the data, use no prefetch=, call "
+                "the transform in the training loop, or keep the policy in evaluation mode (policy.eval())."
             )
         with torch.no_grad(), eval_mode(self.actor):
             yield
 
     def check_unchanged(self) -> None:
-        """A policy may change."""
+        """Does nothing, because the policy may change."""
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Nothing is owned."""
+        """Does nothing, because no weights are owned."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_original": False, "_thread": None}
