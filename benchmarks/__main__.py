@@ -68,7 +68,7 @@ def _place(chosen: torch.device) -> str:
 def _measure(name: str, chosen: torch.device, quick: bool) -> dict[str, Any]:
     """Run one benchmark; unless it is a quick look, record it and draw its figures."""
     module = importlib.import_module(f"benchmarks.{name}")
-    # A benchmark that says ON_CUDA makes its tensors on device(); the others measure the CPU wherever they run.
+    # A benchmark with ON_CUDA makes its tensors on device(); the others measure the CPU wherever they run.
     on = chosen if getattr(module, "ON_CUDA", False) else torch.device("cpu")
     folder = RESULTS if on.type == "cpu" else RESULTS / on.type
     about = (module.__doc__ or "").split("\n\n")[0]

@@ -59,7 +59,7 @@ def row(
     note: str | None = None,
     figure: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A figure; ``ok`` says whether it meets its target, None where it has none.
+    """A figure; ``ok``: whether it meets its target, None where it has none.
 
     A :class:`Median` brings its spread along. A note stands below the table, and so does a picture of ``figure``, see
     :func:`benchmarks.figures.draw`.
@@ -194,7 +194,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]], before: dict[str, float]) -> str:
-    """A plain-text table, beside the values of the last record, and below it what cannot be said in numbers."""
+    """A plain-text table, beside the values of the last record, and below it the notes."""
     lines = [HEAD, *(cells(entry | {"last": before.get(entry["name"])}) for entry in rows)]
     return "\n".join([*align(lines), *notes(rows)])
 
@@ -241,7 +241,7 @@ def record(rows: list[dict[str, Any]], path: Path) -> dict[str, float]:
 def compared(rows: list[dict[str, Any]], path: Path) -> dict[str, Any]:
     """A record of the figures: their machine, and beside each its value in the record at ``path``, if there is one.
 
-    ``changed`` says what was another machine or version then.
+    ``changed`` lists differences of machine or versions.
     """
     now = machine()
     if not path.exists():

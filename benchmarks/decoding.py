@@ -29,7 +29,7 @@ MAX_GUIDED_RATIO, MIN_ACTING_RATIO, MIN_OVER_GENERATE, MAX_TURN_RATIO, PAPER_GAM
 FORBIDDEN = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
 
 Policy = Callable[[Tensor, Tensor], Tensor]
-"""Says what comes next: ``tokens, attention_mask [N, T] -> action [N, K]``."""
+"""Chooses actions: ``tokens, attention_mask [N, T] -> action [N, K]``."""
 
 
 @one_core()
@@ -55,21 +55,21 @@ def _guidance(lm: PreTrainedModel, guided: ValueGuidance, repeats: int) -> list[
         "plain": Game(MAIN, _policy(lm)).play,
         "guided": Game(MAIN, _policy(lm, guided)).play,
         "guided and clipped": Game(MAIN, _policy(lm, clipped)).play,
-        "reading anew": Game(MAIN, _policy(lm, guided, reuse_prefix=False)).play,
+        "rereading all rows": Game(MAIN, _policy(lm, guided, reuse_prefix=False)).play,
     }
     times = interleaved(jobs, repeats)
     costs = [
         row(f"decoding: {name} / plain, time", ratio(times, name, "plain"), "x", MAX_GUIDED_RATIO, at_most=True)
         for name in ("guided", "guided and clipped")
     ]
-    saved = ratio(times, "reading anew", "guided")
-    return [*costs, row("acting: reading anew each turn / prefix reuse, time", saved, "x")]
+    saved = ratio(times, "rereading all rows", "guided")
+    return [*costs, row("acting: rereading all rows each turn / prefix reuse, time", saved, "x")]
 
 
 def _acting(lm: PreTrainedModel, guided: ValueGuidance, n: int, repeats: int) -> list[dict[str, Any]]:
     """Whole games of ``n`` rows, value-guided, beside one forward pass over their transcripts.
 
-    The rows are those that stand when the last word has been said; its answer is left out, as no policy reads it. The
+    The rows are those after the last action; its answer is left out, as no policy reads it. The
     time of acting includes the values, the replies and all else that a turn takes.
     """
     game = Game(n, _policy(lm, guided))

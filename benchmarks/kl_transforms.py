@@ -89,7 +89,7 @@ def _scored(name: str, size: tuple[int, int, int], batches: list[TensorDictBase]
 
 
 def _dialogues(rows: int, width: int, vocabulary: int) -> TensorDict:
-    """Rows of turns by turns: the environment says 10 tokens, the agent 10, over a half to the whole of the width."""
+    """Rows of turns by turns: the environment writes 10 tokens, the agent 10, over a half to the whole of the width."""
     length = torch.randint(width // 2, width + 1, (rows,))
     position = torch.arange(width)
     attention = position < length[:, None]

@@ -72,8 +72,8 @@ def _profile(task: Task, name: str, *, repeats: int) -> list[dict[str, Any]]:
                 parts = {part: share + watch.seconds[part] / whole / repeats for part, share in parts.items()}
         finally:
             loop.games.close()
-    told = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
-    note = f"{told}; the rest is the collector, rows, advantages and batches"
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+    note = f"{shares}; the rest is the collector, rows, advantages and batches"
     what = f"online PPO, {name}:"
     return [
         row(f"{what} outside of model and games", median(outside), "", MAX_OUTSIDE, at_most=True, note=note),

@@ -61,7 +61,7 @@ def install(folder: Path = FOLDER) -> Path:
     """Python of the environment, which is made if need be: about 1.3 GB from the package index, a minute or two.
 
     Raises:
-        Unavailable: it cannot be made, for want of a network, say.
+        Unavailable: it cannot be made, for example without a network.
     """
     python = folder / "bin" / "python"
     if installed(folder):
@@ -142,7 +142,7 @@ class AgileRL:
         return self._ask("step", batch)
 
     def close(self) -> None:
-        """End the process and forget its files."""
+        """End the process and delete its files."""
         self._process.communicate()  # it ends when its input does
         self._errors.close()
         self._folder.cleanup()

@@ -1,6 +1,6 @@
 """AgileRL's ILQL as a process: reads batches from a folder, then runs training steps on demand.
 
-It runs in AgileRL's own virtual environment and imports nothing of this project. On standard output it first tells what
+It runs in AgileRL's own virtual environment and imports nothing of this project. It first prints what
 it has loaded; then it answers each line of standard input, ``losses 3`` or ``step 3`` for batch 3, with the loss. Every
 answer is a line of JSON.
 """

@@ -12,8 +12,8 @@ observation the state of the agent's following token. Two ways lead there:
 
 Both learn exactly what :class:`~torchrl_lang.objectives.ILQLLoss` learns without CQL, margin and advantage weights. The
 loss has no CQL term, computes the padding, builds each head's table of values, ``[N, V]``, and computes weights of the
-policy even at temperature 0, where all of them are 1. By itself it knows no rows: the transitions, and the jump over
-what the environment said, are made here.
+policy even at temperature 0, where all of them are 1. It does not read rows: the transitions, and the jump over
+the environment's tokens, are made here.
 """
 
 from __future__ import annotations

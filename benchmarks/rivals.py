@@ -59,7 +59,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def agilerl_rows(batches: Batches, repeats: int, folder: Path = FOLDER, *, make: bool = True) -> list[dict[str, Any]]:
-    """AgileRL's step, ours and the plain one; where AgileRL cannot be had, a note that says why, and the other two."""
+    """AgileRL's step, ours and the plain one; without AgileRL a note with the reason, and the other two."""
     plain, ours = Plain(make_lm(), batches), Learner(make_ilql(make_lm()), batches)
     jobs = {"plain": plain.step, "our losses": ours.losses, "our step": ours.step}
     try:

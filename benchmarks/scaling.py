@@ -35,7 +35,7 @@ AXES: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {  # how it is calle
     "rows": ("batch", (8, 16, 32, 64, 128, 256), (8, 64)),
 }
 ROUNDS, BUDGET = 15, 4.0  # rounds of a place at most; the seconds after which as few as three are enough
-TABLES = 12  # with a number for each position and word: so many the naive form holds at its worst, or fewer
+TABLES = 12  # with a number for each position and token: the most that the naive form holds
 
 
 @one_core()
@@ -106,7 +106,7 @@ def _steps(case: Case) -> dict[str, Callable[[], None]]:
 
 
 def _free_memory() -> float:
-    """Bytes; infinity where the system does not say."""
+    """Bytes; infinity where the system does not report it."""
     if device().type == "cuda":
         return torch.cuda.mem_get_info(device())[0]
     if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):

@@ -85,7 +85,7 @@ def _play(env: WordleEnv, actions: list[Tensor]) -> None:
 
 
 class _Drawn(TensorDictModuleBase):
-    """Says what was drawn beforehand, turn by turn; it reads nothing."""
+    """Replays actions that were drawn beforehand, turn by turn, without reading the rows."""
 
     def __init__(self, actions: list[Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the time of a job goes: functions are wrapped for a while, and the time inside each is added up."""
+"""Where the time of a job goes: functions are wrapped inside a `with` block, and the time in each is added up."""
 
 from __future__ import annotations
 

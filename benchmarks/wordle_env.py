@@ -70,7 +70,7 @@ def _play(env: WordleEnv, actions: list[Tensor]) -> None:
 
 
 def _play_on(env: WordleEnv, actions: list[Tensor]) -> None:
-    """Six turns as a collector plays them: games that end, which is some every turn, begin anew."""
+    """Six turns as a collector plays them: games that end, some in every turn, are reset."""
     tensordict = env.reset()
     for action in actions:
         _, tensordict = env.step_and_maybe_reset(tensordict.set(ACTION, action))
@@ -151,7 +151,7 @@ def _expert(words: list[str], repeats: int, games: int) -> list[dict[str, Any]]:
     seconds = time.perf_counter() - start
     return [
         _row("expert, building its table", built, "s", None),
-        _row("expert, first move of a game, nothing remembered", milliseconds, "ms", MAX_FIRST_MOVE_MS, at_most=True),
+        _row("expert, first move of a game, empty cache", milliseconds, "ms", MAX_FIRST_MOVE_MS, at_most=True),
         _row(f"expert, {games:,} games", seconds, "s", MAX_EXPERT_SECONDS * games / 100_000, at_most=True),
         _row(f"expert, mean return of {games:,} games", total / games, "", None),
     ]

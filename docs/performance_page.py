@@ -100,7 +100,7 @@ INTRO = """# Performance
 This page is made from the records of `make bench` (`benchmarks/results/*.json`) by `docs/performance_page.py`.
 
 Values are medians, in brackets the quartiles. A ratio compares neighbouring runs in one process: it varies less than
-speeds, which change by a quarter from hour to hour on a shared machine. Unless a section says otherwise, one core was
+speeds, which change by a quarter from hour to hour on a shared machine. Unless a section states otherwise, one core was
 used. "Target" is what the benchmark demands; a value that misses it is marked.
 
 To measure on your machine: `make bench` (all, with AgileRL in an environment of 1.3 GB) or `make bench ARGS="--quick

@@ -1,4 +1,4 @@
-"""One's own TorchRL loop: a transformed Wordle, a language model as policy, a Collector, a ReplayBuffer, a loss."""
+"""Your own TorchRL loop: a transformed Wordle, a language model as policy, a Collector, a ReplayBuffer, a loss."""
 
 import torch
 from torchrl.collectors import Collector

@@ -1,4 +1,4 @@
-"""GRPO on Wordle by TorchRL's own loss: sixteen games of each hidden word, each judged by how the others went.
+"""GRPO on Wordle by TorchRL's own loss: sixteen games of each hidden word, each scored relative to the others.
 
 The start imitates a player who guesses words at random. There are no values: what a game is worth is known from the
 games that began as it did, ``env.reset(hidden_word=...)``.
@@ -24,7 +24,7 @@ actor = language_actor(lm)
 
 
 def play(policy, carry=()):
-    """One game of each row; all go on until the last has ended."""
+    """One game of each row; all run until the last has ended."""
     steps = env.rollout(
         4,
         policy,

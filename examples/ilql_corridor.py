@@ -1,4 +1,4 @@
-"""ILQL joins the good halves of bad walks: it walks a corridor straight, though nobody in its data ever did."""
+"""ILQL joins the good halves of bad walks: it walks a corridor straight, although no walk of its dataset does."""
 
 import torch
 from torchrl.objectives import SoftUpdate

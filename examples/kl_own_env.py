@@ -1,4 +1,4 @@
-"""One's own environment and TorchRL's own PPO: a policy that must stay near the one that it starts from.
+"""Your own environment and TorchRL's own PPO: a policy that must stay near the one that it starts from.
 
 A cart is to be pushed to a flag. The start is a policy that drives there slowly; PPO makes it faster, a Lagrange
 multiplier holds its divergence from the start at a target, and a limit cuts episodes that stray too far.

@@ -1,4 +1,4 @@
-"""A text game of one's own in plain Python, played side by side in a TorchRL environment, and its games as text."""
+"""Your own text game in plain Python, played side by side in a TorchRL environment, and its games as text."""
 
 import random
 
@@ -7,7 +7,7 @@ from torchrl_lang.envs import TextGameEnv, check_language_env
 
 
 class Coins:
-    """Say how many of three coins show heads."""
+    """Write how many of three coins show heads."""
 
     def reset(self, seed):
         self.heads = sum(random.Random(seed).random() < 0.5 for _ in range(3))
@@ -27,7 +27,7 @@ def make_env(batch_size=4):
 
 check_language_env(make_env())
 env = make_env()
-rollout = env.rollout(8, break_when_any_done=False)  # random tokens: most of what is said makes no sense
+rollout = env.rollout(8, break_when_any_done=False)  # random tokens: most actions make no sense
 rows = rows_from_rollout(rollout, unfinished="truncate")
 for turn in from_row(rows[0], tokenizer).turns:
     print("environment" if turn.reward is None else f"agent ({turn.reward:+.1f})", repr(turn.text))

@@ -60,7 +60,7 @@ def test_a_table_is_printed_where_only_ascii_can_be():
 def test_nobody_guesses(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of a closed input
     assert main(["play", "wordle"]) == 2
-    assert capsys.readouterr().err.startswith("torchrl_lang: Standard input is closed, so nobody can play")
+    assert capsys.readouterr().err.startswith("torchrl_lang: Standard input is closed: open it to play")
     monkeypatch.setattr(sys, "stdin", io.StringIO("crane\n"))  # which then ends
     assert main(["play", "wordle", "--seed", "0"]) == 0
     out = capsys.readouterr().out

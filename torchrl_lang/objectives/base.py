@@ -25,7 +25,7 @@ __all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_pie
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
 
-# From so many tokens on, pieces cost less time than the whole table, and far less memory.
+# From this vocabulary size on, chunks cost less time than the whole table, and far less memory.
 _LARGE_VOCABULARY = 512
 
 # What the entries of a row may be; all others are floats.
@@ -224,7 +224,7 @@ class RowLoss(LossModule):
         check_values(*values, vocab_size=self._token_limit())  # type: ignore[arg-type]
 
     def _token_limit(self) -> int | None:
-        """From which id on no token can be read, or none written; None where nothing tells."""
+        """The smallest id that the actor can neither read nor write; None where it is unknown."""
         actor = getattr(self, "actor_network", None)
         if actor is None:
             return None

@@ -28,7 +28,7 @@ class BCLoss(RowLoss):
 
     ``loss_actor = sum_t w_t * CE(pi(. | x_<=t), x_t+1) / n`` with ``w_t = 1`` on the agent's tokens and
     ``transition_weight`` on the environment's. One pass of the trunk; the language-model head is evaluated at
-    decisions, and at every real token only with a ``transition_weight``. On a data set's best episodes
+    decisions, and at every real token only with a ``transition_weight``. On a dataset's best episodes
     (:func:`torchrl_lang.data.best_rows`) this is %BC, on the best of a policy's own games rejection sampling.
 
     A ``kl_weight`` penalizes divergence from a reference, ``loss_kl = kl_weight * mean_j KL(pi(. | s_j) || ref(. |
@@ -41,7 +41,7 @@ class BCLoss(RowLoss):
         transition_weight: weight of the environment's tokens.
         actor_normalizer: ``"all"`` divides by the real tokens, ``"action"`` by the agent's.
         logits_chunk: positions whose logits exist at a time, where the head is one linear layer. Gradients are then
-            computed piece by piece beside the loss, and equal those of the plain form. ``"auto"``: a few dozen
+            computed chunk by chunk beside the loss, and equal those of the plain form. ``"auto"``: a few dozen
             megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
         kl_weight: weight of the divergence, a number or a :class:`~torchrl_lang.transforms.KLController`.
         reference: with a ``kl_weight``: :func:`~torchrl_lang.transforms.frozen_copy` or

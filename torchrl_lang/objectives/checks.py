@@ -114,7 +114,7 @@ def check_token(name: str, token: int | None, actor: Any) -> None:
 
 
 def vocabulary(actor: Any) -> int | None:
-    """How many tokens the policy can write; None where nothing tells."""
+    """How many tokens the policy can write; None where it is unknown."""
     if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
         return actor.decoder.rule.vocab_size
     head = split_actor(RowScorer(actor).language_actor).head
@@ -123,7 +123,7 @@ def vocabulary(actor: Any) -> int | None:
 
 
 def token_limit(actor: Any) -> int | None:
-    """How many tokens the model can read; None where nothing tells."""
+    """How many tokens the model can read; None where it is unknown."""
     trunk = getattr(split_actor(RowScorer(actor).language_actor).trunk, "module", None)
     embedding: nn.Module | None = trunk.model.get_input_embeddings() if isinstance(trunk, Trunk) else None
     number = getattr(embedding, "num_embeddings", None)

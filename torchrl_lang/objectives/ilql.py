@@ -103,7 +103,7 @@ class ILQLLoss(ValueRowLoss):
         actor_normalizer: ``"all"`` divides the policy's loss by the real tokens, ``"action"`` by the decisions.
         logits_chunk: positions whose values over the vocabulary exist at a time, for the terms CQL and margin where
             ``qvalue_network`` has the methods above, and for the policy's where its head is one linear layer.
-            Gradients are then computed piece by piece beside the loss, and equal those of the plain form. ``"auto"``: a
+            Gradients are then computed chunk by chunk beside the loss, and equal those of the plain form. ``"auto"``: a
             few dozen megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 

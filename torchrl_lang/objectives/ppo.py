@@ -117,7 +117,7 @@ class PPOLoss(AdvantageRowLoss):
     of the values (NaN without a critic) and ``kl``, the divergence of a row in nats (NaN without one).
 
     Raises:
-        KeyError: an entry is missing; the message says where it comes from.
+        KeyError: an entry is missing; the message names its source.
         ValueError: an option is out of range, shapes differ, or steps of a rollout came instead of rows.
 
     Examples:

@@ -54,7 +54,7 @@ def score_decisions(
         states: what the policy's trunk wrote for the rows.
         entropy_gradient: whether gradients are to flow through the entropy.
         reference: a frozen model of the same kind and what its trunk wrote, for the exact divergence.
-        logits_chunk: decisions a piece; ``"auto"`` for a few dozen megabytes of logits, None for one piece.
+        logits_chunk: decisions per chunk; ``"auto"`` for a few dozen megabytes of logits, None for one chunk.
     """
 
     def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:

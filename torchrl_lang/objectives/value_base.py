@@ -187,7 +187,7 @@ class ValueRowLoss(RowLoss):
 
         Args:
             term: ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``. Where the vocabulary is large and
-                the head has a method of the same name, that computes it piece by piece.
+                the head has a method of the same name, that computes it chunk by chunk.
             batch: the decisions.
             qvalues: of the decisions.
             **options: for ``term``.

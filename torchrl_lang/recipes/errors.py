@@ -20,7 +20,7 @@ _REMEDIES = {
     errno.EROFS: "give a folder on a disk that can be written",
     errno.ENOTDIR: "give a path that does not lead through a file",
     errno.EISDIR: "give a file instead of a folder",
-    errno.EEXIST: "give another path, or move away what is there",
+    errno.EEXIST: "give another path, or move the old files away",
     errno.ENAMETOOLONG: "give a shorter path",
     errno.ENOENT: "check the path",
     errno.EMFILE: "raise the limit on open files, see `ulimit -n`",

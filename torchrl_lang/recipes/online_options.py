@@ -24,7 +24,7 @@ class OnlineOptions(RunOptions):
     collector: CollectorKind = option("single", "single: in this process; sync, async: in worker processes")
     workers: int = option(2, "number of worker processes", at_least=1)
     max_staleness: int | None = option(
-        None, "drop games with tokens sampled more than so many weight updates ago", at_least=0
+        None, "drop games with tokens sampled more than this number of weight updates ago", at_least=0
     )
     examples: float = option(
         0.0, "probability that a turn is played by a random player and excluded from the loss", at_least=0, below=1

@@ -23,7 +23,7 @@ def main(options: PlayOptions) -> None:
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     if options.watch is None:
         if sys.stdin is None:
-            raise ValueError("Standard input is closed, so nobody can play: open it, or give --watch.")
+            raise ValueError("Standard input is closed: open it to play, or give --watch.")
         options.task().play(seed)
     elif Path(options.watch).is_dir():
         run = load_run(Path(options.watch))

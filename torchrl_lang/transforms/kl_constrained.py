@@ -49,7 +49,7 @@ class KLConstrainedTransform(Compose):
         in_keys: the rewards; default ``"reward"`` (``"token_reward"`` for rows), in the action's group.
         out_keys: the adjusted rewards, default in place of the raw ones, which move to ``"raw_reward"``.
         requires_grad: gradients flow through the penalty, to the policy's log-probability and to the copied reference,
-            which is in nobody's ``parameters()``.
+            which is in no module's ``parameters()``.
         estimator: see :class:`KLDivergenceTransform`; use ``"k1"`` in a reward.
         direction: see :class:`KLDivergenceTransform`.
         per: see :class:`KLDivergenceTransform`.

@@ -31,7 +31,7 @@ class KLLimitTransform(ActionTransform):
             k1, whose sum is the log-ratio of the episode.
         mask_out_key: the mask of rows, bool ``[*B, T]``.
         done_key: the ``done`` to set, default that of the divergence's group or else the environment's. ``episode_kl``
-            and ``truncated`` are written beside it. With a ``done`` for each agent each one's own divergence counts,
+            and ``truncated`` are written beside it. With a ``done`` for each agent the divergence of each counts,
             with one for all their sum.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a task tells the recipes: its games, its scripted players, its metrics, its datasets and its presets."""
+"""A task of the recipes: its games, its scripted players, its metrics, its datasets and its presets."""
 
 from __future__ import annotations
 

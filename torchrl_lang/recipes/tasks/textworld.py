@@ -64,8 +64,8 @@ class TextWorldGames(Options):
     level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", at_least=1)
     games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", at_least=1)
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", at_least=0)
-    valid: int = option(32, "at least so many games for evaluations during training", at_least=1)
-    test: int = option(48, "at least so many games for the final evaluation", at_least=1)
+    valid: int = option(32, "least number of games for evaluations during training", at_least=1)
+    test: int = option(48, "least number of games for the final evaluation", at_least=1)
     apart: Apart = option("solutions", "what the splits do not share: winning commands, or merely whole games")
     template: str | None = option(None, "template of observations; none takes what fits the kind")
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", at_least=1)
@@ -148,7 +148,7 @@ class TextWorldTask(Task):
         kind: a kind of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`.
         options: its options, such as ``{"level": 5}``, as sorted pairs; :meth:`of` takes a mapping.
         games: number of games; they are built once, 1 to 3 s a game and core, and kept in the user's cache.
-        valid, test: at least so many games for validation and test.
+        valid, test: least number of games for validation and test.
         seed: seed of the first game and of the split.
         apart: what two splits do not share, "solutions" or "games".
         template: name in :data:`~torchrl_lang.envs.textworld.TEMPLATES`.

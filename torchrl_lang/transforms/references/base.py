@@ -18,7 +18,7 @@ __all__ = ["Reference"]
 
 
 class Reference(ABC):
-    """Gives the log-probability of taken actions. Not a module: its weights are in nobody's ``parameters()``.
+    """Gives the log-probability of taken actions. It is no module, so that its weights are in no ``parameters()``.
 
     Attributes:
         action_keys: the key of the action, and the default keys of what belongs to it.
