@@ -228,7 +228,7 @@ def test_a_q_network_with_too_small_a_vocabulary():
     small = qvalue_module(QValueHead(WIDTH, VOCAB - 2))
     with pytest.raises(ValueError, match=rf"values for {VOCAB - 2} tokens and the policy can write {VOCAB}"):
         ILQLLoss(make_actor(), small, v)
-    # Where the model's matrix is padded, an utterance actor knows the tokenizer's vocabulary.
+    # Where the model's matrix is padded, an utterance actor supports the tokenizer's vocabulary.
     padded = UtteranceActor(make_actor(), CONTROL, 4, vocab_size=VOCAB - 2)
     rows = make_rows()
     rows["tokens"].clamp_max_(VOCAB - 3)
@@ -320,7 +320,7 @@ def test_make_value_estimator_sets_the_clocks_and_returns_the_loss(rows):
         make_ppo().make_value_estimator(gamma=math.nan)
     with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
         make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
-    with pytest.raises(ValueError, match="PPOLoss knows"):
+    with pytest.raises(ValueError, match="PPOLoss supports"):
         make_ppo().make_value_estimator(ValueEstimators.VTrace)
     ilql = make_ilql()
     assert ilql.make_value_estimator(ValueEstimators.TD1) is ilql
