@@ -333,7 +333,7 @@ def test_value_estimators_by_torchrls_names(rows):
     loss, other = make_ilql(), make_ilql(target="lambda", lmbda=0.5, gamma=0.8)
     loss.make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5, gamma=0.8)
     torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
-    with pytest.raises(ValueError, match="ILQLLoss knows"):
+    with pytest.raises(ValueError, match="ILQLLoss supports"):
         loss.make_value_estimator(ValueEstimators.GAE)
 
 
