@@ -49,7 +49,9 @@ def text(env, td):
 def test_a_reply_that_cannot_be_encoded_truncates_its_row_and_is_warned_of_once():
     env = make(turn=("what?", 0.5, False), n=2)
     env.reset()
-    with pytest.warns(UserWarning, match=r"Game 0 of the batch \(seed \d+, turn 1\) said 'what\?', which .*'w' at pos"):
+    with pytest.warns(
+        UserWarning, match=r"Game 0 of the batch \(seed \d+, turn 1\) wrote 'what\?', which .*'w' at pos"
+    ):
         td = step(env)
     assert text(env, td) == "<s>a</s>a</a>"
     assert td["truncated"].all()
@@ -73,7 +75,9 @@ def test_a_game_that_ends_with_such_a_reply_is_both_terminated_and_truncated():
 
 def test_an_opening_that_cannot_be_encoded_is_left_out_and_the_first_turn_is_the_last():
     env = make(opening="hello")
-    with pytest.warns(UserWarning, match=r"Game 0 of the batch \(seed \d+, turn 0\) said 'hello', which the tokenizer"):
+    with pytest.warns(
+        UserWarning, match=r"Game 0 of the batch \(seed \d+, turn 0\) wrote 'hello', which the tokenizer"
+    ):
         td = env.reset()
     assert text(env, td) == "<a>"
     assert not td["done"].any()
@@ -138,7 +142,7 @@ def test_only_rows_that_lost_text_are_truncated():
     [
         ({"opening": "what"}, r"turn 0\) wrote 'what', which the tokenizer cannot encode .*: use a tokenizer"),
         ({"opening": "a" * 15}, r"turn 0\) opens with 15 tokens, of which 14 fit into row_length=20: give at least r"),
-        ({"turn": ("what", 0.0, False)}, r"turn 1\) said 'what', which the tokenizer cannot encode"),
+        ({"turn": ("what", 0.0, False)}, r"turn 1\) wrote 'what', which the tokenizer cannot encode"),
         ({"turn": ("a" * 15, 0.0, False)}, r"turn 1\) replies with 15 tokens, of which 14 fit .*give at least row_l"),
         ({"turn": ("a" * 14, 0.0, True)}, r"turn 1\) replies with 14 tokens, of which 13 fit"),
     ],

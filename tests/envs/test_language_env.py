@@ -190,7 +190,7 @@ def test_set_state_looks_only_at_rows_that_are_reset():
         ("<s>0</s>r</a>1</s>r</a>2</s></eod>", "have ended"),
         ("<s>0</s>l</a>0</s>l</a>0</s>", "no room or no turn left"),
         ("<s>0</s>r", "end inside an utterance"),
-        ("<s>2</s>", "a place before the goal"),
+        ("<s>2</s>", "must lie before the goal"),
     ],
 )
 def test_states_that_cannot_go_on_are_refused(row, message):
@@ -228,7 +228,7 @@ def test_errors_say_what_to_do():
     with pytest.raises(RuntimeError, match="must reset every row"):
         env.reset(TensorDict(_reset=torch.tensor([[True], [False]]), batch_size=[2]))
     td = env.reset()
-    with pytest.raises(KeyError, match=r"needs an 'action', got .*'tokens'"):
+    with pytest.raises(KeyError, match=r"needs 'action', found only .*'tokens'"):
         env.step(td)
     with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 2\)"):
         env.step(TensorDict(action=torch.zeros(2, 3, dtype=torch.int64), batch_size=[2]))

@@ -141,7 +141,7 @@ def test_set_state_of_other_rows_is_refused():
         env.reset(state.clone(), set_state=True)
     wrong_reward = state.clone().set("game_seed", torch.tensor([0]))
     wrong_reward["token_reward"] *= 2
-    with pytest.raises(ValueError, match=r"rewards \[-2.0\], the game .* with rewards \[-1.0\]"):
+    with pytest.raises(ValueError, match=r"rewards \[-2.0\], the replay .* with rewards \[-1.0\]"):
         env.reset(wrong_reward, set_state=True)
     wrong_reply = state.clone().set("game_seed", torch.tensor([0]))
     higher, lower = env.tokenizer.encode("higherlower")

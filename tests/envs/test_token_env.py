@@ -89,7 +89,7 @@ def test_ids_outside_the_vocabulary_are_read_as_the_end_of_the_action():
 
 def test_a_step_without_action_says_so():
     env = TokenEnv(CorridorEnv())
-    with pytest.raises(KeyError, match=r"needs an 'action', got .*'tokens'"):
+    with pytest.raises(KeyError, match=r"needs 'action', found only .*'tokens'"):
         env.step(env.reset())
 
 

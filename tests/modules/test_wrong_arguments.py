@@ -40,7 +40,7 @@ def guided(qvalue, value=None, **options):
 WRONG = {
     "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens, but the model .* for 12"),
     "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens, but the model"),
-    "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, the trunk's are 16 wide"),
+    "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, but the trunk's have 16"),
     "other out_keys of Q": (
         guided(head_of(Q, "q")),
         ValueError,
@@ -61,9 +61,9 @@ WRONG = {
     "a forbidden id beyond the model": (
         lambda: policy(forbidden=[3, 99]),
         ValueError,
-        r"holds the ids \[99\]",
+        r"contains the ids \[99\]",
     ),
-    "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden holds the ids \[-1\]"),
+    "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden contains the ids \[-1\]"),
     "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "contains all 12 ids"),
     "more ids than the model": (
         lambda: policy(vocab_size=99),
@@ -95,25 +95,25 @@ WRONG = {
     "a head without heads": (lambda: QValueHead(8, 5, n_heads=0), ValueError, "number of heads must be"),
     "a head without tokens": (lambda: QValueHead(8, 0), ValueError, "number of outputs must be"),
     "a tied head without embedding": (lambda: TiedQValueHead(8, nn.ReLU()), TypeError, r"needs a module with a weight"),
-    "V as Q module": (lambda: qvalue_module(STATE), TypeError, "qvalue_module takes a ActionValueHead, got ValueHead"),
-    "Q as V module": (lambda: value_module(Q), TypeError, "value_module takes a ValueHead, got QValueHead"),
-    "a linear layer as V module": (lambda: value_module(nn.Linear(4, 1)), TypeError, "got Linear: put another module"),
+    "V as Q module": (lambda: qvalue_module(STATE), TypeError, "qvalue_module needs a ActionValueHead, got ValueHead"),
+    "Q as V module": (lambda: value_module(Q), TypeError, "value_module needs a ValueHead, got QValueHead"),
+    "a linear layer as V module": (lambda: value_module(nn.Linear(4, 1)), TypeError, "got Linear: wrap another module"),
     "a head of another width": (
         lambda: language_actor(Trunk(tiny_lm()), head=nn.Linear(8, V)),
         ValueError,
         "The head's input width is 8, but the trunk's states have width 16",
     ),
-    "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A Hugging Face model is needed, got Linear"),
-    "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(name\)"),
+    "no model": (lambda: Trunk(nn.Linear(2, 2)), TypeError, "A trunk needs a Hugging Face model, got Linear"),
+    "a model's name": (lambda: language_actor("gpt2"), TypeError, r"got str: load one with load_causal_lm\(\)"),
     "an example that does not act": (
         lambda: MixedPolicy(policy(), TensorDictModule(nn.Identity(), ["tokens"], ["words"]), 0.5),
         ValueError,
-        r"example must be .* writes 'action', this TensorDictModule writes \['words'\]",
+        r"example must be .* writes 'action', but this TensorDictModule writes \['words'\]",
     ),
     "a policy that is a function": (
         lambda: MixedPolicy(lambda td: td, policy(), 0.5),
         ValueError,
-        "policy must be a module of tensordicts that writes 'action'",
+        "policy must be a TensorDictModule that writes 'action'",
     ),
 }
 
