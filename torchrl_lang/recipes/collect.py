@@ -179,9 +179,9 @@ class Games:
 
     def _ended(self, *, to_end: bool) -> TensorDict:
         """Rows of the games that end in the usual turns, or of all that began in them."""
-        found = [self._rows(self._next()) for _ in range(self._batches)]
+        found = [self._next_rows() for _ in range(self._batches)]
         while to_end and self._rows.waiting:
-            found.append(self._rows(self._next(), only_waiting=True))
+            found.append(self._next_rows(only_waiting=True))
         every: Any = torch.cat(found)  # typed as a tensor by torch
         return every
 
@@ -218,12 +218,13 @@ class Games:
                 return
             time.sleep(0.5)
 
-    def _next(self) -> TensorDictBase:
+    def _next_rows(self, *, only_waiting: bool = False) -> TensorDict:
         if self._collector is None:
             self._open()
         try:
-            return next(self._steps)
-        except (RuntimeError, ValueError):  # the latter where TorchRL closes a worker that has not yet ended
+            return self._rows(next(self._steps), only_waiting=only_waiting)
+        except (RuntimeError, ValueError):
+            # A worker that was killed may leave half a batch; and TorchRL closes workers that have not yet ended.
             self.check_workers()
             raise
 
