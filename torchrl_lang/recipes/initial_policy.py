@@ -13,7 +13,7 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.training import seed_everything
-from torchrl_lang.transforms import RowReference, adapters_off, frozen_copy
+from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
 
 __all__ = ["InitialPolicy", "load_initial_policy"]
 
@@ -29,7 +29,7 @@ class InitialPolicy:
     value: ValueHead
     policy: UtteranceActor
     """Acts and is trained; it also writes state values."""
-    reference: RowReference
+    reference: FrozenActor
     """The initial policy, frozen. It shares the frozen weights with the policy."""
 
     def save(self, folder: Path) -> Path:
@@ -67,7 +67,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
         UtteranceActor, actor, run.tokenizer.control, run.task.action_length, temperature=options.temperature
     )
     policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
-    reference = RowReference(frozen_copy(make_policy()) if rank is None else adapters_off(make_policy()))
+    reference = frozen_copy(make_policy()) if rank is None else adapters_off(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, policy, reference)
 
 

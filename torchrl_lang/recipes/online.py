@@ -32,7 +32,7 @@ from torchrl_lang.training import (
     check_parameters,
     train_steps,
 )
-from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform
+from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
 
 __all__ = ["Learner", "OnlineRun", "kl_transform", "train_online"]
 
@@ -67,7 +67,7 @@ def kl_transform(options: OnlineOptions, start: InitialPolicy) -> KLConstrainedT
     if options.kl_target is not None:
         controller = AdaptiveKLController(options.kl_coef, target=options.kl_target, horizon=options.kl_horizon)
     mask = TRAIN_MASK if options.examples else None  # no penalty on turns of the random player
-    return KLConstrainedTransform(start.reference, controller, estimator="k1", mask_key=mask)
+    return KLConstrainedTransform(RowReference(start.reference), controller, estimator="k1", mask_key=mask)
 
 
 def _player(

@@ -47,7 +47,7 @@ class BestGames(Learner):
             start.policy,
             actor_normalizer="action",
             kl_weight=controller if options.kl_coef else 0.0,
-            reference=start.reference.frozen if options.kl_coef else None,
+            reference=start.reference if options.kl_coef else None,
         )
         self.fraction = options.fraction
         self.ranking: dict[str, Any] = {

@@ -50,7 +50,8 @@ class ReferenceTransform(ActionTransform):
 
     @property
     def _frozen(self) -> FrozenActor | None:
-        return None if self.reference is None else self.reference.frozen
+        held = None if self.reference is None else self.reference.frozen
+        return held if isinstance(held, FrozenActor) else None
 
     def check_reference(self) -> None:
         """Raise where weights that the reference shares with the policy have changed."""

@@ -12,12 +12,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 
 __all__ = ["CurrentPolicy"]
 
 
-class CurrentPolicy(FrozenActor):
+class CurrentPolicy(HeldActor):
     """An actor that continues to train, run without gradients and in evaluation mode.
 
     The actor is not copied, moved or registered: it belongs to the caller. A copy or pickle would differ from the
@@ -30,7 +30,6 @@ class CurrentPolicy(FrozenActor):
 
     def __init__(self, actor: TensorDictModuleBase) -> None:
         self.actor = actor
-        self.differentiable = False
         self._original = True
         self._thread = threading.get_ident()
 

@@ -15,12 +15,13 @@ from torch.nn.parameter import is_lazy
 
 from torchrl_lang.modules.frozen.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.sharding import refuse_sharded
 
 __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]
 
 
-class FrozenActor:
+class FrozenActor(HeldActor):
     """An actor whose weights do not change, to be run within :meth:`eval_mode`.
 
     Made by :func:`frozen_copy` or :func:`adapters_off`. It is no ``nn.Module``, so a module that keeps it as an
@@ -146,13 +147,6 @@ class FrozenActor:
                 f"{'set to train' if trains else 'modified'}; use frozen_copy(actor, share=False)."
             )
         self._look()
-
-    def _in_own_thread(self) -> bool:
-        """Whether this is the thread that made this object or, of a copy, the first that asked; True when compiling."""
-        if torch.compiler.is_compiling():
-            return True
-        self._thread = self._thread or threading.get_ident()
-        return self._thread == threading.get_ident()
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         return defining_weights(self.actor) if self._copied else _base_weights(self.actor)

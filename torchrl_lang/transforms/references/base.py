@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.transforms.keys import ActionKeys
 
 __all__ = ["Reference"]
@@ -28,7 +28,7 @@ class Reference(ABC):
 
     action_keys: ActionKeys
     in_keys: list[NestedKey]
-    frozen: FrozenActor | None = None
+    frozen: HeldActor | None = None
 
     @abstractmethod
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.current_policy import CurrentPolicy
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.schema import ACTION, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference
@@ -100,7 +101,7 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
 
 
 def _of_actor(
-    frozen: FrozenActor,
+    frozen: HeldActor,
     in_keys: Sequence[NestedKey] | None,
     action_key: NestedKey | Sequence[NestedKey] | None,
 ) -> Reference:

@@ -16,7 +16,7 @@ from tensordict.nn import (
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference
@@ -49,11 +49,11 @@ class ActorReference(Reference):
         torch.Size([4])
     """
 
-    frozen: FrozenActor
+    frozen: HeldActor
 
     def __init__(
         self,
-        frozen: FrozenActor,
+        frozen: HeldActor,
         *,
         in_keys: Sequence[NestedKey] | None = None,
         action_key: NestedKey | Sequence[NestedKey] | None = None,

@@ -13,7 +13,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import UtteranceActor
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.schema import DONE
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys
@@ -36,7 +36,7 @@ class UtteranceReference(ActorReference):
         in_keys: see :class:`ActorReference`.
     """
 
-    def __init__(self, frozen: FrozenActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
+    def __init__(self, frozen: HeldActor, *, in_keys: Sequence[NestedKey] | None = None) -> None:
         if not isinstance(frozen.actor, UtteranceActor):
             raise TypeError(f"An UtteranceReference needs an UtteranceActor, got {type(frozen.actor).__name__}.")
         super().__init__(frozen, in_keys=in_keys)

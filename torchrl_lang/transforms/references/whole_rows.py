@@ -7,7 +7,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys
@@ -45,9 +45,9 @@ class RowReference(Reference):
         tensor([[False,  True,  True, False, False]])
     """
 
-    frozen: FrozenActor
+    frozen: HeldActor
 
-    def __init__(self, frozen: FrozenActor) -> None:
+    def __init__(self, frozen: HeldActor) -> None:
         self.frozen = frozen
         self.scorer = RowScorer(frozen.actor)
         self.action_keys = ActionKeys.row()

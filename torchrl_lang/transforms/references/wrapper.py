@@ -11,7 +11,8 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
+from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
+from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
@@ -66,10 +67,10 @@ class WrapperReference(Reference):
         tensor([[False, False,  True,  True]])
     """
 
-    frozen: FrozenActor
+    frozen: HeldActor
 
     def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
-        if not isinstance(wrapper, FrozenActor):
+        if not isinstance(wrapper, HeldActor):
             model = getattr(wrapper, "model", None)
             if not is_wrapper(wrapper) or not isinstance(model, nn.Module):
                 raise TypeError(
