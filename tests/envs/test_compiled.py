@@ -117,7 +117,7 @@ def test_errors():
     for wrong in (countdown_env(), TransformedEnv(env, StepCounter()), TokenEnv(env)):
         with pytest.raises(TypeError, match=f"got {type(wrong).__name__}"):
             CompiledRollout(wrong, None, 3)
-    with pytest.raises(ValueError, match="steps=0"):
+    with pytest.raises(ValueError, match="steps must be at least 1"):
         CompiledRollout(env, None, 0)
     with pytest.raises(ValueError, match="keep='all'"):
         CompiledRollout(env, None, 1, keep="all")

@@ -102,8 +102,8 @@ def test_by_default_a_large_vocabulary_goes_in_pieces_and_equals_the_plain_form(
         q = QValueHead(WIDTH, 600)
         nn.init.normal_(q.out_weight, std=0.3)
         losses.append(ILQLLoss(actor, qvalue_module(q), value_module(ValueHead(WIDTH)), logits_chunk=chunk))
-    assert losses[0]._has_short_cut("cql_term")
-    assert not losses[1]._has_short_cut("cql_term")
+    assert losses[0]._has_method("cql_term")
+    assert not losses[1]._has_method("cql_term")
     assert_equal_outcome(*losses, rows)
 
 

@@ -138,7 +138,7 @@ def test_the_optimality_of_a_walk_that_did_not_arrive_is_zero():
         (lambda: DirectedGraph(EDGES, goal=5), "goal must be a node, 0 to 4, got 5"),
         (lambda: DirectedGraph(EDGES.float()), "edges must be bool"),
         (lambda: random_graph(5, out_degree=5), "out_degree must lie between 1 and 4"),
-        (lambda: random_graph(1), "at least 2 nodes"),
+        (lambda: random_graph(1), "nodes must be at least 2"),
         (lambda: random_graph(40, edge_probability=0.001), "raise edge_probability"),
         (lambda: RandomWalksEnv(GRAPH).reset(start=torch.tensor([0])), r"other than the goal 0, 0 to 4, got \[0\]"),
         (lambda: RandomWalksEnv(DirectedGraph(EDGES, goal=4)), "No node of the graph has a path"),

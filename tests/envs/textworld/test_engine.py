@@ -72,7 +72,7 @@ def test_a_killed_process_is_replaced_and_its_games_go_on(make_env):
         expected = say(calm, *[command] * 3)
         if turn:
             os.kill(env.pool.pids[0], signal.SIGKILL)
-            with pytest.warns(UserWarning, match="has died: a new one takes its place"):
+            with pytest.warns(UserWarning, match="has died: a new process replaces it"):
                 got = say(env, *[command] * 3)
         else:
             got = say(env, *[command] * 3)
@@ -113,7 +113,7 @@ def test_a_command_that_hangs_fails_alone(pool, games):
     """A NUL character hangs the engine's native code for good: nothing but the clock can tell."""
     pool.begin({row: str(games["coin"]) for row in range(4)})
     pool.time_limit = 0.5
-    with pytest.warns(UserWarning, match="was silent"):
+    with pytest.warns(UserWarning, match="did not answer for"):
         answers = pool.step({0: "go south", 2: "\x00", 1: "go south"})
     assert isinstance(answers[2], Failed)
     assert answers[0] == answers[1]
@@ -126,7 +126,7 @@ def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
     """A command that begins with a backslash hangs it as well; cleaned it is a command that nobody understands."""
     pool.begin({0: str(games["coin"])})
     pool.time_limit = 0.5
-    with pytest.warns(UserWarning, match="was silent"):
+    with pytest.warns(UserWarning, match="did not answer for"):
         assert isinstance(pool.step({0: "\\mput coin"})[0], Failed)
     env = make_env(batch_size=[1])
     env.reset()
@@ -137,7 +137,7 @@ def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
     env = make_env(batch_size=[2], workers=1, time_limit=0.5)
     env.reset()
     env._sessions[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
-    with pytest.warns(UserWarning, match="was silent"):
+    with pytest.warns(UserWarning, match="did not answer for"):
         td = say(env, "look", "go south")
     del env._sessions[0].command
     assert td["engine_failed"].flatten().tolist() == [True, False]
@@ -294,7 +294,7 @@ def test_processes_end_when_their_parent_does(games, how):
     assert not os.path.exists(folder)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers=0"), ({"time_limit": 0.0}, "time_limit")])
+@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers must be at least 1"), ({"time_limit": 0.0}, "time_limit")])
 def test_pools_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         EnginePool(**{"workers": 1, **options})

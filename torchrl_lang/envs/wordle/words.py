@@ -70,7 +70,7 @@ def demo_words(n: int = 120) -> list[str]:
     """
     words = _shipped("common.txt")
     if not 1 <= n <= len(words):
-        raise ValueError(f"n must lie between 1 and {len(words)}, got {n}.")
+        raise ValueError(f"There are {len(words)} words: take from 1 to {len(words)} of them, got {n}.")
     return [words[i * len(words) // n] for i in range(n)]
 
 
