@@ -294,7 +294,7 @@ def test_processes_end_when_their_parent_does(games, how):
     assert not os.path.exists(folder)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers must be at least 1"), ({"time_limit": 0.0}, "time_limit")])
+@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers must be at"), ({"time_limit": 0.0}, "time_limit")])
 def test_pools_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         EnginePool(**{"workers": 1, **options})
