@@ -185,7 +185,7 @@ def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tm
         closed.append(games._env.is_closed)
 
     monkeypatch.setattr(Games, "close", closing)
-    with pytest.warns(UserWarning, match=r"left out.* .*tensors.safetensors is damaged"):
+    with pytest.warns(UserWarning, match=r"Skipped.*tensors.safetensors is damaged"):
         assert main(arguments("ppo", start, run)) == 2
     assert "All checkpoints in" in capsys.readouterr().err
     assert closed == [True]
@@ -196,7 +196,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, tmp_path)
     assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
     logged = log_of(run)
     (run / "checkpoints" / "step-000000004" / "state.json").unlink()
-    with pytest.warns(UserWarning, match=r"left out.*step-000000004.state.json is missing"):
+    with pytest.warns(UserWarning, match=r"Skipped.*step-000000004.state.json is missing"):
         assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
     assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]
 

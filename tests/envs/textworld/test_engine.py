@@ -294,9 +294,9 @@ def test_processes_end_when_their_parent_does(games, how):
     assert not os.path.exists(folder)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"workers": 0}, "workers must be at"), ({"time_limit": 0.0}, "time_limit")])
-def test_pools_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options", [{"workers": 0}, {"time_limit": 0.0}], ids=lambda options: next(iter(options)))
+def test_pools_that_cannot_be(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         EnginePool(**{"workers": 1, **options})
 
 
