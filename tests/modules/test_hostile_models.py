@@ -259,7 +259,7 @@ def test_hostile_folders_are_refused(probed, attack):
 def test_built_in_classes_are_taken_in_place_of_code(probed):
     assert probed["known"].startswith("GPT2LMHeadModel")
     assert "HFTokenizer" in probed["tokenizer"]
-    assert probed["strange"].startswith("OSError: There is no tokenizer in")
+    assert probed["strange"].startswith("OSError: There is no readable tokenizer in")
     assert "\n" not in probed["strange"]
 
 

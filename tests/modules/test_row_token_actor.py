@@ -166,7 +166,7 @@ def test_errors():
     rows = make_rows()
     with pytest.raises(KeyError, match="'train_mask'"):
         RowTokenActor(actors()["plain"], mask_key="train_mask").get_dist(rows)
-    with pytest.raises(ValueError, match=r"shape \(6, 12\) expected"):
+    with pytest.raises(ValueError, match=r"Expected tokens of shape \(6, 12\)"):
         RowTokenActor(actors()["plain"]).get_dist(rows).log_prob(rows["tokens"][:, :4])
 
 

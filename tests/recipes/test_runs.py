@@ -235,7 +235,7 @@ def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
         (b"cr\xe2ne\n", "is not UTF-8 text (byte 2 is 0xe2)"),
         ("crane".encode("utf-16"), "is not UTF-8 text"),
         (b"crane\ncran\n", "'cran' at line 2 of 'list.txt' has 4 characters"),
-        (b"crane\ncrane\n", "came before, at line 1"),
+        (b"crane\ncrane\n", "is a duplicate of line 1"),
         (b"x" * 10_000_000, "has 10000000 characters"),
     ],
 )

@@ -27,7 +27,7 @@ class Rejection(OnlineOptions):
     preset: ClassVar[str] = "rejection"
 
     fraction: float = option(0.2, "share of the games of an iteration to imitate", above=0, at_most=1)
-    best_so_far: int | None = option(None, "imitate the best games of all iterations instead", at_least=1)
+    best_so_far: int | None = option(None, "number of the best games of all iterations to imitate instead", at_least=1)
     turn_gamma: float = option(1.0, "discount factor of turns in the ranking", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class RunOptions(Options):
     final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm", above=0)
-    top_layers: int | None = option(None, "train only the last transformer blocks; none: all of them", at_least=1)
+    top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
     device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16")
     eval_every: int = option(1000, "steps (online: iterations) between evaluations, each with a checkpoint", at_least=1)
