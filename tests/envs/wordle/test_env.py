@@ -127,7 +127,7 @@ def test_shipped_words_and_options():
         ({"action_length": 5}, "at least 6, 5 letters and the end-of-action token, got 5"),
         ({"rules": "mine"}, "rules='mine'"),
         ({"words": ["crane", "Slate"]}, "capital"),
-        ({"words": ["crane"], "guesses": ["crane", "crane"]}, "came before"),
+        ({"words": ["crane"], "guesses": ["crane", "crane"]}, "is a duplicate of"),
     ):
         with pytest.raises(ValueError, match=message):
             WordleEnv(**kwargs)

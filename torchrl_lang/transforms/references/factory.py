@@ -94,27 +94,27 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
     if isinstance(policy, TensorDictModuleBase) and hasattr(policy, "get_dist"):
         policy = CurrentPolicy(policy)
     if isinstance(policy, CurrentPolicy):
-        return RowReference(policy) if rows else as_reference(policy)
+        return RowReference(policy) if rows else _of_actor(policy, None, None)
     if not (isinstance(policy, Reference) and isinstance(policy.frozen, CurrentPolicy)):
         raise TypeError(f"policy= is the actor that trains, with get_dist(tensordict); got {type(policy).__name__}.")
     return policy
 
 
 def _of_actor(
-    frozen: HeldActor,
+    held: HeldActor,
     in_keys: Sequence[NestedKey] | None,
     action_key: NestedKey | Sequence[NestedKey] | None,
 ) -> Reference:
-    actor = frozen.actor
+    actor = held.actor
     if isinstance(actor, UtteranceActor):
-        return UtteranceReference(frozen, in_keys=in_keys)
+        return UtteranceReference(held, in_keys=in_keys)
     if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
-        return RowReference(frozen)
+        return RowReference(held)
     states = [key for key in actor.in_keys if unravel_key(("next", key)) in actor.out_keys]
-    if states and in_keys is None and not isinstance(frozen, CurrentPolicy):
+    if states and in_keys is None and not isinstance(held, CurrentPolicy):
         raise ValueError(
             f"The reference is recurrent: its state {states} in the data would be the policy's, not its own. Give the "
             "reference's state entries of its own, run it beside the policy and pass in_keys=, the entries that it "
             "reads; or store its log-probabilities and pass their key."
         )
-    return ActorReference(frozen, in_keys=in_keys, action_key=action_key)
+    return ActorReference(held, in_keys=in_keys, action_key=action_key)
