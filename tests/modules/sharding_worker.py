@@ -139,7 +139,7 @@ def refuse(mesh):
     ):
         with pytest.raises(RuntimeError, match=message):
             loss(batch)
-    with pytest.raises(ValueError, match="cannot be copied: do it before"):
+    with pytest.raises(ValueError, match="cannot be copied: do so before"):
         frozen_copy(policy)
 
 
