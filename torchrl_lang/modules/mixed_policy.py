@@ -27,9 +27,13 @@ class MixedPolicy(TensorDictModuleBase):
 
     The module writes these entries beside those of ``policy``:
 
-    ==============  =================  ======================================================
+    ==============  =================  ==========================================
     key             dtype, shape       meaning
-    ==============  =================  ===============================================
+    ==============  =================  ==========================================
+    ``is_example``  bool ``[*B, 1]``   the example policy wrote this turn
+    ``train_mask``  bool ``[*B, K]``   False on the tokens of such a turn
+    ==============  =================  ==========================================
+
     In rows with an example the entries of the policy are set to zero (such as ``token_log_prob``), ``state_value`` to
     NaN. The action, and entries that the policy reads again (recurrent states), are not.
 
