@@ -84,6 +84,76 @@ def test_one_row_by_hand():
     assert loss(rows)["loss_qvalue"].item() == pytest.approx(18.5)
 
 
+def two_turns(*, terminated):
+    """Two utterances of two tokens, a reply between them; V = (1, 2, 3, 4), after the end 5; target Q = (6, .., 9)."""
+    agent = torch.tensor([[False, True, True, False, True, True]])
+    rows = TensorDict(
+        tokens=agent.long(),
+        attention_mask=torch.ones(1, 6, dtype=torch.bool),
+        action_mask=agent,
+        token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0, 0.0, -1.0]]),
+        terminated=torch.tensor([[terminated]]),
+        batch_size=[1],
+    )
+    v = torch.tensor([[1.0, 2.0, 0.0, 3.0, 4.0, 5.0]])
+    q, target_q = torch.zeros(1, 6, 1, 2), torch.zeros(1, 6, 1, 2)
+    target_q[0, :, 0, 1] = torch.tensor([6.0, 7.0, 0.0, 8.0, 9.0, 0.0])
+    rows["table"] = make_table(v, q, target_q, torch.zeros(1, 6, 2))
+    return rows
+
+
+def targets(rows, **options):
+    """What V and Q (which is 0) regress on at the four decisions, found from the squared errors."""
+    loss = table_loss(1, 2, cql_weight=0.0, expectile=0.5, reduction="none", **options)
+    out = loss(rows)
+    places = [0, 1, 3, 4]
+    value = rows["table"][0, places, 0]
+    return value + (2 * out["loss_value"][0, places]).sqrt(), out["loss_qvalue"][0, places].sqrt()
+
+
+def test_two_clocks_by_hand():
+    """lambda 1 and gamma 1 within an utterance, lambda 0 and gamma 0.5 at its end."""
+    clocks = {"target": "lambda", "gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 0.0}
+    value, qvalue = targets(two_turns(terminated=False), **clocks)
+    # The first utterance: V regresses at both tokens on Q of its end, plus the rewards up to there (none).
+    # The second one has no reply after it, so its end is a step like the others: r + V(end) = -1 + 5.
+    torch.testing.assert_close(value, torch.tensor([7.0, 7.0, 4.0, 4.0]))
+    # r + gamma V(s'), without a discount inside: 2, |-1 + 0.5 * 3|, 4, -1 + 5
+    torch.testing.assert_close(qvalue, torch.tensor([2.0, 0.5, 4.0, 4.0]))
+
+
+def test_the_end_of_an_utterance_without_a_reply_is_found_by_its_token():
+    clocks = {"target": "lambda", "gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 0.0}
+    rows = two_turns(terminated=False)
+    loss = table_loss(1, 2, cql_weight=0.0, expectile=0.5, reduction="none", end_of_action=1, **clocks)
+    # Every token is the end of an utterance here (all have id 1), so V regresses on Q itself.
+    found = rows["table"][0, [0, 1, 3, 4], 0] + (2 * loss(rows)["loss_value"][0, [0, 1, 3, 4]]).sqrt()
+    torch.testing.assert_close(found, torch.tensor([6.0, 7.0, 8.0, 9.0]))
+
+
+def test_the_clocks_inside_are_the_default_of_those_across_turns():
+    rows, _ = table_rows()
+    one = table_loss(2, 5, target="lambda", gamma=0.9, lmbda=0.3)(rows)
+    two = table_loss(2, 5, target="lambda", gamma=0.9, lmbda=0.3, turn_gamma=0.9, turn_lmbda=0.3)(rows)
+    for name in ("loss_value", "loss_qvalue"):
+        torch.testing.assert_close(two[name], one[name])
+
+
+@pytest.mark.parametrize(
+    ("lmbda", "terminated", "expected"),
+    [
+        (0.0, False, [2.0, 0.5, 4.0, 4.0]),
+        (1.0, False, [1.0, 1.0, 4.0, 4.0]),  # rewards to go with a bootstrap: -1 + .5 (-1 + 5) = 1
+        (1.0, True, [1.5, 1.5, 1.0, 1.0]),  # absolute values of -1 + .5 (-1) and -1
+        # From the right: -1 + 5; (4 + 4) / 2; -1 + .5 (3 + 4) / 2; (2 + .75) / 2.
+        (0.5, False, [1.375, 0.75, 4.0, 4.0]),
+    ],
+)
+def test_td_lambda_of_q_by_hand(lmbda, terminated, expected):
+    _, qvalue = targets(two_turns(terminated=terminated), gamma=1.0, turn_gamma=0.5, qvalue_lmbda=lmbda)
+    torch.testing.assert_close(qvalue, torch.tensor(expected))
+
+
 def test_truncated_is_not_terminated():
     """A row that was cut off bootstraps from the value of its last position, a terminated one does not look at it."""
     for terminated in (False, True):
@@ -317,6 +387,9 @@ def test_a_term_of_weight_zero_is_zero(rows):
         ({"target": "q"}, "target must be one of"),
         ({"expectile": 1.0}, r"expectile must lie in \(0, 1\), got 1.0"),
         ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"turn_gamma": -0.5}, r"turn_gamma must lie in \[0, 1\]"),
+        ({"turn_lmbda": 2.0}, r"turn_lmbda must lie in \[0, 1\]"),
+        ({"qvalue_lmbda": 2.0}, r"qvalue_lmbda must lie in \[0, 1\]"),
         ({"cql_temperature": 0.0}, "cql_temperature must be positive"),
         ({"value_min": 1.0, "value_max": 0.0}, "lies above"),
         ({"actor_normalizer": "none"}, "actor_normalizer must be one of"),

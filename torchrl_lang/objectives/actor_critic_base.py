@@ -17,7 +17,6 @@ from torchrl_lang.functional import (
     row_length,
     shift_left,
     shift_right,
-    turn_end_mask,
     two_clock_advantages,
     with_known_values,
 )
@@ -29,7 +28,8 @@ from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.checks import check_actor, check_estimator, check_head, check_token
-from torchrl_lang.objectives.token_scores import utterance_end
+from torchrl_lang.objectives.token_scores import utterance_end_token
+from torchrl_lang.objectives.value_targets import turn_ends
 
 __all__ = ["AdvantageRowLoss"]
 
@@ -177,8 +177,7 @@ class AdvantageRowLoss(RowLoss):
 
     def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
         """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
-        agent = shift_right(batch.decision)
-        ends = turn_end_mask(batch.attention_mask, agent, batch.rows.get(self.tensor_keys.tokens), self._end_of_action)
+        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
         reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
         advantages = two_clock_advantages(
@@ -215,11 +214,6 @@ class AdvantageRowLoss(RowLoss):
         place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
         last = self._values(states, place + _last(batch)[going_on])
         return out.to(last.dtype).index_copy(0, going_on, last)
-
-    @property
-    def _end_of_action(self) -> int | None:
-        ends = utterance_end(self.actor_network)
-        return self.end_of_action if self.end_of_action is not None or ends is None else ends[0]
 
     def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows with the states that the values' trunk writes."""

@@ -15,25 +15,22 @@ from torchrl_lang.functional import (
     advantage_weight,
     cql_term,
     expectile_loss,
-    lambda_returns,
     margin_term,
     masked_mean,
-    returns_to_go,
-    td_target,
 )
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
-from torchrl_lang.objectives.checks import check_estimator
+from torchrl_lang.objectives.checks import check_estimator, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues
+from torchrl_lang.objectives.token_scores import utterance_end_token
 from torchrl_lang.objectives.value_base import ValueRowLoss
+from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, turn_ends, value_target
 
 __all__ = ["ILQLLoss"]
-
-Target = Literal["td", "mc", "lambda"]
 
 _LOSSES = ("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor")
 _METRICS = ("value", "qvalue", "target_qvalue", "advantage")
@@ -67,15 +64,11 @@ class ILQLLoss(ValueRowLoss):
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
             head (``hidden`` -> ``logits``), and a distribution over ``logits``; or an
             :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance, whose language model is trained.
-        qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. If it has a method
-            ``taken(hidden, action) -> [N, n_q]`` (as :class:`~torchrl_lang.modules.QValueHead` does), only the taken
-            action's row of the last layer is computed where that is enough. If it has ``vocab_size`` and methods
-            ``cql_term(hidden, action, temperature, *, chunk_size, recompute)`` and ``margin_term(hidden, action,
-            margin, *, chunk_size, recompute)``, each returning the sum over decisions and heads, the terms ``[N,
-            n_q]`` and the taken action's values ``[N, n_q]`` (as :meth:`QValueHead.cql_term
-            <torchrl_lang.modules.QValueHead.cql_term>` does), a large table of values is never built. Any module
-            without them works by the whole table. Over a large vocabulary a
-            :class:`~torchrl_lang.modules.TiedQValueHead`, which has all of these, is by far the cheapest.
+        qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. Three methods save time
+            and memory where it has them, as :class:`~torchrl_lang.modules.QValueHead` does: ``taken(hidden, action) ->
+            [N, n_q]``; and, beside ``vocab_size``, ``cql_term`` and ``margin_term`` with the signature of
+            :meth:`QValueHead.cql_term <torchrl_lang.modules.QValueHead.cql_term>`, which never build the whole table.
+            Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is by far the cheapest.
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
 
     Keyword Args:
@@ -84,6 +77,8 @@ class ILQLLoss(ValueRowLoss):
         target_trunk: the target heads read a frozen, slowly following copy of the trunk, found by ``SoftUpdate`` as
             ``target_value_trunk_params``. Costs a second pass, without gradients.
         gamma: discount, one a decision; the environment's reply costs none.
+        turn_gamma: discount of the step from the last token of an utterance to the next utterance; default ``gamma``.
+            With ``gamma=1`` only turns are discounted.
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, cql_weight, margin_weight, actor_weight: weights of the terms.
         cql_temperature: ``T``.
@@ -98,13 +93,18 @@ class ILQLLoss(ValueRowLoss):
         target: what V regresses on. ``"td"``: the target Q. ``"mc"``: the discounted rewards to go, of which a
             truncated row has only those it holds. ``"lambda"``: :func:`~torchrl_lang.functional.lambda_returns` over
             the target Q, ``lmbda=0`` is ``"td"``, ``lmbda=1`` the rewards to go with a bootstrap for truncated rows.
-            Q's own target is always the one-step one.
         lmbda: for ``target="lambda"``.
+        turn_lmbda: likewise at the last token of an utterance; default ``lmbda``. With ``lmbda=1, turn_lmbda=0`` V
+            regresses at every token on the target Q of the whole utterance, the one at its last token.
+        qvalue_lmbda: lambda of Q's target: 0 for the one-step target above, more for TD(lambda) over V, up to 1 for the
+            rewards to go with a bootstrap for truncated rows. Above 0 Q learns more of the policy that made the data.
+        end_of_action: id of the token that ends an utterance, for ``turn_gamma`` and ``turn_lmbda``; default that of an
+            UtteranceActor. Without it an utterance ends where the environment writes
+            (:func:`~torchrl_lang.functional.turn_end_mask`).
         actor_normalizer: ``"all"`` divides the policy's loss by the real tokens, ``"action"`` by the decisions.
         logits_chunk: positions whose values over the vocabulary exist at a time, for the terms CQL and margin where
             ``qvalue_network`` has the methods above, and for the policy's where its head is one linear layer.
-            Gradients are then computed chunk by chunk beside the loss, and equal those of the plain form. ``"auto"``: a
-            few dozen megabytes at a time from 512 tokens on. A number forces pieces, None the whole table.
+            ``"auto"``: a few dozen megabytes at a time from 512 tokens on. None: the whole table.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask``, ``action_mask`` (bool) and ``token_reward``
@@ -157,6 +157,7 @@ class ILQLLoss(ValueRowLoss):
         value_trunk: TensorDictModule | None = None,
         target_trunk: bool = False,
         gamma: float = 0.99,
+        turn_gamma: float | None = None,
         expectile: float = 0.7,
         value_weight: float = 1.0,
         qvalue_weight: float = 1.0,
@@ -176,6 +177,9 @@ class ILQLLoss(ValueRowLoss):
         detach_actor: bool = False,
         target: Target = "td",
         lmbda: float = 0.95,
+        turn_lmbda: float | None = None,
+        qvalue_lmbda: float = 0.0,
+        end_of_action: int | None = None,
         actor_normalizer: ActorNormalizer = "all",
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
@@ -197,8 +201,11 @@ class ILQLLoss(ValueRowLoss):
         one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         within("expectile", expectile, 0, 1, inclusive=False)
-        within("gamma", gamma, 0, 1)
-        within("lmbda", lmbda, 0, 1)
+        fractions = {"gamma": gamma, "turn_gamma": turn_gamma, "lmbda": lmbda, "turn_lmbda": turn_lmbda}
+        for name, number in {**fractions, "qvalue_lmbda": qvalue_lmbda}.items():
+            if number is not None:
+                within(name, number, 0, 1)
+        check_token("end_of_action", end_of_action, actor_network)
         positive("cql_temperature", cql_temperature)
         if weight_clip is not None:
             positive("weight_clip", weight_clip)
@@ -214,7 +221,13 @@ class ILQLLoss(ValueRowLoss):
         }
         for name, weight in weights.items():
             finite(name, weight)
-        self.gamma, self.expectile, self.target, self.lmbda = gamma, expectile, target, lmbda
+        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
+        self.expectile, self.target, self.qvalue_lmbda, self.end_of_action = (
+            expectile,
+            target,
+            qvalue_lmbda,
+            end_of_action,
+        )
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
         self.margin_weight, self.margin = margin_weight, margin
@@ -227,7 +240,7 @@ class ILQLLoss(ValueRowLoss):
 
         Args:
             value_type: the estimator, TD0 by default.
-            **hyperparams: ``gamma`` and, for TDLambda, ``lmbda``.
+            **hyperparams: ``gamma`` and ``turn_gamma`` and, for TDLambda, ``lmbda`` and ``turn_lmbda``.
 
         Returns:
             The loss itself.
@@ -242,7 +255,9 @@ class ILQLLoss(ValueRowLoss):
             ValueEstimators.TDLambda: "lambda",
         }
         value_type = self.default_value_estimator if value_type is None else value_type
-        check_estimator("ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda"))
+        check_estimator(
+            "ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+        )
         self.target = targets[value_type]
         for name, value in hyperparams.items():
             setattr(self, name, value)
@@ -261,7 +276,9 @@ class ILQLLoss(ValueRowLoss):
         value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
         value, next_value = self._state_values(batch, value_rows)
         qvalues = self._qvalues(batch, value_rows)
-        target = self._target_values(batch, value_rows) if self._reads_target else None
+        reads_target = self._weighs_advantages or (self.value_weight and self.target != "mc")
+        target = self._target_values(batch, value_rows) if reads_target else None
+        clocks = self._clocks(batch)
 
         losses = {}
         # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
@@ -272,10 +289,11 @@ class ILQLLoss(ValueRowLoss):
             term = self._vocabulary_term(margin_term, batch, qvalues, margin=self.margin)
             losses["loss_margin"] = self.margin_weight * term
         if self.qvalue_weight:
-            error = td_target(batch.reward, next_value.detach(), batch.terminated, self.gamma)[:, None] - qvalues.taken
+            goal = qvalue_target(batch, value.detach(), next_value.detach(), clocks.gamma, self.qvalue_lmbda)
+            error = goal[:, None] - qvalues.taken
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
         if self.value_weight:
-            error = self._value_target(batch, target, next_value) - value
+            error = value_target(self.target, batch, target, next_value.detach(), clocks) - value
             losses["loss_value"] = self.value_weight * self._reduce_decisions(
                 expectile_loss(error, self.expectile), batch
             )
@@ -295,26 +313,13 @@ class ILQLLoss(ValueRowLoss):
         losses = {name: losses.get(name, zero) for name in _LOSSES}
         return TensorDict({**losses, **self._metrics(batch, value, qvalues, target)})
 
-    @property
-    def _reads_target(self) -> bool:
-        return bool(self.value_weight and self.target != "mc") or self._weighs_advantages
-
-    def _value_target(self, batch: TransitionBatch, qvalue: Tensor | None, next_value: Tensor) -> Tensor:
-        """What V regresses on, ``[N]``, without gradient."""
-        if self.target == "mc":
-            return returns_to_go(batch.next_reward, batch.decision, self.gamma).flatten()[batch.place]
-        assert qvalue is not None
-        if self.target == "td":
-            return qvalue
-        # A row's last decision is followed by the bootstrap state; rows without a decision have none.
-        boot = batch.last.nonzero().squeeze(-1)
-        bootstrap = qvalue.new_zeros(batch.decision.shape[0]).index_copy(
-            0, batch.place[boot] // batch.decision.shape[1], next_value.detach()[boot]
-        )
-        bootstrap = torch.where(batch.row_terminated, 0, bootstrap)
-        target = batch.at_decisions(qvalue)
-        returns = lambda_returns(batch.next_reward, target, bootstrap, batch.decision, self.gamma, self.lmbda)
-        return returns.flatten()[batch.place]
+    def _clocks(self, batch: TransitionBatch) -> Clocks:
+        """Discount and lambda after each decision."""
+        if self.turn_gamma is None and self.turn_lmbda is None:
+            return Clocks(self.gamma, self.lmbda)
+        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
+        pairs = (self.gamma, self.turn_gamma), (self.lmbda, self.turn_lmbda)
+        return Clocks(*(torch.where(ends, inside if across is None else across, inside) for inside, across in pairs))
 
     # -- the policy's weights and metrics --------------------------------------------------------------------------
 

@@ -20,7 +20,14 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk
 
-__all__ = ["TokenScores", "checked_reference", "read_reference", "score_decisions", "utterance_end"]
+__all__ = [
+    "TokenScores",
+    "checked_reference",
+    "read_reference",
+    "score_decisions",
+    "utterance_end",
+    "utterance_end_token",
+]
 
 
 class TokenScores(NamedTuple):
@@ -82,6 +89,12 @@ def utterance_end(actor: object) -> tuple[int, int] | None:
     if not isinstance(actor, UtteranceActor):
         return None
     return actor.decoder.control.end_of_action, actor.decoder.action_length
+
+
+def utterance_end_token(actor: object, given: int | None) -> int | None:
+    """Id of the token that ends an utterance: the given one, or else that of an UtteranceActor."""
+    known = utterance_end(actor)
+    return given if given is not None or known is None else known[0]
 
 
 def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None) -> FrozenActor:

@@ -19,6 +19,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.objectives.value_targets import Target
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
@@ -34,30 +35,38 @@ class ILQL(OfflineOptions):
     preset: ClassVar[str] = "ilql"
 
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    gamma: float = option(0.99, "discount factor per token of the agent", at_least=0, at_most=1)
+    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
     expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
-    value_weight: float = option(0.2, "weight of V's loss; the policy's has weight 1", at_least=0)
-    qvalue_weight: float = option(0.2, "weight of Q's loss", at_least=0)
-    cql_weight: float = option(0.002, "weight of the CQL term", at_least=0)
-    lmbda: float = option(0.5, "above 0, V regresses on lambda-returns of the target Q", at_least=0, at_most=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
+    cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
+    target: Target = option("lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns")
+    lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
+    turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", at_least=0, at_most=1)
+    qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
     tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
 
 
-def build_loss(options: ILQL, lm: PreTrainedModel, vocab_size: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
+def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
     """The loss, and the heads that it trains beside the language model."""
     width = lm.config.hidden_size
-    qvalue, value = QValueHead(width, vocab_size).to(lm.device), ValueHead(width).to(lm.device)
+    qvalue, value = QValueHead(width, lm.config.vocab_size).to(lm.device), ValueHead(width).to(lm.device)
     loss = ILQLLoss(
         build_actor(options, lm),
         qvalue_module(qvalue),
         value_module(value),
         gamma=options.gamma,
+        turn_gamma=options.turn_gamma,
         expectile=options.expectile,
         value_weight=options.value_weight,
         qvalue_weight=options.qvalue_weight,
         cql_weight=options.cql_weight,
-        target="lambda" if options.lmbda else "td",
+        target=options.target,
         lmbda=options.lmbda,
+        turn_lmbda=options.turn_lmbda,
+        qvalue_lmbda=options.qvalue_lmbda,
+        end_of_action=end_of_action,
         transition_weight=options.transition_weight,
         actor_normalizer="action",
     )
@@ -70,7 +79,7 @@ def main(options: ILQL) -> float:
     seed_everything(options.seed)
     tokenizer = dataset.tokenizer
     lm = build_lm(options, dataset)
-    loss, qvalue, value = build_loss(options, lm, tokenizer.vocab_size)
+    loss, qvalue, value = build_loss(options, lm, tokenizer.control.end_of_action)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
     policy = UtteranceActor(

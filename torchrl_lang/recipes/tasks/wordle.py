@@ -30,12 +30,15 @@ from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.storage import Fields
 
-__all__ = ["MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
+__all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
 
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
 
-PlayerName = Literal["mediocre", "careful", "careless", "random", "wrong", "repeat", "optimal"]
+HABIT = (0.35, "tummy", ("learn", "canoe", "drove", "windy", "price"))
+"""The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
+
+PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class WordleData(WordleGames, DataOptions):
 
     def notes(self) -> dict[str, Any]:
         """What the games depend on beside the task."""
-        mixture = list(MEDIOCRE) if self.player == "mediocre" else None
+        mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
         return {"player": self.player, "mixture": mixture, **super().notes()}
 
 
@@ -115,10 +118,12 @@ class WordleTask(Task):
         return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
 
     def player(self, name: str, seed: int | None = None) -> Player:
-        """A scripted player; ``"mediocre"`` is a mixture, with a careful, a careless or a wrong player in each game.
+        """A scripted player.
 
         careful: a word that agrees with all colours. careless: half of its guesses are any word. wrong: a word that the
-        colours rule out. optimal: the largest expected reduction of the words that are left (myopic).
+        colours rule out. optimal: the largest expected reduction of the words that are left (myopic). mediocre: a
+        careful, a careless or a wrong player, drawn for each game. habit: the same with a poor favourite first word,
+        see :data:`HABIT`.
         """
         words, rules = list(self.words), self.rules
         make: dict[str, Callable[[int | None], TensorDictModuleBase]] = {
@@ -128,13 +133,23 @@ class WordleTask(Task):
             "wrong": lambda seed: WrongPlayer(words, rules=rules, seed=seed),
             "repeat": lambda seed: RepeatPlayer(words, rules=rules, seed=seed),
             "optimal": lambda seed: OptimalPlayer(words, rules=rules, seed=seed),
+            "mediocre": lambda seed: self._mixture({None: 1.0}, seed),
+            "habit": lambda seed: self._mixture({(HABIT[1],): HABIT[0], HABIT[2]: 1 - HABIT[0]}, seed),
         }
         one_of("player", name, get_args(PlayerName))
-        if name != "mediocre":
-            return Player(make[name](seed))
-        seeds = [None if seed is None else seed + offset for offset in range(4)]
-        players = [make[kind](each) for kind, each in zip(("careful", "careless", "wrong"), seeds[:3], strict=True)]
-        return Player(MixturePlayer(players, MEDIOCRE, per="game", seed=seeds[3]))
+        return Player(make[name](seed))
+
+    def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> MixturePlayer:
+        """A careful, a careless or a wrong player in each game, with openers of some probability."""
+        seeds = iter([None] * 100 if seed is None else range(seed, seed + 100))
+        players, probabilities = [], []
+        for first, chance in openers.items():
+            options: Any = {"rules": self.rules, "openers": first}
+            players.append(RandomWordPlayer(self.words, prob_smart=1.0, seed=next(seeds), **options))
+            players.append(RandomWordPlayer(self.words, prob_smart=0.5, seed=next(seeds), **options))
+            players.append(WrongPlayer(self.words, seed=next(seeds), **options))
+            probabilities += [chance * share for share in MEDIOCRE]
+        return MixturePlayer(players, probabilities, per="game", seed=next(seeds))
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Metrics of games, with the rate of invalid guesses."""
