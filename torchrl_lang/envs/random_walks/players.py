@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.random_walks.graph import DirectedGraph
-from torchrl_lang.functional import RandomStream
-from torchrl_lang.schema import ACTION, ATTENTION_MASK, TOKENS
+from torchrl_lang.functional import RandomStream, shift_right
+from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["RandomWalkPlayer", "ShortestPathPlayer"]
 
@@ -66,6 +66,24 @@ class RandomWalkPlayer(_GraphPlayer):
         choice = self.stream.below(edges.sum(-1))
         # The choice-th True of each row; a goal without edges gives 0, which is ignored.
         return (edges.cumsum(-1) == choice[:, None] + 1).long().argmax(-1)
+
+    def log_prob(self, rows: TensorDictBase) -> Tensor:
+        """Log-probability of all moves of finished walks along edges, float64 ``[N]``.
+
+        Its negative mean over walks of this policy is its entropy per walk, which no imitation can undercut.
+
+        Args:
+            rows: the entries of a row, ``[N, T]``.
+        """
+        tokens, agent = rows.get(TOKENS).long(), rows.get(ACTION_MASK)
+        node = agent & (tokens < len(self.graph))
+        before = torch.where(tokens < len(self.graph), tokens, -1)
+        # The node that a move leaves is the last one before it.
+        place = torch.where(before >= 0, torch.arange(tokens.shape[-1], device=tokens.device), 0)
+        last = shift_right(place.cummax(-1).values)
+        left = tokens.gather(-1, last).clamp_max(len(self.graph) - 1)
+        degree = self.graph.edges.to(tokens.device).sum(-1).clamp_min(1)[left].double()
+        return -torch.where(node, degree.log(), 0.0).sum(-1)
 
 
 class ShortestPathPlayer(_GraphPlayer):

@@ -2,11 +2,11 @@
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets, unpack_words
 from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.mixture_player import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
 from torchrl_lang.envs.wordle.rules import Rules, feedback, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.scripted_players import (
     OPENERS,
-    MixturePlayer,
     Player,
     RandomWordPlayer,
     RepeatPlayer,

@@ -1,10 +1,10 @@
-"""Scripted policies for Wordle: base classes, and policies whose games make a dataset."""
+"""Scripted policies for Wordle: base classes, and policies of random words."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -28,7 +28,6 @@ from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = [
     "OPENERS",
-    "MixturePlayer",
     "Player",
     "RandomWordPlayer",
     "RepeatPlayer",
@@ -70,6 +69,26 @@ class Player(TensorDictModuleBase):
     @abstractmethod
     def choose(self, turns: Turns) -> Tensor:
         """The next word of each game, int64 letters ``[N, 5]``."""
+
+    def probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        """The probability that the next word of each game is ``letters`` (int64 ``[N, 5]``), float64 ``[N]``."""
+        raise NotImplementedError(f"{type(self).__name__} does not know the probabilities of its words.")
+
+    def log_prob(self, rows: TensorDictBase) -> Tensor:
+        """Log-probability of all guesses of finished games, float64 ``[N]``; ``-inf`` if this policy never plays one.
+
+        Its negative mean over this policy's own games is the policy's entropy per game, which no imitation of the games
+        can undercut. Guesses without colours are not counted.
+
+        Args:
+            rows: the entries of a row, ``[N, T]``.
+        """
+        turns = read_turns(*(rows.get(key) for key in self.in_keys))
+        total = torch.zeros(rows.shape, dtype=torch.float64, device=turns.tries.device)
+        for turn in range(int(turns.answered.amax()) if len(rows) else 0):
+            probability = self.probability(turns.until(turn), turns.guess[:, turn])
+            total = total + torch.where(turn < turns.answered, probability, 1.0).log()
+        return total
 
     def uniform(self, like: Tensor) -> Tensor:
         """A uniform number in ``[0, 1)`` for each entry of ``like``, float64."""
@@ -130,6 +149,25 @@ class WordPlayer(Player):
             letters[later] = self._choose_word(turns.rows(later))
         return letters
 
+    def probability(self, turns: Turns, letters: Tensor) -> Tensor:
+        """See :meth:`Player.probability`."""
+        word = self.index.find(letters)
+        later = torch.where(word < 0, 0.0, self._probability(turns, word.clamp_min(0)))
+        if self.openers is None:
+            return later
+        first = (self.openers.letters == letters[:, None]).all(-1).double().mean(-1)
+        return torch.where(turns.tries == 0, first, later)
+
+    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
+        """The probability that :meth:`_choose_word` chooses the word with the index ``word``, float64 ``[N]``."""
+        return super().probability(turns, self.index.letters[word])
+
+    def chance_of(self, sets: Tensor, word: Tensor) -> Tensor:
+        """Probability of ``word`` under :meth:`any_of` with a uniform word as the fallback, float64 ``[N]``."""
+        size = self.sets.size(sets)
+        inside = self.sets.members(sets).gather(-1, word[:, None]).squeeze(-1)
+        return torch.where(size > 0, inside / size.clamp_min(1).double(), 1 / len(self.index))
+
     def any_word(self, turns: Turns) -> Tensor:
         """Index of a uniform word of the list for each game, int64 ``[N]``."""
         return self.below(torch.full_like(turns.tries, len(self.index)))
@@ -172,6 +210,10 @@ class RandomWordPlayer(WordPlayer):
             word[smart] = self.any_of(turns.rows(smart).filter(self.sets), fallback=word[smart])
         return self.index.letters[word]
 
+    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
+        smart = self.chance_of(turns.filter(self.sets), word)
+        return self.prob_smart * smart + (1 - self.prob_smart) / len(self.index)
+
 
 class WrongPlayer(WordPlayer):
     """Plays a uniform word among those that the colours exclude, or among all if none is excluded.
@@ -185,8 +227,13 @@ class WrongPlayer(WordPlayer):
     """
 
     def _choose_word(self, turns: Turns) -> Tensor:
-        impossible = self.sets.all(turns.tries.shape[0]) & ~turns.filter(self.sets)
-        return self.index.letters[self.any_of(impossible, fallback=self.any_word(turns))]
+        return self.index.letters[self.any_of(self._excluded(turns), fallback=self.any_word(turns))]
+
+    def _probability(self, turns: Turns, word: Tensor) -> Tensor:
+        return self.chance_of(self._excluded(turns), word)
+
+    def _excluded(self, turns: Turns) -> Tensor:
+        return self.sets.all(turns.tries.shape[0]) & ~turns.filter(self.sets)
 
 
 class RepeatPlayer(WordPlayer):
@@ -218,70 +265,3 @@ class RepeatPlayer(WordPlayer):
         which = self.below(known.clamp_min(1))
         earlier = turns.guess[torch.arange(which.shape[0], device=which.device), which]
         return torch.where((known > 0)[:, None], earlier, letters)
-
-
-class MixturePlayer(Player):
-    """Plays as one of several policies, drawn for each move or for each game.
-
-    With ``per="game"`` it stores the policy of each row of the batch and draws again for rows that begin. So give it
-    whole batches whose rows stay in place, as rollouts and collectors do. A batch of another size draws all again.
-
-    Args:
-        players: the policies.
-        probabilities: the probability of each, summing to one; equal by default.
-        per: ``"move"`` or ``"game"``.
-        seed: seed of the draw of policies, which have their own seeds.
-
-    Raises:
-        ValueError: ``players`` is empty, the probabilities are invalid, or the policies' actions differ in width.
-
-    Examples:
-        >>> from torchrl_lang.envs.wordle import MixturePlayer, RandomWordPlayer, WordleEnv, WrongPlayer
-        >>> words = ["crane", "slate", "point"]
-        >>> players = [RandomWordPlayer(words, prob_smart=1.0, seed=0), WrongPlayer(words, seed=1)]
-        >>> mixture = MixturePlayer(players, [0.75, 0.25], per="game", seed=2)
-        >>> env = WordleEnv(words, batch_size=[8], seed=0)
-        >>> env.rollout(2, mixture, break_when_any_done=False)["action"].shape
-        torch.Size([8, 2, 6])
-    """
-
-    def __init__(
-        self,
-        players: Sequence[Player],
-        probabilities: Sequence[float] | None = None,
-        *,
-        per: Literal["move", "game"] = "move",
-        seed: int | None = None,
-    ) -> None:
-        if not players:
-            raise ValueError("A MixturePlayer needs at least one player.")
-        widths = {player.action_length for player in players}
-        if len(widths) != 1:
-            raise ValueError(
-                f"A MixturePlayer needs players with actions of one width, got action_length={sorted(widths)}."
-            )
-        super().__init__(action_length=widths.pop(), seed=seed)
-        chances = [1 / len(players)] * len(players) if probabilities is None else list(probabilities)
-        if len(chances) != len(players) or min(chances) < 0 or abs(sum(chances) - 1) > 1e-6:
-            raise ValueError(f"{len(players)} players need as many probabilities that sum to one, got {chances}.")
-        if per not in ("move", "game"):
-            raise ValueError(f"per={per!r} is unknown: choose 'move' or 'game'.")
-        self.players = torch.nn.ModuleList(players)
-        self.per = per
-        self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
-        self._playing: Tensor | None = None
-
-    def choose(self, turns: Turns) -> Tensor:
-        """The word of the policy drawn for each game, int64 letters ``[N, 5]``."""
-        who = torch.searchsorted(self._upto, self.uniform(turns.tries), right=True)
-        if self.per == "game":
-            if self._playing is not None and self._playing.shape == who.shape:
-                who = torch.where(turns.tries == 0, who, self._playing)
-            self._playing = who
-        letters = torch.zeros_like(turns.guess[:, 0])
-        for number, player in enumerate(self.players):
-            assert isinstance(player, Player)
-            mine = who == number
-            if mine.any():
-                letters[mine] = player.choose(turns.rows(mine))
-        return letters

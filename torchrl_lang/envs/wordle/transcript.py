@@ -35,6 +35,10 @@ class Turns(NamedTuple):
         """The turns of the rows ``index``, an index or mask."""
         return Turns(*(entry[index] for entry in self))
 
+    def until(self, turn: int) -> Turns:
+        """The first ``turn`` guesses; later ones stay in the tensors and are not counted."""
+        return self._replace(answered=self.answered.clamp_max(turn), tries=self.tries.clamp_max(turn))
+
     def filter(self, sets: CandidateSets) -> Tensor:
         """The words that fit all colours, as sets uint8 ``[N, C]``."""
         possible = sets.all(self.tries.shape[0])
