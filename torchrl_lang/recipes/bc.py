@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.datasets import open_dataset
@@ -29,7 +30,7 @@ def main(options: BC) -> float:
     actor = build_actor(options, lm)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
-    policy = UtteranceActor(actor, tokenizer.control, task.action_length)
+    policy = UtteranceActor(actor, tokenizer.control, task.action_length, method="greedy")
     return train_offline(
         options,
         dataset,
@@ -37,4 +38,5 @@ def main(options: BC) -> float:
         loss,
         policy,
         save=lambda folder: save_language_model(folder, lm, tokenizer=tokenizer.config()),
+        check=lambda rows: {"held_out_loss": imitation_loss(actor, rows)},
     )

@@ -84,6 +84,9 @@ def main(options: Evaluate) -> Path:
     if options.plots:
         plot_guess_histogram(options.run / "guesses.png", summaries)
     print(table)
+    for folder, run in runs.items():
+        if run.values_note:
+            print(f"{folder.name}: {run.values_note}")
     print(f"best: {best.name}; transcripts of first and lost games, the table and all figures are in {options.run}")
     return options.run
 

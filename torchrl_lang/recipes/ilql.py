@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedModel
 
+from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import (
     QValueHead,
     UtteranceActor,
@@ -21,8 +24,9 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.value_targets import Target
 from torchrl_lang.recipes.datasets import open_dataset
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, train_offline
 from torchrl_lang.recipes.options import option
+from torchrl_lang.storage import write_file
 from torchrl_lang.training import seed_everything
 
 __all__ = ["ILQL", "build_loss", "main"]
@@ -92,4 +96,24 @@ def main(options: ILQL) -> float:
         heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
-    return train_offline(options, dataset, task, loss, policy, save, target_updater=updater)
+    def report(rows: TensorDictBase) -> ValueReport:
+        return value_report(
+            loss.language_actor,
+            loss.target_qvalue_network(),
+            value,
+            rows,
+            tokenizer.control,
+            gamma=options.gamma,
+            turn_gamma=options.turn_gamma,
+        )
+
+    def check(rows: TensorDictBase) -> dict[str, float]:
+        return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
+
+    best = train_offline(options, dataset, task, loss, policy, save, target_updater=updater, check=check)
+    kept = held_out_rows(options, dataset)
+    if len(kept):
+        found = report(kept.to(lm.device))
+        write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")
+        print(found, flush=True)
+    return best

@@ -12,7 +12,7 @@ from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.storage import FileError
+from torchrl_lang.storage import Fields, FileError
 
 __all__ = ["FinishedRun", "Method", "load_run"]
 
@@ -26,6 +26,8 @@ class FinishedRun:
     task: Task
     model: SavedModel
     tokenizer: Tokenizer
+    values_note: str = ""
+    """What the run's held-out check found about its values, one sentence; empty where it was not made."""
 
     @property
     def has_values(self) -> bool:
@@ -84,4 +86,10 @@ def load_run(folder: Path) -> FinishedRun:
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
     check_tokenizer(task, tokenizer, folder / "model")
-    return FinishedRun(task, model, tokenizer)
+    return FinishedRun(task, model, tokenizer, _values_note(folder / "values.json"))
+
+
+def _values_note(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    return Fields.read(path, remedy="train again, or remove the file").take("summary", str)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 from transformers import CONFIG_MAPPING, PreTrainedModel
@@ -31,7 +32,7 @@ from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.training import Checkpointer, FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
-__all__ = ["OfflineOptions", "build_actor", "build_lm", "train_offline"]
+__all__ = ["OfflineOptions", "build_actor", "build_lm", "held_out_rows", "train_offline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,11 @@ class OfflineOptions(RunOptions):
     steps: int = option(8000, "training steps", at_least=1)
     weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
+    held_out: int = option(
+        500,
+        "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
+        at_least=0,
+    )
     transition_weight: float = option(1.0, "weight of the environment's tokens in the policy's loss", at_least=0)
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
@@ -98,6 +104,12 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
     return actor
 
 
+def held_out_rows(options: OfflineOptions, dataset: RowDataset) -> TensorDict:
+    """The dataset's last episodes, which are not trained on."""
+    number = min(options.held_out, len(dataset) // 10)
+    return dataset[len(dataset) - number :]
+
+
 def train_offline(
     options: OfflineOptions,
     dataset: RowDataset,
@@ -107,6 +119,7 @@ def train_offline(
     save: Callable[[Path], Any],
     *,
     target_updater: TargetNetUpdater | None = None,
+    check: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
 ) -> float:
     """Train, evaluate and checkpoint; at the end the checkpoint with the best return becomes the run's model.
 
@@ -122,6 +135,7 @@ def train_offline(
         policy: to evaluate; shares its weights with the loss.
         save: writes the trained model to a folder.
         target_updater: updates the loss's target parameters.
+        check: maps the held-out rows to numbers, logged with each evaluation.
 
     Returns:
         The best mean return of the evaluations.
@@ -138,7 +152,7 @@ def train_offline(
             free=("data", "length_groups", "compile", "checkpointing"),
             fixed={"notes": dataset.manifest["notes"], "dataset": contents},
         )
-        _train(options, dataset, task, loss, policy, checkpoints, target_updater)
+        _train(options, dataset, task, loss, policy, checkpoints, target_updater, check)
         return finish(options, checkpoints, save, unit="step")
 
 
@@ -150,10 +164,14 @@ def _train(
     policy: TensorDictModuleBase,
     checkpoints: Checkpointer,
     target_updater: TargetNetUpdater | None,
+    check: Callable[[TensorDictBase], Mapping[str, float]] | None,
 ) -> None:
     """The remaining steps."""
     device = options.torch_device()
-    rows = dataset if options.fraction == 1.0 else best_rows(dataset, fraction=options.fraction)
+    kept = held_out_rows(options, dataset)
+    rows = dataset.rows[: len(dataset) - len(kept)]
+    if options.fraction < 1:
+        rows = best_rows(rows, fraction=options.fraction)
     buffer = row_buffer(rows, options.batch_size, seed=options.seed)
     optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
     parts: dict[str, Any] = {
@@ -188,5 +206,7 @@ def _train(
                 check_parameters(loss, f"after step {step}")
                 summary, _ = task.evaluate(policy, games=options.eval_games, seed=options.seed + 1, device=device)
                 log.log(step, summary.scalars())
+                if check is not None and len(kept):
+                    log.log(step, check(kept.to(device)))
                 progress.update(step, {"return": summary.mean_return})
                 checkpoints.save(step, summary.scalars())

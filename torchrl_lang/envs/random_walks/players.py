@@ -75,15 +75,9 @@ class RandomWalkPlayer(_GraphPlayer):
         Args:
             rows: the entries of a row, ``[N, T]``.
         """
-        tokens, agent = rows.get(TOKENS).long(), rows.get(ACTION_MASK)
-        node = agent & (tokens < len(self.graph))
-        before = torch.where(tokens < len(self.graph), tokens, -1)
-        # The node that a move leaves is the last one before it.
-        place = torch.where(before >= 0, torch.arange(tokens.shape[-1], device=tokens.device), 0)
-        last = shift_right(place.cummax(-1).values)
-        left = tokens.gather(-1, last).clamp_max(len(self.graph) - 1)
-        degree = self.graph.edges.to(tokens.device).sum(-1).clamp_min(1)[left].double()
-        return -torch.where(node, degree.log(), 0.0).sum(-1)
+        tokens = rows.get(TOKENS).long()
+        degree = self.graph.edges.to(tokens.device).sum(-1).clamp_min(1)[_left_nodes(self.graph, tokens)]
+        return -torch.where(_moves(self.graph, rows), degree.double().log(), 0.0).sum(-1)
 
 
 class ShortestPathPlayer(_GraphPlayer):
@@ -101,3 +95,36 @@ class ShortestPathPlayer(_GraphPlayer):
 
     def _next_node(self, node: Tensor) -> Tensor:
         return self.best.to(node.device)[node]
+
+
+class FrequentMovePlayer(_GraphPlayer):
+    """Moves where walks moved most often from its node: greedy behaviour cloning without any error of learning.
+
+    Args:
+        graph: the graph of the environment.
+        tokenizer: the tokenizer of the environment.
+        rows: the entries of a row, ``[N, T]``: walks to imitate.
+    """
+
+    def __init__(self, graph: DirectedGraph, tokenizer: Tokenizer, rows: TensorDictBase) -> None:
+        super().__init__(graph, tokenizer)
+        tokens, moves = rows.get(TOKENS).long(), _moves(graph, rows)
+        nodes = len(graph)
+        pairs = _left_nodes(graph, tokens)[moves] * nodes + tokens[moves]
+        self.counts = torch.bincount(pairs, minlength=nodes * nodes).reshape(nodes, nodes)
+        """int64 ``[V, V]``: how often walks moved from one node to another."""
+        self.move = self.counts.argmax(-1)
+
+    def _next_node(self, node: Tensor) -> Tensor:
+        return self.move.to(node.device)[node]
+
+
+def _moves(graph: DirectedGraph, rows: TensorDictBase) -> Tensor:
+    """True on the nodes that the agent named, bool ``[N, T]``."""
+    return rows.get(ACTION_MASK) & (rows.get(TOKENS) < len(graph))
+
+
+def _left_nodes(graph: DirectedGraph, tokens: Tensor) -> Tensor:
+    """The last node before each token, which a move there leaves, int64 ``[N, T]``."""
+    place = torch.where(tokens < len(graph), torch.arange(tokens.shape[-1], device=tokens.device), 0)
+    return tokens.gather(-1, shift_right(place.cummax(-1).values)).clamp_max(len(graph) - 1)

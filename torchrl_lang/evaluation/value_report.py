@@ -1,0 +1,235 @@
+"""Compare learned values with what happened in held-out episodes, and decide whether they can guide decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor, nn
+
+from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask, two_clock_advantages
+from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
+from torchrl_lang.modules.decision_batch import DecisionBatch
+from torchrl_lang.modules.decoding.model_runner import apply_head
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, ControlTokens, entry
+
+__all__ = ["ValueReport", "value_report"]
+
+READY_CORRELATION = 0.1
+"""Least correlation with the returns. It is low because returns of a random policy are mostly noise: values that solve
+a graph exactly have a correlation of 0.26 with the returns of random walks on it."""
+
+READY_FIT = 0.5
+"""Least share of the variance of its own targets that Q must explain."""
+
+READY_UNTRIED = 0.1
+"""Largest share of states in which Q may prefer an untried token."""
+
+_UNTRIED = 0.01
+"""A token with less probability under the language model is one that the data hardly ever has there."""
+
+
+@dataclass(frozen=True)
+class ValueReport:
+    """Learned values beside the returns of held-out episodes, over the agent's tokens."""
+
+    tokens: int
+    """Number of the agent's tokens."""
+    qvalue_correlation: float
+    """Pearson correlation of ``min_k Q_k(s, a)`` of the taken tokens with the discounted rewards to go."""
+    value_correlation: float
+    """The same for ``V(s)``."""
+    qvalue_fit: float
+    """Share of the variance of the one-step targets ``r + gamma V(s')`` that Q explains, 1 at best: how far training
+    has come."""
+    qvalue_slope: float
+    """Slope of the least-squares line of the returns over Q: 1 if differences of Q are differences of returns, below 1
+    if Q exaggerates them."""
+    qvalue_bias: float
+    """Mean of Q minus the return. Above 0 is expected: Q estimates a better policy than the one that made the data."""
+    untried_rate: float
+    """Share of states in which Q prefers a token to which the language model gives less than 1 %."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether large weights of the values (``beta`` above 1) can be expected to help."""
+        return not self._reasons()
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, whether the values are ready, and the sentence, for JSON; NaN becomes None."""
+        numbers = {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
+        return numbers | {"ready": self.ready, "summary": str(self)}
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers to log during training."""
+        return {name: value for name, value in asdict(self).items() if name != "tokens"}
+
+    def __str__(self) -> str:
+        """One sentence for logs and tables.
+
+        Examples:
+            >>> from torchrl_lang.evaluation import ValueReport
+            >>> print(ValueReport(900, 0.66, 0.63, 0.9, 1.4, 0.4, 0.0))
+            values are ready: correlation 0.66 with held-out returns, fit 0.90, 0 % untried tokens preferred
+            >>> print(ValueReport(900, 0.3, 0.2, 0.9, 1.3, 4.6, 0.33))
+            values are not ready, 33 % untried tokens preferred (at most 10 %): use beta <= 1
+        """
+        reasons = self._reasons()
+        if reasons:
+            return f"values are not ready, {', '.join(reasons)}: use beta <= 1"
+        return f"values are ready: {self._correlation()}, {self._fit()}, {self._untried()}"
+
+    def _reasons(self) -> list[str]:
+        """What is missing; comparisons are written so that NaN counts as missing."""
+        checks = {
+            f"{self._correlation()} (at least {READY_CORRELATION})": self.qvalue_correlation >= READY_CORRELATION,
+            f"{self._fit()} (at least {READY_FIT})": self.qvalue_fit >= READY_FIT,
+            f"{self._untried()} (at most {READY_UNTRIED:.0%})".replace("%)", " %)"): self.untried_rate <= READY_UNTRIED,
+        }
+        return [reason for reason, holds in checks.items() if not holds]
+
+    def _correlation(self) -> str:
+        return f"correlation {self.qvalue_correlation:.2f} with held-out returns"
+
+    def _fit(self) -> str:
+        return f"fit {self.qvalue_fit:.2f}"
+
+    def _untried(self) -> str:
+        return f"{100 * self.untried_rate:.0f} % untried tokens preferred"
+
+
+@torch.no_grad()
+def value_report(
+    actor: ProbabilisticTensorDictSequential,
+    qvalue: nn.Module,
+    value: nn.Module,
+    rows: TensorDictBase,
+    control: ControlTokens,
+    *,
+    gamma: float = 1.0,
+    turn_gamma: float = 0.99,
+    batch_size: int = 256,
+) -> ValueReport:
+    """Compare Q and V with the returns of episodes that were not trained on.
+
+    The return of a token is the sum of the rewards from it onwards, discounted as the values are; the end of a
+    truncated episode counts as ``V`` there.
+
+    Args:
+        actor: trunk, head and distribution; Q and V read its trunk.
+        qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``; target parameters are less noisy.
+        value: a head or module that writes ``state_value`` ``[N, 1]``.
+        rows: entries of a row and ``terminated``, ``[N]``.
+        control: the control tokens of the rows.
+        gamma: discount per token inside an utterance.
+        turn_gamma: discount from an utterance to the next.
+        batch_size: rows at a time.
+
+    Raises:
+        ValueError: the rows have no token of the agent.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+        >>> from torchrl_lang.evaluation import value_report
+        >>> from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> rows = to_rows([Episode([Turn(w, reward=r)], True) for w, r in (("ab", 1.0), ("c", 0.0))], tokenizer, 6)
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=6)
+        >>> heads = QValueHead(8, tokenizer.vocab_size), ValueHead(8)
+        >>> value_report(language_actor(lm), *heads, rows, tokenizer.control).tokens
+        5
+    """
+    modules = nn.ModuleList([actor, qvalue, value])
+    with eval_mode(modules):
+        parts = [_measure(actor, qvalue, value, part, control, gamma, turn_gamma) for part in rows.split(batch_size)]
+    q, v, returns, target, untried = (torch.cat(column).double() for column in zip(*parts, strict=True))
+    if not q.numel():
+        raise ValueError(f"The {len(rows)} rows have no token of the agent to compare values at.")
+    deviation = q - q.mean()
+    return ValueReport(
+        tokens=q.numel(),
+        qvalue_correlation=_correlation(q, returns),
+        value_correlation=_correlation(v, returns),
+        qvalue_fit=float(1 - (target - q).square().mean() / target.var(correction=0).clamp_min(1e-12)),
+        qvalue_slope=float((deviation * (returns - returns.mean())).sum() / deviation.square().sum().clamp_min(1e-12)),
+        qvalue_bias=float((q - returns).mean()),
+        untried_rate=float(untried.mean()),
+    )
+
+
+def _measure(
+    actor: ProbabilisticTensorDictSequential,
+    qvalue: nn.Module,
+    value: nn.Module,
+    rows: TensorDictBase,
+    control: ControlTokens,
+    gamma: float,
+    turn_gamma: float,
+) -> Sequence[Tensor]:
+    """Q of the taken token, V, return, Q's target, and whether Q prefers an untried token: each ``[N]``."""
+    batch, scorer = DecisionBatch.read(rows), RowScorer(actor)
+    if batch.empty:
+        return [torch.zeros(0)] * 5
+    states = scorer.states(batch)
+    last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)
+    width = batch.tokens.shape[-1]
+    ends = torch.arange(len(last), device=last.device) * width + last
+    chosen, final = ({k: s.flatten(0, 1)[place] for k, s in states.items()} for place in (batch.place, ends))
+    table = apply_head(qvalue, chosen, ACTION_VALUE).amin(-2)
+    v = apply_head(value, chosen, STATE_VALUE).squeeze(-1)
+    last_value = apply_head(value, final, STATE_VALUE).squeeze(-1)
+    last_value = torch.where(entry(rows, TERMINATED).reshape(-1), 0.0, last_value)
+    v_dense = shift_left(batch.at_tokens(v).reshape(len(last), -1)[:, :width])
+    returns, target = (
+        _targets(batch, rows, v_dense, last_value, control, gamma, turn_gamma, lmbda) for lmbda in (1.0, 0.0)
+    )
+    log_prob = scorer.log_softmax(states, batch.place)
+    allowed = table.clone()
+    allowed[:, list(control.forbidden_in_action())] = -torch.inf
+    allowed[:, control.vocab_size :] = -torch.inf
+    best = allowed.argmax(-1, keepdim=True)
+    untried = log_prob.gather(-1, best).squeeze(-1).exp() < _UNTRIED
+    return table.gather(-1, batch.action[:, None]).squeeze(-1), v, returns, target, untried
+
+
+def _targets(
+    batch: DecisionBatch,
+    rows: TensorDictBase,
+    value: Tensor,
+    last_value: Tensor,
+    control: ControlTokens,
+    gamma: float,
+    turn_gamma: float,
+    lmbda: float,
+) -> Tensor:
+    """The discounted rewards to go of the agent's tokens (lambda 1), or their one-step targets (lambda 0), ``[N]``."""
+    width = batch.tokens.shape[-1]
+    reward = shift_left(entry(rows, TOKEN_REWARD).reshape(len(last_value), -1)[:, :width])
+    ends = turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, control.end_of_action)
+    found = two_clock_advantages(
+        reward,
+        value,
+        last_value,
+        decision_mask(batch.action_mask),
+        ends,
+        gamma=gamma,
+        lmbda=lmbda,
+        turn_gamma=turn_gamma,
+        turn_lmbda=lmbda,
+    )
+    return found.value_target.flatten()[batch.place]
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's correlation; NaN if one of them is constant."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = (a.square().sum() * b.square().sum()).sqrt()
+    return float((a * b).sum() / scale) if float(scale) > 0 else float("nan")
