@@ -64,18 +64,18 @@ def plot_learning_curves(
     if not shown:
         names = sorted({column for log in logs.values() for column in log})
         raise ValueError(f"None of the panels {list(panels)} is a column of the runs, which have {names}.")
-    figure = _figure(width=5.2 * len(shown), height=3.8)
+    figure = new_figure(width=5.2 * len(shown), height=3.8)
     for index, panel in enumerate(shown):
         axes = figure.add_subplot(1, len(shown), index + 1)
         for name, log in logs.items():
             if panel in log:
-                _draw_run(axes, name, log, x, panel)
+                draw_run(axes, name, log, x, panel)
         if index == 0:
             for order, (name, level) in enumerate((references or {}).items()):
                 axes.axhline(level, color="0.45", linewidth=1, linestyle=["--", ":", "-."][order % 3], label=name)
         axes.set(xlabel=x, title=panel.replace("_", " "))
-        _tidy(axes)
-    return _save(figure, path, title)
+        tidy(axes)
+    return save_figure(figure, path, title)
 
 
 def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, title: str = "") -> Path:
@@ -94,7 +94,7 @@ def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, titl
     most = max((turns for summary in summaries for turns in summary.guesses), default=1)
     labels = [*map(str, range(1, most + 1)), "lost"]
     width = 0.8 / len(summaries)
-    figure = _figure(width=max(5.2, 0.35 * len(labels) * len(summaries)), height=3.8)
+    figure = new_figure(width=max(5.2, 0.35 * len(labels) * len(summaries)), height=3.8)
     axes = figure.add_subplot()
     for order, summary in enumerate(summaries):
         counts = [summary.guesses.get(turns, 0) for turns in range(1, most + 1)] + [summary.lost]
@@ -102,11 +102,11 @@ def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, titl
         axes.bar(place, [100 * count / summary.games for count in counts], width, label=summary.name)
     axes.set_xticks(range(len(labels)), labels)
     axes.set(xlabel="guesses until won", ylabel="% of games")
-    _tidy(axes)
-    return _save(figure, path, title)
+    tidy(axes)
+    return save_figure(figure, path, title)
 
 
-def _draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
+def draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
     # Columns that are not logged at every step have gaps; the line connects their values.
     error = log.get(f"{panel}_error", [math.nan] * len(log[x]))
     points = [point for point in zip(log[x], log[panel], error, strict=True) if not math.isnan(point[1])]
@@ -117,7 +117,7 @@ def _draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
         axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
 
 
-def _figure(*, width: float, height: float) -> Any:
+def new_figure(*, width: float, height: float) -> Any:
     # A Figure without pyplot: no window, no global state, and always the Agg renderer.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -129,14 +129,14 @@ def _figure(*, width: float, height: float) -> Any:
     return figure
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize="small")
 
 
-def _save(figure: Any, path: str | Path, title: str) -> Path:
+def save_figure(figure: Any, path: str | Path, title: str) -> Path:
     if title:
         figure.suptitle(title)
     path = Path(path)

@@ -27,7 +27,7 @@ from torchrl_lang.storage import Fields
 
 __all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
 
-_MODEL = {"layers": 2, "width": 32, "heads": 2, "eval_every": 100}
+_MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class RandomWalksTask(Task):
             "cql_weight": 0.05,
             "tau": 0.05,
         },
-        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0)},
+        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
     }
     baselines = ("random", "shortest")
 
