@@ -167,15 +167,30 @@ def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
 
 def test_demo_writes_all_it_promises(tmp_path, capsys):
     out = tmp_path / "demo"
-    small = ["--words", "12", "--games", "200", "--steps", "9", "--eval-games", "16"]
-    assert main(["demo", "--out", str(out), *small]) == 0
+    small = ["--walks", "60", "--graph-steps", "4", "--words", "12", "--games", "60", "--wordle-steps", "4"]
+    assert main(["demo", "--out", str(out), *small, "--eval-games", "8", "--betas", "2", "8"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("data", "BC", "ILQL beta 16", "optimal (myopic)"))
     results = json.loads((out / "results.json").read_text())
-    ilql = {f"ILQL beta {beta}" for beta in (2, 4, 8, 16)}
-    assert set(results["players"]) == {"data", "BC", "BC greedy", "optimal (myopic)"} | ilql
-    for name in ("learning_curves.png", "guesses.png", "table.txt", "transcripts/BC.txt"):
-        assert (out / name).stat().st_size > 100
+    imitations = {
+        f"{name}, {how}"
+        for name in ("BC", "BC best 30 %", "BC best 10 %")
+        for how in ("greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1")
+    }
+    learned = {f"ILQL beta {beta}, greedy" for beta in (0, 2, 8)}
+    for part, optimum in {"graph": "shortest path", "wordle": "optimal (myopic)"}.items():
+        players = results[part]["players"]
+        assert {"data", optimum} | imitations | learned <= set(players)
+        assert sum(name.startswith("perfect copy") for name in players) == 2
+        assert players[optimum]["mean_return"] > players["BC, greedy"]["mean_return"]
+        assert all(len(player) > 5 and player["return_error"] >= 0 for player in players.values())
+        assert results[part]["chosen_beta"] in (2, 8)
+        assert results[part]["bc_held_out_loss"] > results[part]["data_entropy"] > 0
+        assert results[part]["values"] in text
+        assert (out / part / "table.txt").read_text() in text
+        for name in ("pictures.png", "transcripts/BC_greedy.txt", "transcripts/ILQL_beta_8_greedy.txt"):
+            assert (out / part / name).stat().st_size > 100
+    assert main(["demo", "--out", str(out), *small, "--eval-games", "8", "--parts", "graph"]) == 0
+    assert "using the dataset" in capsys.readouterr().out
 
 
 @dataclass

@@ -141,7 +141,7 @@ def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys
 
 def test_recipes_in_python_take_the_preset_of_a_task(walks, tmp_path):
     options = BC.for_task(RandomWalksTask, data=walks / "data", out=tmp_path / "bc", steps=1, eval_games=4)
-    assert (options.layers, options.width) == (2, 32)
+    assert (options.layers, options.width) == (2, 64)
     assert bc.main(options) >= -7
     assert load_run(tmp_path / "bc").task == RandomWalksTask(10, max_turns=7)
 

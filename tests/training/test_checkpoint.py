@@ -110,11 +110,12 @@ def test_targets_of_a_loss_module_come_back(tmp_path):
 
 def test_rotation_keeps_the_last_and_the_best(tmp_path):
     checkpointer = Checkpointer(tmp_path, keep=2).register("box", box := Box(0))
-    for step, value in [(10, -3.0), (20, -1.0), (30, None), (40, -2.0), (50, float("nan")), (60, -1.0)]:
+    values = [(5, -1.0), (10, -3.0), (20, -1.0), (30, None), (40, -2.0), (50, float("nan")), (60, -2.0)]
+    for step, value in values:
         box.value = step
         checkpointer.save(step, None if value is None else {"return": value, "loss": -step})
     assert checkpointer.steps() == [20, 50, 60]
-    assert checkpointer.restore("best") == 20  # of equals the first
+    assert checkpointer.restore("best") == 20  # of equals the latest
     assert box.value == 20
     assert checkpointer.restore() == 60
     assert checkpointer.restore(50) == 50

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
+from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import Options, option, positional, required
 from torchrl_lang.recipes.run_common import options_for_notes
@@ -16,6 +17,9 @@ from torchrl_lang.recipes.tasks.base import Player
 from torchrl_lang.storage import write_file
 
 __all__ = ["Evaluate", "main"]
+
+_OTHER_GAMES = 1_000_000
+"""Distance of the seed of games on which beta is chosen from that of the games that are reported."""
 
 _REPEATS = 5
 """Times that each game of a finite split is played by a random player or sampled policy."""
@@ -36,7 +40,11 @@ class Evaluate(Options):
         at_least=1,
     )
     split: str | None = option(None, "games of which split; none: the task's own choice")
-    beta: tuple[float, ...] = option((0.0, 2.0, 4.0), "weights of the values, for runs that have values", at_least=0)
+    beta: tuple[float | Literal["auto"], ...] = option(
+        (0.0, 2.0, 4.0),
+        "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games",
+        at_least=0,
+    )
     method: Method | None = option(None, "decoding method; none: greedy, and without values sampling as well")
     seed: int = option(1, "seed of games and sampling", at_least=0)
     plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
@@ -97,11 +105,22 @@ def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tu
     for name in task.baselines:
         yield None, name, task.player(name, options.seed)
     for folder, run in runs.items():
-        without_values = tuple(beta for beta in options.beta if not beta) or (
-            options.beta if folder == options.run else (0.0,)
-        )
-        for beta in options.beta if run.has_values else without_values:
+        for beta in _betas(options, folder, run):
             for method in (options.method,) if options.method else ("greedy",) if beta else ("sample", "greedy"):
                 name = f"{folder.name}{f' beta {beta:g}' if beta else ''} {method}"
                 policy = run.policy(beta, method=method, seed=options.seed)
                 yield folder, name, Player(policy, is_random=method in ("sample", "best_of"))
+
+
+def _betas(options: Evaluate, folder: Path, run: FinishedRun) -> tuple[float, ...]:
+    """The weights of the values to play with; a run without values that is shown beside others has weight 0."""
+    if not run.has_values:
+        given = tuple(beta for beta in options.beta if beta != "auto")
+        return tuple(beta for beta in given if not beta) or (given if given and folder == options.run else (0.0,))
+    betas: list[float] = [beta for beta in options.beta if beta != "auto"]
+    if "auto" in options.beta:
+        found = choose_beta(run, seed=options.seed + _OTHER_GAMES)
+        returns = ", ".join(f"{beta:g}: {value:.2f}" for beta, value in found.items())
+        print(f"{folder.name}: mean return by beta on other games: {returns}", flush=True)
+        betas.append(next(iter(found)))
+    return tuple(dict.fromkeys(betas))

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from torchrl_lang.data import RowDataset, best_rows, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_common import (
     RunOptions,
@@ -50,6 +51,7 @@ class OfflineOptions(RunOptions):
     )
     transition_weight: float = option(1.0, "weight of the environment's tokens in the policy's loss", at_least=0)
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
+    start: Path | None = option(None, "folder of a finished run on the same task whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
@@ -64,6 +66,10 @@ class OfflineOptions(RunOptions):
         super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got width={self.width} and heads={self.heads}.")
+        if self.start is not None and self.pretrained is not None:
+            raise ValueError(
+                f"Start from a run or from a pretrained model: got start={self.start} and pretrained={self.pretrained}."
+            )
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
@@ -72,8 +78,19 @@ class OfflineOptions(RunOptions):
 
 
 def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
-    """The language model: from scratch, or a pretrained one fitted to the tokenizer."""
+    """The language model: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
+
+    Raises:
+        ValueError: the run has another tokenizer than the dataset.
+    """
     tokenizer = dataset.tokenizer
+    if options.start is not None:
+        run = load_run(options.start)
+        if run.tokenizer.config() != tokenizer.config():
+            raise ValueError(
+                f"The run in {options.start} is about {run.task.name}, which has other tokens than the data."
+            )
+        return run.model.lm.to(options.torch_device())
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())

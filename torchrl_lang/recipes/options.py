@@ -183,14 +183,27 @@ def _reader(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if get_origin(kind) in (Union, types.UnionType):
-        inner = next(part for part in get_args(kind) if part is not type(None))
-        if get_origin(inner) is Literal:
-            return _reader(inner)
-        read = _reader(inner)["type"]
-        return {"type": lambda text: None if text.lower() == "none" else read(text), "metavar": inner.__name__.upper()}
+        return _union_reader(get_args(kind))
     if get_origin(kind) is tuple:
         return {**_reader(get_args(kind)[0]), "nargs": "*"}
     return {"type": _path if kind is Path else kind, "metavar": kind.__name__.upper()}
+
+
+def _union_reader(parts: tuple[Any, ...]) -> dict[str, Any]:
+    """Of a type or None, of a choice or None, and of a type or one of some words."""
+    choices = [part for part in parts if get_origin(part) is Literal]
+    plain = [part for part in parts if part is not type(None) and part not in choices]
+    if not plain:
+        return _reader(choices[0])
+    words: dict[str, Any] = {word: word for part in choices for word in get_args(part)}
+    words |= {"none": None} if type(None) in parts else {}
+    read = _reader(plain[0])["type"]
+
+    def convert(text: str) -> Any:
+        return words[text.lower()] if text.lower() in words else read(text)
+
+    convert.__name__ = plain[0].__name__  # argparse shows it where the text is wrong
+    return {"type": convert, "metavar": plain[0].__name__.upper()}
 
 
 def _path(text: str) -> Path:

@@ -76,7 +76,7 @@ def _check_number(name: str, value: Any, allowed: Range) -> None:
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
     choices = _choices(hint)
-    if choices and value is not None and value not in choices:
+    if choices and value is not None and value not in choices and type(value) not in _types(hint):
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
@@ -85,3 +85,10 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Literal:
         return get_args(hint)
     return tuple(choice for part in get_args(hint) for choice in _choices(part))
+
+
+def _types(hint: Any) -> tuple[Any, ...]:
+    """The classes inside a type, such as ``float`` in ``tuple[float | Literal["auto"], ...]``."""
+    if get_origin(hint) is Literal:
+        return ()
+    return tuple(kind for part in get_args(hint) for kind in _types(part)) or (hint,)

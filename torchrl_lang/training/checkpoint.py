@@ -53,7 +53,8 @@ class Checkpointer:
     Args:
         folder: folder of the checkpoints; created at the first save.
         keep: number of latest checkpoints to keep, in addition to the best one.
-        best_by: the metric that defines the best checkpoint, larger is better. Checkpoints without it are never best.
+        best_by: the metric that defines the best checkpoint, larger is better, of equals the latest. Checkpoints
+            without it are never best.
 
     Examples:
         >>> import tempfile, torch
@@ -208,7 +209,8 @@ class Checkpointer:
             except CheckpointError as error:
                 self._leave_out(path, error)
         ranked = [path for path, score in scores.items() if not math.isnan(score)]
-        return max(ranked, key=scores.__getitem__, default=None)  # the earliest of several best ones
+        # Of several best ones the latest, which has trained longest; the order of ``_at_hand`` is that of the steps.
+        return max(reversed(ranked), key=scores.__getitem__, default=None)
 
     def _at_hand(self) -> dict[int, Path]:
         """Folder of each step, in order; for a step that was saved again the last one."""

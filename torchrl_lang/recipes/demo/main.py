@@ -73,7 +73,7 @@ def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
                 seed=options.seed,
                 nodes=20,
                 out_degree=3,
-                graph_seed=11,
+                graph_seed=7,
                 max_turns=12,
             ),
             steps=options.graph_steps,

@@ -11,6 +11,7 @@ from typing import Any
 from torchrl_lang.data import RowDataset
 from torchrl_lang.evaluation import GameRecords, Summary, imitation_loss, write_transcripts
 from torchrl_lang.modules import language_actor
+from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
@@ -99,7 +100,8 @@ def run_part(part: Part, folder: Path) -> PartResults:
     runs = {name: load_run(folder / name) for name in (*IMITATIONS, "ilql")}
     _check_imitation(results, runs["bc"], dataset)
     results.values_note = runs["ilql"].values_note
-    results.chosen_beta = _choose_beta(part, runs["ilql"], task)
+    games = max(part.eval_games // 4, 1)
+    results.chosen_beta = next(iter(choose_beta(runs["ilql"], seed=part.seed + 2000, games=games, betas=part.betas)))
     control = dataset.tokenizer.control
     results.summaries["data"] = task.summary(GameRecords.from_rows(dataset[:], control), "data")
     for name, player in _players(part, runs, task, dataset).items():
@@ -134,16 +136,6 @@ def _check_imitation(results: PartResults, bc: FinishedRun, dataset: RowDataset)
     results.held_out_loss = imitation_loss(language_actor(bc.model.lm), rows)
     behavior: Any = part.data.behavior_policy(results.task).policy
     results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(ACTION_MASK).sum())
-
-
-def _choose_beta(part: Part, run: FinishedRun, task: Task) -> float:
-    """The weight of the values with the best return on other games than those of the table."""
-    seed, games = part.seed + 2000, max(part.eval_games // 4, 1)
-    returns = {}
-    for beta in part.betas:
-        summary, _ = task.evaluate(run.policy(beta, method="greedy"), games=games, seed=seed)
-        returns[beta] = summary.mean_return
-    return max(returns, key=lambda beta: returns[beta])
 
 
 def _players(part: Part, runs: Mapping[str, FinishedRun], task: Task, dataset: RowDataset) -> dict[str, Player]:

@@ -1,0 +1,171 @@
+"""The report on learned values, on values of which all is known."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
+from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, row_log_prob
+
+TOKENIZER = CharTokenizer.from_alphabet("abcdefgh")
+CONTROL = TOKENIZER.control
+
+
+@pytest.fixture
+def actor():
+    torch.manual_seed(0)
+    return language_actor(causal_lm(vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=24))
+
+
+def episodes(n=32, seed=0):
+    """Episodes of one to three utterances, each with a reward and a reply."""
+    generator = torch.Generator().manual_seed(seed)
+    out = []
+    for _ in range(n):
+        turns = []
+        for _ in range(int(torch.randint(1, 4, (), generator=generator))):
+            word = "".join("abcdefgh"[i] for i in torch.randint(0, 8, (2,), generator=generator).tolist())
+            turns += [Turn(word, reward=float(torch.randn((), generator=generator))), Turn("a")]
+        out.append(Episode(turns, True))
+    return to_rows(out, TOKENIZER, 24)
+
+
+class KnownValues(nn.Module):
+    """Values of the decisions in the order in which they are asked for; of the last positions 0."""
+
+    def __init__(self, values, vocabulary=None):
+        super().__init__()
+        self.values, self.vocabulary = values, vocabulary
+
+    def forward(self, hidden):
+        values = self.values if len(hidden) == len(self.values) else torch.zeros(len(hidden))
+        if self.vocabulary is None:
+            return values[:, None]
+        return values[:, None, None].expand(-1, 1, self.vocabulary).clone()
+
+
+def known(values):
+    return KnownValues(values, TOKENIZER.vocab_size), KnownValues(values)
+
+
+def returns_of(rows, gamma, turn_gamma):
+    """The returns to go by the definition: a loop over the tokens of each row."""
+    out = []
+    for row in rows:
+        agent, reward = row["action_mask"].tolist(), row["token_reward"].tolist()
+        ends = (row["tokens"] == CONTROL.end_of_action).tolist()
+        places = [i for i, written in enumerate(agent) if written]
+        later, found = 0.0, []
+        for i in reversed(places):
+            later = reward[i] + (turn_gamma if ends[i] else gamma) * later
+            found.append(later)
+        out += found[::-1]
+    return torch.tensor(out)
+
+
+def test_values_that_are_the_returns_have_correlation_one(actor):
+    rows = episodes()
+    returns = returns_of(rows, 0.9, 0.5)
+    report = value_report(actor, *known(returns), rows, CONTROL, gamma=0.9, turn_gamma=0.5)
+    assert report.tokens == int(rows["action_mask"].sum()) == len(returns)
+    for value in (report.qvalue_correlation, report.value_correlation, report.qvalue_slope, report.qvalue_fit):
+        assert value == pytest.approx(1.0, abs=1e-5)
+    assert report.qvalue_bias == pytest.approx(0.0, abs=1e-5)
+
+
+def test_bias_slope_and_sign(actor):
+    rows = episodes()
+    returns = returns_of(rows, 1.0, 1.0)
+    report = value_report(actor, *known(-2 * returns + 3), rows, CONTROL, turn_gamma=1.0)
+    assert report.qvalue_correlation == pytest.approx(-1.0, abs=1e-5)
+    assert report.qvalue_slope == pytest.approx(-0.5, abs=1e-5)
+    assert report.qvalue_bias == pytest.approx(float((3 - 3 * returns).mean()), abs=1e-4)
+    assert not report.ready
+
+
+def test_constant_values_have_no_correlation(actor):
+    report = value_report(actor, *known(torch.ones(int(episodes()["action_mask"].sum()))), episodes(), CONTROL)
+    assert math.isnan(report.qvalue_correlation)
+    assert not report.ready
+    assert report.as_dict()["qvalue_correlation"] is None
+    assert "correlation nan" in str(report)
+
+
+def test_the_end_of_a_truncated_row_counts_as_its_value(actor):
+    """One utterance without reward, cut off: its return is the value of the last position, 5."""
+    rows = to_rows([Episode([Turn("ab", reward=0.0)], False), Episode([Turn("cd", reward=1.0)], True)], TOKENIZER, 24)
+
+    class LastIsFive(nn.Module):
+        def forward(self, hidden):
+            return torch.full((len(hidden), 1), 5.0 if len(hidden) == len(rows) else 0.0)
+
+    decisions = int(rows["action_mask"].sum())
+    q = KnownValues(torch.arange(float(decisions)), TOKENIZER.vocab_size)
+    report = value_report(actor, q, LastIsFive(), rows, CONTROL, turn_gamma=1.0)
+    # Returns 5, 5, 5 and 1, 1, 1 against Q of 0 to 5: the mean of Q is 2.5, that of the returns 3.
+    assert report.qvalue_bias == pytest.approx(-0.5)
+
+
+def test_untried_tokens_are_those_that_the_model_hardly_ever_writes(actor):
+    class Prefers(nn.Module):
+        def __init__(self, token):
+            super().__init__()
+            self.token = token
+
+        def forward(self, hidden):
+            table = torch.zeros(len(hidden), 2, TOKENIZER.vocab_size)
+            table[..., self.token] = 1.0
+            return table
+
+    head = actor[1].module
+    with torch.no_grad():
+        head.weight.zero_()  # the same distribution everywhere
+    head.bias = nn.Parameter(torch.zeros(TOKENIZER.vocab_size))
+    head.bias.data[3] = -10.0
+    rate = {
+        token: value_report(actor, Prefers(token), ValueHead(16), episodes(), CONTROL).untried_rate for token in (2, 3)
+    }
+    assert rate == {2: 0.0, 3: 1.0}
+    # A control token cannot be written, so that its value does not matter.
+    assert value_report(actor, Prefers(CONTROL.pad), ValueHead(16), episodes(), CONTROL).untried_rate == 0.0
+
+
+def test_batches_do_not_matter(actor):
+    torch.manual_seed(1)
+    heads, rows = (QValueHead(16, TOKENIZER.vocab_size), ValueHead(16)), episodes()
+    whole = value_report(actor, *heads, rows, CONTROL).scalars()
+    parts = value_report(actor, *heads, rows, CONTROL, batch_size=5).scalars()
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_the_sentence_names_what_is_missing():
+    assert str(ValueReport(9, 0.05, 0.1, 0.9, 1.0, 0.0, 0.0)).startswith("values are not ready, correlation 0.05")
+    report = ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.5)
+    assert "fit 0.20 (at least 0.5), 50 % untried" in str(report)
+    assert str(report).endswith("use beta <= 1")
+
+
+def test_the_imitation_loss_is_the_mean_over_the_agents_tokens(actor):
+    rows = episodes()
+    expected = -row_log_prob(actor, rows).detach().sum() / rows["action_mask"].sum()
+    for batch_size in (256, 7):
+        assert imitation_loss(actor, rows, batch_size=batch_size) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_rows_without_a_token_of_the_agent_are_refused(actor):
+    rows = TensorDict(
+        tokens=torch.zeros(2, 3, dtype=torch.int64),
+        attention_mask=torch.ones(2, 3, dtype=torch.bool),
+        action_mask=torch.zeros(2, 3, dtype=torch.bool),
+        token_reward=torch.zeros(2, 3),
+        terminated=torch.ones(2, 1, dtype=torch.bool),
+        batch_size=[2],
+    )
+    with pytest.raises(ValueError, match="2 rows have no token of the agent"):
+        imitation_loss(actor, rows)
+    with pytest.raises(ValueError, match="2 rows have no token of the agent"):
+        value_report(actor, *known(torch.zeros(0)), rows, CONTROL)
