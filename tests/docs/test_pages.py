@@ -17,7 +17,12 @@ TEXTS = {str(path.relative_to(DOCS)): path.read_text(encoding="utf-8") for path 
 PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
-TOLERANCE = {"tutorials/random_walks.md": 0.25, "tutorials/wordle_offline.md": 0.35, "tutorials/ppo_own_game.md": 0.2}
+TOLERANCE = {
+    "tutorials/random_walks.md": 0.25,
+    "tutorials/wordle_offline.md": 0.35,
+    "tutorials/trust_values.md": 0.35,
+    "tutorials/ppo_own_game.md": 0.2,
+}
 
 
 def check_random_walks(space):
@@ -36,6 +41,13 @@ def check_wordle_offline(space):
 def check_ppo_own_game(space):
     for coef, share in space["shares"].items():
         assert abs(share - space["best_share"](coef)) < 0.2
+
+
+def check_trust_values(space):
+    assert [report.ready for report in space["reports"].values()] == [True, False, False]
+    returns = space["returns"]
+    assert all(returns["trained", beta] > -2.5 for beta in (1.0, 4.0, 16.0))
+    assert all(returns[name, 16.0] < -3.5 for name in ("too briefly", "without CQL"))
 
 
 def check_online(space):
@@ -62,6 +74,7 @@ CHECKS = {
     "guides/online.md": check_online,
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
+    "tutorials/trust_values.md": check_trust_values,
     "tutorials/wordle_offline.md": check_wordle_offline,
 }
 

@@ -84,15 +84,14 @@ def test_bias_slope_and_sign(actor):
     assert report.qvalue_correlation == pytest.approx(-1.0, abs=1e-5)
     assert report.qvalue_slope == pytest.approx(-0.5, abs=1e-5)
     assert report.qvalue_bias == pytest.approx(float((3 - 3 * returns).mean()), abs=1e-4)
-    assert not report.ready
 
 
 def test_constant_values_have_no_correlation(actor):
     report = value_report(actor, *known(torch.ones(int(episodes()["action_mask"].sum()))), episodes(), CONTROL)
     assert math.isnan(report.qvalue_correlation)
-    assert not report.ready
     assert report.as_dict()["qvalue_correlation"] is None
-    assert "correlation nan" in str(report)
+    assert not report.ready  # constant values do not explain the targets, which contain rewards
+    assert report.as_dict()["summary"] == str(report)
 
 
 def test_the_end_of_a_truncated_row_counts_as_its_value(actor):
@@ -143,7 +142,12 @@ def test_batches_do_not_matter(actor):
 
 
 def test_the_sentence_names_what_is_missing():
-    assert str(ValueReport(9, 0.05, 0.1, 0.9, 1.0, 0.0, 0.0)).startswith("values are not ready, correlation 0.05")
+    assert (
+        str(ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.0))
+        == "values are not ready, fit 0.20 (at least 0.5): use beta <= 1"
+    )
+    assert not ValueReport(9, 0.5, 0.1, math.nan, 1.0, 0.0, 0.0).ready
+    assert ValueReport(9, -0.2, 0.1, 0.9, 1.0, 0.0, 0.1).ready
     report = ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.5)
     assert "fit 0.20 (at least 0.5), 50 % untried" in str(report)
     assert str(report).endswith("use beta <= 1")
