@@ -101,15 +101,14 @@ class EpisodeRows:
             flat = flat[self._is_waiting(flat)]
         if self._steps is not None:
             flat = torch.cat([self._steps, flat])
-        # Stable sort: the steps of an episode keep their order.
-        flat = flat[flat.get(_TRAJECTORY).argsort(stable=True)]
-        last = _last_of_episodes(flat)
-        ends = flat.get(("next", DONE)).squeeze(-1)
+        # Stable sort: the steps of an episode keep their order. The steps themselves are gathered only once, below.
+        trajectory, order = flat.get(_TRAJECTORY).sort(stable=True)
+        ends = flat.get(("next", DONE)).squeeze(-1)[order]
         if self.unfinished == "truncate":
-            ends = last
-        has_ended = _of_ended_episodes(flat, ends)
-        self._wait(flat[~has_ended])
-        flat, ends = flat[has_ended], ends[has_ended]
+            ends = _is_last(trajectory)
+        has_ended = _of_ended_episodes(trajectory, ends)
+        self._wait(flat[order[~has_ended]])
+        flat, ends = flat[order[has_ended]], ends[has_ended]
         rows = rows_at(flat, ends, self.keep)
         rewards = reward_entries(flat.get("next"), self.reward_key)
         rows.update({name: step_rewards(flat, ends, rows, key) for name, key in rewards.items()})
@@ -123,7 +122,7 @@ class EpisodeRows:
         self._steps = running if self.unfinished == "wait" else running[:0]
         # An unfinished episode continues in its worker's next batch. Workers deliver batches in turns, so at most as
         # many batches as there are workers have unfinished episodes, unless the collector resets.
-        if self._steps.get(_BATCH)[_last_of_episodes(self._steps)].unique().numel() > _MOST_BATCHES:
+        if self._steps.get(_BATCH)[_is_last(self._steps.get(_TRAJECTORY))].unique().numel() > _MOST_BATCHES:
             raise RuntimeError(
                 f"{self.waiting} unfinished episodes of more than {_MOST_BATCHES} batches wait for steps. If "
                 "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
@@ -162,13 +161,12 @@ class EpisodeRows:
         return out
 
 
-def _last_of_episodes(flat: TensorDictBase) -> Tensor:
+def _is_last(trajectory: Tensor) -> Tensor:
     """True on the last step of each episode, bool ``[M]``; the steps of an episode must be adjacent and in order."""
-    trajectory = flat.get(_TRAJECTORY)
     return torch.cat([trajectory[1:] != trajectory[:-1], torch.ones_like(trajectory[:1], dtype=torch.bool)])
 
 
-def _of_ended_episodes(flat: TensorDictBase, ends: Tensor) -> Tensor:
+def _of_ended_episodes(trajectory: Tensor, ends: Tensor) -> Tensor:
     """True on the steps of episodes whose last step is among ``ends``, bool ``[M]``."""
-    _, number, count = flat.get(_TRAJECTORY).unique_consecutive(return_inverse=True, return_counts=True)
+    _, number, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)
     return ends[count.cumsum(0) - 1][number]
