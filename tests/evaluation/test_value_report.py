@@ -147,7 +147,7 @@ def test_the_sentence_names_what_is_missing():
         == "values are not ready, fit 0.20 (at least 0.5): use beta <= 1"
     )
     assert not ValueReport(9, 0.5, 0.1, math.nan, 1.0, 0.0, 0.0).ready
-    assert ValueReport(9, -0.2, 0.1, 0.9, 1.0, 0.0, 0.1).ready
+    assert ValueReport(9, -0.2, 0.1, 0.9, 1.0, 0.0, 0.03).ready
     report = ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.5)
     assert "fit 0.20 (at least 0.5), 50 % untried" in str(report)
     assert str(report).endswith("use beta <= 1")

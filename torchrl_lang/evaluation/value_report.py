@@ -25,7 +25,7 @@ __all__ = ["ValueReport", "value_report"]
 READY_FIT = 0.5
 """Least share of the variance of its own targets that Q must explain."""
 
-READY_UNTRIED = 0.1
+READY_UNTRIED = 0.03
 """Largest share of states in which Q may prefer an untried token."""
 
 _UNTRIED = 0.01
@@ -77,7 +77,7 @@ class ValueReport:
             >>> print(ValueReport(900, 0.66, 0.63, 0.9, 1.4, 0.4, 0.0))
             values are ready: fit 0.90, 0 % untried tokens preferred, correlation 0.66 with held-out returns
             >>> print(ValueReport(900, 0.3, 0.2, 0.9, 1.3, 4.6, 0.33))
-            values are not ready, 33 % untried tokens preferred (at most 10 %): use beta <= 1
+            values are not ready, 33 % untried tokens preferred (at most 3 %): use beta <= 1
         """
         reasons = self._reasons()
         if reasons:
