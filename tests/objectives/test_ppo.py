@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
+from transformers import GPT2Model
 
 from tests.letters import REWARD, Letters, first_token
 from tests.objectives import test_contract as contract
@@ -116,8 +117,9 @@ def test_contract(name, make_loss, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["in-pieces", "utterance"])
-def test_compile_gives_the_same_losses(name, rows):
-    contract.test_compile_gives_the_same_losses(LOSSES[name], rows)
+def test_compile_gives_the_same_losses(name, rows, monkeypatch):
+    monkeypatch.setattr(GPT2Model, "forward", contract.without_blocks)
+    contract.assert_compiles(LOSSES[name](), rows)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
