@@ -20,7 +20,6 @@ PLAYING = """
 import signal, sys, torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.recipes.collect import Games
 
 class Task:
     def env(self, n, *, seed, device):
@@ -42,6 +41,8 @@ def stop(number, frame):
     raise KeyboardInterrupt
 
 if __name__ == "__main__":
+    from torchrl_lang.recipes.collect import Games  # workers that import this file do not need it
+
     signal.signal(signal.SIGTERM, stop)
     games = Games(Task(), Babble(), kind=sys.argv[1], workers=2, games=4, turns=4, seed=0, device=torch.device("cpu"))
     print("begun", flush=True)
@@ -64,8 +65,8 @@ def play(tmp_path):
     (tmp_path / "playing.py").write_text(PLAYING)
     begun = []
 
-    def start(kind):
-        begun.append(Program(tmp_path / "playing.py", kind))
+    def start(kind, **options):
+        begun.append(Program(tmp_path / "playing.py", kind, **options))
         return begun[-1]
 
     yield start
@@ -119,7 +120,7 @@ def assert_nothing_left(pids, names):
 )
 def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
     """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
-    process = play(kind)
+    process = play(kind, fresh_workers=number == signal.SIGINT)
     process.wait_for("played", times=3)
     pids = children(process.pid)
     names = shared_names([process.pid, *pids])
@@ -133,7 +134,7 @@ def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_grou
 
 def test_a_start_of_workers_can_be_interrupted(play):
     """While they load what they need, which takes seconds."""
-    process = play("sync")
+    process = play("sync", fresh_workers=True)
     process.wait_for("begun")
     deadline = time.monotonic() + 120
     while not (pids := children(process.pid)):  # the first worker
