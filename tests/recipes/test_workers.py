@@ -44,7 +44,8 @@ if __name__ == "__main__":
     from torchrl_lang.recipes.collect import Games  # workers that import this file do not need it
 
     signal.signal(signal.SIGTERM, stop)
-    games = Games(Task(), Babble(), kind=sys.argv[1], workers=2, games=4, turns=4, seed=0, device=torch.device("cpu"))
+    kind, workers = sys.argv[1], int(sys.argv[2])
+    games = Games(Task(), Babble(), kind=kind, workers=workers, games=4, turns=4, seed=0, device=torch.device("cpu"))
     print("begun", flush=True)
     try:
         while True:
@@ -65,8 +66,8 @@ def play(tmp_path):
     (tmp_path / "playing.py").write_text(PLAYING)
     begun = []
 
-    def start(kind, **options):
-        begun.append(Program(tmp_path / "playing.py", kind, **options))
+    def start(kind, workers=2, **options):
+        begun.append(Program(tmp_path / "playing.py", kind, workers, **options))
         return begun[-1]
 
     yield start
@@ -110,17 +111,17 @@ def assert_nothing_left(pids, names):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "whole_group", "code"),
+    ("kind", "number", "whole_group", "code", "workers"),
     [
-        ("sync", signal.SIGINT, True, 130),
-        ("async", signal.SIGTERM, True, 130),
-        ("sync", signal.SIGKILL, False, -signal.SIGKILL),
+        ("sync", signal.SIGINT, True, 130, 1),
+        ("async", signal.SIGTERM, True, 130, 2),
+        ("sync", signal.SIGKILL, False, -signal.SIGKILL, 2),
     ],
     ids=["ctrl-c", "terminated", "killed"],
 )
-def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
+def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, workers, play):
     """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
-    process = play(kind, fresh_workers=number == signal.SIGINT)
+    process = play(kind, workers, fresh_workers=workers == 1)
     process.wait_for("played", times=3)
     pids = children(process.pid)
     names = shared_names([process.pid, *pids])
