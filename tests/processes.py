@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
@@ -72,16 +72,9 @@ def _fork(path: bytes, arguments: list[str], files: list[int]) -> int:
 
 
 def _work(arguments: list[str], files: list[int]) -> int:
-    gc.freeze()  # objects of the parent must not close the files that get the numbers of theirs
     code = 1
     try:
-        util._run_after_forkers()  # while the files are open that some of them close
-        torch.set_num_threads(1)  # the parent's threads are not here
-        before = 3
-        for number in sorted({int(file) for file in files}):
-            os.closerange(before, number)
-            before = number + 1
-        os.closerange(before, os.sysconf("SC_OPEN_MAX"))
+        forget_the_parent(files)
         for name, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
             signal.signal(name, handler)
         place = arguments.index("-c") + 1
@@ -95,6 +88,18 @@ def _work(arguments: list[str], files: list[int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def forget_the_parent(files: Iterable[int]) -> None:
+    """In a fork: keep nothing of the parent but what it has imported, its output and the files with these numbers."""
+    gc.freeze()  # its objects must not close what gets the numbers of their files
+    util._run_after_forkers()  # while the files are open that some of them close
+    torch.set_num_threads(1)  # its threads are not here
+    before = 3
+    for number in sorted(map(int, files)):
+        os.closerange(before, number)
+        before = number + 1
+    os.closerange(before, os.sysconf("SC_OPEN_MAX"))
 
 
 class Program:
