@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, assert_allclose_td
 from transformers import GPT2Model
-from transformers.modeling_outputs import BaseModelOutput
 
+from tests.modules.toys import without_blocks
 from tests.objectives.conftest import LOSSES, T, losses_of, make_rows, total
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -213,11 +213,6 @@ def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
     for key, value in losses_of(out).items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
-
-
-def without_blocks(model, inputs_embeds, **_):
-    """GPT-2 from its embeddings to its final norm: Dynamo traces its blocks for seconds, and tests of the trunk do."""
-    return BaseModelOutput(last_hidden_state=model.ln_f(inputs_embeds))
 
 
 def assert_compiles(loss, rows):
