@@ -156,6 +156,11 @@ class Program:
         self.process.join()
 
 
+def semaphores(pid: int) -> str:
+    """With what the names of a program's semaphores begin: forks of a process do not show them in their maps."""
+    return f"/mp-of-{pid}"
+
+
 def run(*arguments: object, timeout: float = 120.0, **options: Any) -> Program:
     """Run a program to its end."""
     program = Program(*arguments, **options)
@@ -173,6 +178,7 @@ def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.update(variables)
     os.chdir(cwd)
+    multiprocessing.current_process()._config["semprefix"] = semaphores(os.getpid())
     multiprocessing.set_start_method("spawn", force=True)  # whatever the program starts, it starts as it would
     if not fresh_workers:
         util.spawnv_passfds = _fork

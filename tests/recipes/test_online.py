@@ -350,7 +350,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     wait_for_a_checkpoint(run)
     workers = workers_of(process.pid)
     assert len(workers) == 2
-    names = shared_names([process.pid, *workers])
+    names = shared_names(process.pid, workers)
     os.kill(workers[0], signal.SIGKILL)
     assert process.wait() == 2
     assert "torchrl_lang: A worker that played games has died" in process.stderr

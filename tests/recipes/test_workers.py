@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Program
+from tests.processes import Program, semaphores
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -92,10 +92,11 @@ def is_running(pid):
         return False
 
 
-def shared_names(pids):
-    """Names in shared memory that these processes have mapped, whether they are still listed there or not."""
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-    return set(re.findall(r"/dev/shm/([^\s]+)", maps))
+def shared_names(program, workers):
+    """Names in shared memory that these processes have mapped or listed there."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in (program, *workers))
+    named = Path("/dev/shm").glob(f"sem.{semaphores(program).strip('/')}*")
+    return {*re.findall(r"/dev/shm/([^\s]+)", maps), *(path.name for path in named)}
 
 
 def listed(names):
@@ -124,7 +125,7 @@ def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_grou
     process = play(kind, workers, fresh_workers=workers == 1)
     process.wait_for("played", times=3)
     pids = children(process.pid)
-    names = shared_names([process.pid, *pids])
+    names = shared_names(process.pid, pids)
     assert sum(name.startswith("sem.") for name in names) > 10
     assert not listed(names)  # so that nobody needs to clean up, however they end
     (os.killpg if whole_group else os.kill)(process.pid, number)
