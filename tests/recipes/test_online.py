@@ -101,7 +101,7 @@ def test_a_run_plays_learns_and_can_be_judged(recipe, start, tmp_path, capsys):
 def test_a_killed_run_ends_with_the_same_numbers(start, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    more = ["--iterations", "12"]
+    more = ["--iterations", "8"]
     assert main(arguments("ppo", start, whole, *more)) == 0
     call = arguments("ppo", start, killed, *more)
     process = Program("-m", "torchrl_lang", *call)
