@@ -1,17 +1,65 @@
-"""Processes of the TextWorld engine that serve one environment after another: starting one takes a second."""
+"""Processes of the TextWorld engine that start at once, or serve one environment after another."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from torchrl_lang.envs.textworld import engine
+from tests.processes import forget_the_parent
+from torchrl_lang.envs.textworld import engine, engine_process
 from torchrl_lang.envs.textworld.engine import EnginePool, EngineProcess
+
+NAME = "engine-fork"
+"""The name of forked processes in ``/proc``."""
+
+
+class Fork(subprocess.Popen):
+    """A process that runs the engine's script in a fork, where the engine is imported already."""
+
+    def __init__(self, arguments: list[str], *, pass_fds: list[int], cwd: str, env: dict[str, str], **_: Any) -> None:
+        import textworld  # noqa: F401
+
+        self.args, self.returncode, self._waitpid_lock = arguments, None, threading.Lock()
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created = True
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                os.chdir(cwd)
+                os.environ.update(env)
+                tempfile.tempdir = None  # it is found in the environment
+                Path("/proc/self/comm").write_text(NAME)
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                for number in range(3):
+                    os.dup2(nowhere, number)
+                forget_the_parent(pass_fds)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
+                sys.argv = arguments[2:]
+                engine_process.main()
+            finally:
+                os._exit(0)
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Within, processes of the engine are forks of this one: the engine takes seconds to import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "subprocess", SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL))
+        yield
 
 
 @contextmanager
@@ -45,7 +93,7 @@ def reused() -> Iterator[None]:
                 idle[pool._owner, pool.infos, pool.expert].append(process)
         pool._processes = [None] * pool.workers
 
-    with pytest.MonkeyPatch.context() as patch:
+    with forked(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "EngineProcess", start)
         patch.setattr(EnginePool, "_play", play_and_see)
         patch.setattr(EnginePool, "close", close)

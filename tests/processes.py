@@ -2,10 +2,15 @@
 
 Importing torch, TorchRL and Transformers takes seconds, and most tests that need another process are not about that.
 Workers are still given what they need by pickling it, as ``spawn`` does; a test of ``spawn`` itself asks for it.
+
+Workers that must be children of the process that starts them are forked from that process itself: they are started as
+``spawn`` starts them, with the same arguments, open files and pickled objects, but in an interpreter that has imported
+everything already. A :class:`Program` does so unless it is given ``fresh_workers=True``.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -15,10 +20,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 METHOD = "forkserver"
 IMPORTED = [
@@ -41,22 +50,68 @@ def use_a_server() -> None:
 
 @contextmanager
 def spawned() -> Iterator[None]:
-    """Within, this process starts its workers by ``spawn``: it is their parent, as it is not of the server's."""
+    """Within, this process is the parent of its workers, as it is not of the server's."""
     multiprocessing.set_start_method("spawn", force=True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(util, "spawnv_passfds", _fork)
+        yield
     use_a_server()
+
+
+_START = util.spawnv_passfds
+
+
+def _fork(path: bytes, arguments: list[str], files: list[int]) -> int:
+    """Do in a fork what ``spawn`` would have a new interpreter do."""
+    if "--multiprocessing-fork" not in arguments or torch.cuda.is_initialized():  # CUDA does not survive a fork
+        return _START(path, arguments, files)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    return pid or _work(arguments, files)
+
+
+def _work(arguments: list[str], files: list[int]) -> int:
+    code = 1
+    try:
+        forget_the_parent(files)
+        for name, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            signal.signal(name, handler)
+        place = arguments.index("-c") + 1
+        sys.argv = ["-c", *arguments[place + 1 :]]
+        exec(arguments[place], {})
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def forget_the_parent(files: Iterable[int]) -> None:
+    """In a fork: keep nothing of the parent but what it has imported, its output and the files with these numbers."""
+    gc.freeze()  # its objects must not close what gets the numbers of their files
+    util._run_after_forkers()  # while the files are open that some of them close
+    torch.set_num_threads(1)  # its threads are not here
+    before = 3
+    for number in sorted(map(int, files)):
+        os.closerange(before, number)
+        before = number + 1
+    os.closerange(before, os.sysconf("SC_OPEN_MAX"))
 
 
 class Program:
     """``python ARGUMENTS`` in a process and a group of its own, forked from the server; its output goes to files."""
 
-    def __init__(self, *arguments: object, cwd: object = None, **variables: str) -> None:
+    def __init__(self, *arguments: object, cwd: object = None, fresh_workers: bool = False, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._files = [Path(self._folder.name, name) for name in ("out", "err")]
         context: Any = multiprocessing.get_context(METHOD)
         call = [str(argument) for argument in arguments]
         where = os.getcwd() if cwd is None else str(cwd)
-        self.process = context.Process(target=_run, args=(call, where, variables, self._files))
+        self.process = context.Process(target=_run, args=(call, where, variables, self._files, fresh_workers))
         self.process.start()
         self.pid: int = self.process.pid
 
@@ -101,6 +156,11 @@ class Program:
         self.process.join()
 
 
+def semaphores(pid: int) -> str:
+    """With what the names of a program's semaphores begin: forks of a process do not show them in their maps."""
+    return f"/mp-of-{pid}"
+
+
 def run(*arguments: object, timeout: float = 120.0, **options: Any) -> Program:
     """Run a program to its end."""
     program = Program(*arguments, **options)
@@ -111,14 +171,17 @@ def run(*arguments: object, timeout: float = 120.0, **options: Any) -> Program:
     return program
 
 
-def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[Path]) -> None:
+def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[Path], fresh_workers: bool) -> None:
     os.setsid()
     for number, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.update(variables)
     os.chdir(cwd)
+    multiprocessing.current_process()._config["semprefix"] = semaphores(os.getpid())
     multiprocessing.set_start_method("spawn", force=True)  # whatever the program starts, it starts as it would
+    if not fresh_workers:
+        util.spawnv_passfds = _fork
     try:
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]

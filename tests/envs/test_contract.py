@@ -22,6 +22,7 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_env_specs
 
+from tests.processes import spawned
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.schema import check_row
@@ -138,8 +139,8 @@ def test_observations_can_be_renamed_dropped_and_cast(make_env, transform):
     """Nothing that a transform does to an observation must also be done to a state: there is none."""
     env = TransformedEnv(make_env(batch_size=[2], seed=0), TRANSFORMS[transform]())
     check_env_specs(env, seed=0, break_when_any_done="both")
-    rollout = env.rollout(60, break_when_any_done=False)
-    assert rollout["next", "done"].any()
+    rollout = env.rollout(36, break_when_any_done=False)
+    assert rollout["next", "done"][:, :-1].any()  # and it goes on after that
     if transform == "rename":
         check_row(rollout.rename_key_("input_ids", "tokens").rename_key_(("labels", "reward"), "token_reward"))
 
@@ -164,13 +165,14 @@ def test_fullgraph_compile(registered):
 
 
 def test_parallel_env():
-    env = ParallelEnv(2, partial(CorridorEnv, batch_size=[2], seed=0), mp_start_method="spawn")
-    try:
-        rollout = env.rollout(10, break_when_any_done=False)
-        assert rollout.batch_size == (2, 2, 10)
-        check_row(rollout.reshape(-1))
-    finally:
-        env.close(raise_if_closed=False)
+    with spawned():
+        env = ParallelEnv(2, partial(CorridorEnv, batch_size=[2], seed=0), mp_start_method="spawn")
+        try:
+            rollout = env.rollout(10, break_when_any_done=False)
+            assert rollout.batch_size == (2, 2, 10)
+            check_row(rollout.reshape(-1))
+        finally:
+            env.close(raise_if_closed=False)
 
 
 def test_workers_do_not_die_of_what_the_agent_writes():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -13,12 +15,12 @@ N, T, K, TURNS = 5, 24, 5, 3
 pytestmark = pytest.mark.slow
 
 
-def actor_of(lm, **options):
-    trunk_options = {} if "backend" not in options else {"backend": options.pop("backend")}
+def actors_of(lm, *, backend=None):
+    """Makes utterance actors of one language actor, whose trunk is compiled if there is a backend."""
     language = language_actor(lm)
-    if trunk_options:
-        language[0].module.compile(**trunk_options)
-    return UtteranceActor(language, CONTROL, K, seed=0, **options)
+    if backend is not None:
+        language[0].module.compile(backend=backend)
+    return partial(UtteranceActor, language, CONTROL, K, seed=0)
 
 
 def play(actor):
@@ -37,22 +39,17 @@ def play(actor):
     return said
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "reuse", "backend"),
-    [
-        ("gpt2", "sample", True, "aot_eager"),
-        ("llama", "sample", True, "eager"),
-        ("gpt2", "sample", False, "eager"),
-        ("gpt2", "beam", True, "eager"),
-        ("gpt2", "best_of", True, "eager"),
-    ],
-)
-def test_compiled_decoding_says_the_same(kind, method, reuse, backend):
+WAYS = [("sample", True), ("sample", False), ("beam", True), ("best_of", True)]
+
+
+@pytest.mark.parametrize(("kind", "backend", "ways"), [("gpt2", "aot_eager", WAYS), ("llama", "eager", WAYS[:1])])
+def test_compiled_decoding_says_the_same(kind, backend, ways):
     lm, guidance = tiny_lm(kind, layers=1), ValueGuidance(heads()[0], beta=2.0)
-    options = {"method": method, "reuse_prefix": reuse, "guidance": guidance}
-    expected = play(actor_of(lm, **options))
-    for plain, compiled in zip(expected, play(actor_of(lm, backend=backend, **options)), strict=True):
-        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+    plain, compiled = actors_of(lm), actors_of(lm, backend=backend)
+    for method, reuse in ways:
+        options = {"method": method, "reuse_prefix": reuse, "guidance": guidance}
+        for expected, found in zip(play(plain(**options)), play(compiled(**options)), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_one_graph_serves_all_steps_of_all_turns():
@@ -62,7 +59,7 @@ def test_one_graph_serves_all_steps_of_all_turns():
         graphs.append(graph)
         return graph
 
-    actor = actor_of(tiny_lm(layers=1), backend=backend, method="greedy")
+    actor = actors_of(tiny_lm(layers=1), backend=backend)(method="greedy")
     play(actor)
     assert len(graphs) == 1
     play(actor)

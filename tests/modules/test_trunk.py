@@ -7,8 +7,9 @@ import re
 
 import pytest
 import torch
+from transformers import GPT2Model
 
-from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm
+from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
 from torchrl_lang.modules import Trunk, causal_lm, trunk_module
 
 groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
@@ -80,9 +81,8 @@ def test_bf16_autocast_stays_close():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expose_pre_norm", [False, True])
-def test_compiles_in_one_graph(expose_pre_norm):
-    trunk, tokens = Trunk(tiny_lm(layers=1), expose_pre_norm=expose_pre_norm), rows()["tokens"]
+def test_compiles_in_one_graph():
+    trunk, tokens = Trunk(tiny_lm(layers=1), expose_pre_norm=True), rows()["tokens"]
     compiled = torch.compile(trunk, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), trunk(tokens))
 
@@ -159,7 +159,7 @@ def test_a_wrong_number_of_groups_is_refused(groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "expose_pre_norm"), [("gpt2", False), ("gpt2", True), ("llama", False)])
+@pytest.mark.parametrize(("kind", "expose_pre_norm"), [("gpt2", True), ("llama", False)])
 def test_a_compiled_trunk_gives_the_same_states_and_gradients(kind, expose_pre_norm):
     lm, batch, found = tiny_lm(kind, layers=1), rows(), []
     for compiled in (False, True):
@@ -196,9 +196,15 @@ def test_compiling_adds_no_parameters_and_serves_every_shape():
     assert list(trunk.state_dict()) == names
 
 
+@pytest.fixture
+def no_blocks(monkeypatch):
+    """Where it does not matter what is compiled: Dynamo traces the blocks of a model for seconds."""
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda trunk: pickle.loads(pickle.dumps(trunk))])  # noqa: S301
-def test_copies_of_a_compiled_trunk_compile_anew(copied):
+def test_copies_of_a_compiled_trunk_compile_anew(copied, no_blocks):
     trunk, batch = Trunk(tiny_lm(layers=1)).compile(backend="eager"), rows()
     before = trunk(batch["tokens"])
     other = copied(trunk)
@@ -213,7 +219,7 @@ def test_copies_of_a_compiled_trunk_compile_anew(copied):
 
 
 @pytest.mark.slow
-def test_many_modes_do_not_crowd_each_other_out():
+def test_many_modes_do_not_crowd_each_other_out(no_blocks):
     """Dynamo compiles a function a few times only, here three times, then never again."""
     frames = []
 

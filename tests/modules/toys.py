@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import GPT2Model, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
@@ -45,6 +47,11 @@ def tiny_lm(
             if parameter.ndim > 1:
                 parameter.mul_(8)
     return lm.eval()
+
+
+def without_blocks(model: GPT2Model, inputs_embeds: Tensor, **_: Any) -> BaseModelOutput:
+    """GPT-2 from its embeddings to its final norm: Dynamo traces its blocks for seconds."""
+    return BaseModelOutput(last_hidden_state=model.ln_f(inputs_embeds))
 
 
 SLIDING = ("mistral", "gemma3_text", "qwen2", "olmo3")

@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, assert_allclose_td
+from transformers import GPT2Model
 
-from tests.objectives.conftest import T, losses_of, make_rows, total
+from tests.modules.toys import without_blocks
+from tests.objectives.conftest import LOSSES, T, losses_of, make_rows, total
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -213,13 +215,32 @@ def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
         torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.slow
-def test_compile_gives_the_same_losses(make_loss, rows):
-    loss = make_loss()
+def assert_compiles(loss, rows):
     expected = loss(rows)
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="eager")
     assert_same(losses_of(compiled(rows)), losses_of(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_compile_gives_the_same_losses(rows):
+    assert_compiles(LOSSES["bc"](), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    # Between them they have every option of the other losses.
+    [
+        ("bc-in-pieces", {}),
+        ("ilql-tied", {"margin_weight": 0.3}),
+        ("ilql-all-terms-in-pieces", {}),
+        ("ilql-own-trunks", {}),
+    ],
+)
+def test_compile_gives_the_same_losses_without_the_blocks(name, options, rows, monkeypatch):
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    assert_compiles(LOSSES[name](**options), rows)
 
 
 def test_gradient_is_that_of_finite_differences(make_loss, rows):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Program
+from tests.processes import Program, semaphores
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -20,7 +20,6 @@ PLAYING = """
 import signal, sys, torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.recipes.collect import Games
 
 class Task:
     def env(self, n, *, seed, device):
@@ -42,8 +41,11 @@ def stop(number, frame):
     raise KeyboardInterrupt
 
 if __name__ == "__main__":
+    from torchrl_lang.recipes.collect import Games  # workers that import this file do not need it
+
     signal.signal(signal.SIGTERM, stop)
-    games = Games(Task(), Babble(), kind=sys.argv[1], workers=2, games=4, turns=4, seed=0, device=torch.device("cpu"))
+    kind, workers = sys.argv[1], int(sys.argv[2])
+    games = Games(Task(), Babble(), kind=kind, workers=workers, games=4, turns=4, seed=0, device=torch.device("cpu"))
     print("begun", flush=True)
     try:
         while True:
@@ -64,8 +66,8 @@ def play(tmp_path):
     (tmp_path / "playing.py").write_text(PLAYING)
     begun = []
 
-    def start(kind):
-        begun.append(Program(tmp_path / "playing.py", kind))
+    def start(kind, workers=2, **options):
+        begun.append(Program(tmp_path / "playing.py", kind, workers, **options))
         return begun[-1]
 
     yield start
@@ -90,10 +92,11 @@ def is_running(pid):
         return False
 
 
-def shared_names(pids):
-    """Names in shared memory that these processes have mapped, whether they are still listed there or not."""
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-    return set(re.findall(r"/dev/shm/([^\s]+)", maps))
+def shared_names(program, workers):
+    """Names in shared memory that these processes have mapped or listed there."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in (program, *workers))
+    named = Path("/dev/shm").glob(f"sem.{semaphores(program).strip('/')}*")
+    return {*re.findall(r"/dev/shm/([^\s]+)", maps), *(path.name for path in named)}
 
 
 def listed(names):
@@ -109,20 +112,20 @@ def assert_nothing_left(pids, names):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "whole_group", "code"),
+    ("kind", "number", "whole_group", "code", "workers"),
     [
-        ("sync", signal.SIGINT, True, 130),
-        ("async", signal.SIGTERM, True, 130),
-        ("sync", signal.SIGKILL, False, -signal.SIGKILL),
+        ("sync", signal.SIGINT, True, 130, 1),
+        ("async", signal.SIGTERM, True, 130, 2),
+        ("sync", signal.SIGKILL, False, -signal.SIGKILL, 2),
     ],
     ids=["ctrl-c", "terminated", "killed"],
 )
-def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, play):
+def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_group, code, workers, play):
     """A signal to the group reaches the workers too: they do not die of it before the program ends them."""
-    process = play(kind)
+    process = play(kind, workers, fresh_workers=workers == 1)
     process.wait_for("played", times=3)
     pids = children(process.pid)
-    names = shared_names([process.pid, *pids])
+    names = shared_names(process.pid, pids)
     assert sum(name.startswith("sem.") for name in names) > 10
     assert not listed(names)  # so that nobody needs to clean up, however they end
     (os.killpg if whole_group else os.kill)(process.pid, number)
@@ -133,7 +136,7 @@ def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_grou
 
 def test_a_start_of_workers_can_be_interrupted(play):
     """While they load what they need, which takes seconds."""
-    process = play("sync")
+    process = play("sync", fresh_workers=True)
     process.wait_for("begun")
     deadline = time.monotonic() + 120
     while not (pids := children(process.pid)):  # the first worker

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.engines import reused
+from tests.engines import NAME, forked, reused
 from torchrl_lang.envs.textworld import TEMPLATES, TextWorldEnv, TextWorldSpec, build_games, game_texts, word_tokenizer
 
 SPECS = {
@@ -66,18 +66,35 @@ def reused_engines():
         yield
 
 
+@pytest.fixture(autouse=True)
+def engines_are_forked(request):
+    """Except for tests that ask for the engine's own script."""
+    if "script" in request.fixturenames:
+        yield
+    else:
+        with forked():
+            yield
+
+
+@pytest.fixture
+def script():
+    """Processes of the engine are started as they always are outside these tests."""
+
+
 def engines():
     """Process ids of this process's engines that have not ended."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as file:
-                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+                state, parent = file.read().rsplit(")", 1)[1].split()[:2]
             with open(f"/proc/{name}/cmdline") as file:
                 command = file.read()
+            with open(f"/proc/{name}/comm") as file:
+                called = file.read().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == os.getpid() and "engine_process.py" in command:  # one that has ended has no command line
+        if int(parent) == os.getpid() and state != "Z" and ("engine_process.py" in command or called == NAME):
             found.append(int(name))
     return found
 

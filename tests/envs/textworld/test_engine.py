@@ -32,7 +32,7 @@ def pool(games):
     pool.close()
 
 
-def test_processes_start_late_and_end_on_close(make_env):
+def test_processes_start_late_and_end_on_close(script, make_env):
     env = make_env(batch_size=[3], workers=2)
     assert env.pool.pids == engines() == []
     env.reset()
@@ -95,7 +95,7 @@ def test_killed_in_the_middle_of_commands(make_env):
     assert (td["tokens"] == td["tokens"][0]).all()
 
 
-def test_a_process_that_stops_is_replaced(make_env):
+def test_a_process_that_stops_is_replaced(script, make_env):
     env = make_env(batch_size=[2], workers=2, time_limit=0.5)
     env.reset()
     stopped = env.pool.pids[0]
@@ -300,7 +300,7 @@ def test_pools_that_cannot_be(options):
         EnginePool(**{"workers": 1, **options})
 
 
-def test_nothing_is_written_where_one_stands(make_env, tmp_path, monkeypatch, games):
+def test_nothing_is_written_where_one_stands(script, make_env, tmp_path, monkeypatch, games):
     monkeypatch.chdir(tmp_path)
     beside = sorted(os.listdir(games["coin"].parent))
     env = make_env(batch_size=[4])

@@ -50,7 +50,7 @@ def test_a_game_that_cannot_be_built_is_named(tmp_path):
     assert engines() == []
 
 
-def test_two_build_one_game_in_one_folder_after_one_that_was_killed(tmp_path):
+def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, tmp_path):
     """Where the game can be seen it is whole; nothing half-built is left for those who come later."""
     spec = TextWorldSpec("coin_collector", seed=7, level=2)
     job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
