@@ -72,8 +72,6 @@ class RandomWalksTask(Task):
             "steps": 400,
             "beta": 2.0,
             "expectile": 0.9,
-            "value_weight": 1.0,
-            "qvalue_weight": 1.0,
             # All rewards are negative, so moves without data look good unless the CQL term is strong.
             "cql_weight": 0.05,
             "tau": 0.05,

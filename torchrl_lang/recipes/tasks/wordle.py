@@ -35,7 +35,7 @@ __all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
 
-HABIT = (0.35, "tummy", ("learn", "canoe", "drove", "windy", "price"))
+HABIT = (0.32, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 """The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
 
 PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
