@@ -69,11 +69,13 @@ class RandomWalksTask(Task):
         "bc": {**_MODEL, "steps": 200},
         "ilql": {
             **_MODEL,
-            "steps": 400,
+            "steps": 600,
             "beta": 2.0,
             "expectile": 0.9,
+            "value_weight": 1.0,
+            "qvalue_weight": 1.0,
             # All rewards are negative, so moves without data look good unless the CQL term is strong.
-            "cql_weight": 0.05,
+            "cql_weight": 0.1,
             "tau": 0.05,
         },
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
