@@ -190,16 +190,16 @@ class UtteranceActor(TensorDictModuleBase):
         if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
         done = tensordict.get(DONE, None)
-        said = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)
-        shape = (*tokens.shape[:-1], said.action.shape[-1])
-        tensordict.set(ACTION, said.action.reshape(shape))
-        tensordict.set(ACTION_LOG_PROB, said.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
-        tensordict.set(TOKEN_LOG_PROB, said.token_log_prob.reshape(shape))
+        found = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)
+        shape = (*tokens.shape[:-1], found.action.shape[-1])
+        tensordict.set(ACTION, found.action.reshape(shape))
+        tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
+        tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(shape))
         if self.diagnostics:
-            tensordict.set(BEHAVIOR_LOG_PROB, said.behavior_log_prob.reshape(shape))
-            tensordict.set(TOKEN_ENTROPY, said.token_entropy.reshape(shape))
+            tensordict.set(BEHAVIOR_LOG_PROB, found.behavior_log_prob.reshape(shape))
+            tensordict.set(TOKEN_ENTROPY, found.token_entropy.reshape(shape))
         if self.decoder.value is not None:
-            tensordict.set(STATE_VALUE, said.state_value.reshape(shape))
+            tensordict.set(STATE_VALUE, found.state_value.reshape(shape))
         return tensordict
 
     def forget(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import RowDataset, best_rows
@@ -13,6 +14,7 @@ from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, WordIndex, re
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
 from torchrl_lang.recipes.tasks.base import Player, Task
+from torchrl_lang.recipes.tasks.wordle import WordleTask
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["draw_tiles", "scripted_games"]
@@ -22,8 +24,7 @@ _COLOURS = ("0.45", "#c9b458", "#6aaa64")
 
 def scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
     """Perfect imitations that begin as the data does and then play on optimally; and the optimum (myopic)."""
-    words = list(getattr(task, "words"))  # noqa: B009
-    rules = getattr(task, "rules")  # noqa: B009
+    words, rules = list(cast(WordleTask, task).words), cast(WordleTask, task).rules
     first = _first_words(data[:])
     best = _first_words(best_rows(data, fraction=0.3))
     favourite = first.most_common(1)[0][0]
@@ -51,8 +52,8 @@ def draw_tiles(results: PartResults, axes: list[Any]) -> None:
     """Draw one game of each player with the same hidden word, the game whose lengths are closest to the means."""
     names = ["BC, sampled at 1", results.best("BC"), results.ilql]
     titles = ["like the data (BC, sampled at 1)", *names[1:]]
-    distance = sum((results.records[name].turns - results.records[name].turns.double().mean()).abs() for name in names)
-    game = int(distance.argmin())  # type: ignore[union-attr]
+    turns = torch.stack([results.records[name].turns.double() for name in names])
+    game = int((turns - turns.mean(-1, keepdim=True)).abs().sum(0).argmin())
     for name, title, panel in zip(names, titles, axes, strict=True):
         _draw_game(panel, results.records[name], game)
         panel.set_title(f"{title}: return {float(results.records[name].returns[game]):g}", fontsize="medium")
