@@ -7,7 +7,7 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 
 .PHONY: demo test quick check docs bench clean
 
-demo: $(STAMP)  ## Learn, play and compare: about twelve minutes, tables and pictures in runs/demo
+demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
 test: check docs  ## Lint, types, documentation, tests and the documentation's examples

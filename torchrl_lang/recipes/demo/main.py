@@ -26,7 +26,7 @@ _ILLUSTRATIONS = {"graph": draw_paths, "wordle": draw_tiles}
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Options):
-    """Offline RL beside every way of imitating its data, on a graph and in Wordle: twelve minutes on two cores."""
+    """Offline RL beside every way of imitating its data, on a graph and in Wordle: ten minutes on two cores."""
 
     out: Path = option(Path("runs/demo"), "folder of all results")
     parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
