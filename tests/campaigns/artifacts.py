@@ -156,7 +156,8 @@ def _half(home: Path, name: str, command: Callable[[Path], list[object]], last: 
     shutil.rmtree(folder / "checkpoints" / last)
     bereft = home / f"bereft-{name}"
     shutil.copytree(folder, bereft)
-    shutil.rmtree(bereft / "checkpoints" / "step-000000001")
+    # It is there if it is the best one; of equals the best is the latest.
+    shutil.rmtree(bereft / "checkpoints" / "step-000000001", ignore_errors=True)
     _do(command(bereft))
     without_best = snapshots.results(bereft)
     use = Use("the same train command", command, snapshots.results, fallback=without_best)

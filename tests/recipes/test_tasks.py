@@ -41,11 +41,11 @@ def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "random_walks"}}))
     options = parsed(ILQL, "--data", tmp_path, "--out", "x", "--tau", 0.5)
     preset = RandomWalksTask.presets["ilql"]
-    assert (options.tau, options.cql_weight, options.lr) == (0.5, 0.05, 0.002)
-    assert (preset["tau"], preset["cql_weight"]) == (0.05, 0.05)
+    assert (options.tau, options.cql_weight, options.lr) == (0.5, 0.1, 0.002)
+    assert (preset["tau"], preset["cql_weight"]) == (0.05, 0.1)
     assert "lr" not in preset
     (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "wordle"}}))
-    assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.002
+    assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.01
 
 
 @pytest.mark.parametrize("options", FOLDERS, ids=lambda options: options.preset)
@@ -61,7 +61,7 @@ def test_every_preset_gives_valid_options(options, name):
 def test_help_shows_presets(capsys):
     assert main(["train", "ilql", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "(default: 0.002; at least 0; random_walks: 0.05)" in text
+    assert "(default: 0.01; at least 0; random_walks: 0.1)" in text
     assert "(default: 8000; at least 1; textworld: 700; random_walks: " in text
 
 

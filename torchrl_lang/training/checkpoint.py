@@ -159,15 +159,22 @@ class Checkpointer:
         return None if path is None else self._load(path, *_read(path))
 
     def _restore_latest(self) -> int | None:
+        damaged: dict[Path, CheckpointError] = {}
         for _, _, path in reversed(self._whole()):
             try:
                 info, state = _read(path)
             except CheckpointError as error:
-                self._leave_out(path, error)
-            else:
-                return self._load(path, info, state)
-        if self._damaged:
-            raise CheckpointError(f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0.")
+                damaged[path] = error
+                continue
+            for other, reason in damaged.items():
+                self._leave_out(other, reason)
+            return self._load(path, info, state)
+        self._damaged |= damaged.keys()
+        if self._damaged:  # one error instead of a warning for each
+            reason = f" The latest: {next(iter(damaged.values()))}" if damaged else ""
+            raise CheckpointError(
+                f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0.{reason}"
+            )
         return None
 
     def _load(self, path: Path, info: CheckpointInfo, state: Mapping[str, Any]) -> int:

@@ -139,7 +139,7 @@ def _check_imitation(results: PartResults, bc: FinishedRun, dataset: RowDataset)
 
 
 def _players(part: Part, runs: Mapping[str, FinishedRun], task: Task, dataset: RowDataset) -> dict[str, Player]:
-    """All players of the table; a name tells how the player decodes."""
+    """All players of the table; a name contains the way of decoding."""
     players: dict[str, Player] = {}
     seed = part.seed + 1000
     for run, (name, _) in IMITATIONS.items():
