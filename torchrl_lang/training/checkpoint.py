@@ -171,10 +171,9 @@ class Checkpointer:
             return self._load(path, info, state)
         self._damaged |= damaged.keys()
         if self._damaged:  # one error instead of a warning for each
-            reason = f" The latest: {next(iter(damaged.values()))}" if damaged else ""
-            raise CheckpointError(
-                f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0.{reason}"
-            )
+            latest = f" The latest: {next(iter(damaged.values()))}" if damaged else ""
+            message = f"All checkpoints in {self.folder} are damaged: delete them to begin at step 0."
+            raise CheckpointError(message + latest)
         return None
 
     def _load(self, path: Path, info: CheckpointInfo, state: Mapping[str, Any]) -> int:
