@@ -40,7 +40,7 @@ def options_of(runs, **more):
 @pytest.mark.parametrize(("held_out", "number"), [(5, 5), (500, 12), (0, 0)])
 def test_the_last_episodes_are_held_out_at_most_a_tenth(runs, held_out, number):
     dataset, _ = open_dataset(runs / "data")
-    rows = held_out_rows(options_of(runs, held_out=held_out), dataset)
+    rows = held_out_rows(dataset, held_out)
     assert len(rows) == number
     assert torch.equal(rows["tokens"], dataset[120 - number :]["tokens"])
 

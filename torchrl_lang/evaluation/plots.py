@@ -107,6 +107,7 @@ def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, titl
 
 
 def draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
+    """Draw one quantity of a run, with a band of one standard error if it is logged."""
     # Columns that are not logged at every step have gaps; the line connects their values.
     error = log.get(f"{panel}_error", [math.nan] * len(log[x]))
     points = [point for point in zip(log[x], log[panel], error, strict=True) if not math.isnan(point[1])]
@@ -118,6 +119,11 @@ def draw_run(axes: Any, name: str, log: Columns, x: str, panel: str) -> None:
 
 
 def new_figure(*, width: float, height: float) -> Any:
+    """A figure of a size in inches that is written as PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     # A Figure without pyplot: no window, no global state, and always the Agg renderer.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -130,6 +136,7 @@ def new_figure(*, width: float, height: float) -> Any:
 
 
 def tidy(axes: Any) -> None:
+    """Remove needless lines of axes, and add a legend if there is something to name."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
@@ -137,6 +144,7 @@ def tidy(axes: Any) -> None:
 
 
 def save_figure(figure: Any, path: str | Path, title: str) -> Path:
+    """Write a figure as PNG with a title; its folder is created if missing."""
     if title:
         figure.suptitle(title)
     path = Path(path)

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask, two_clock_advantages
+from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.model_runner import apply_head
@@ -174,53 +174,41 @@ def _measure(
     if batch.empty:
         return [torch.zeros(0)] * 5
     states = scorer.states(batch)
-    last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)
-    width = batch.tokens.shape[-1]
-    ends = torch.arange(len(last), device=last.device) * width + last
+    number, width = batch.tokens.shape
+    ends = torch.arange(number, device=batch.tokens.device) * width + (row_length(batch.attention_mask) - 1).clamp_min(
+        0
+    )
     chosen, final = ({k: s.flatten(0, 1)[place] for k, s in states.items()} for place in (batch.place, ends))
     table = apply_head(qvalue, chosen, ACTION_VALUE).amin(-2)
     v = apply_head(value, chosen, STATE_VALUE).squeeze(-1)
     last_value = apply_head(value, final, STATE_VALUE).squeeze(-1)
     last_value = torch.where(entry(rows, TERMINATED).reshape(-1), 0.0, last_value)
-    v_dense = shift_left(batch.at_tokens(v).reshape(len(last), -1)[:, :width])
-    returns, target = (
-        _targets(batch, rows, v_dense, last_value, control, gamma, turn_gamma, lmbda) for lmbda in (1.0, 0.0)
-    )
+    reward = shift_left(entry(rows, TOKEN_REWARD).reshape(number, -1)[:, :width])
+    decision = decision_mask(batch.action_mask)
+    turn_ends = turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, control.end_of_action)
+
+    def target(lmbda: float) -> Tensor:
+        """The discounted rewards to go (lambda 1), or Q's one-step targets (lambda 0), ``[N]``."""
+        found = two_clock_advantages(
+            reward,
+            batch.at_decisions(v),
+            last_value,
+            decision,
+            turn_ends,
+            gamma=gamma,
+            lmbda=lmbda,
+            turn_gamma=turn_gamma,
+            turn_lmbda=lmbda,
+        )
+        return found.value_target.flatten()[batch.place]
+
     log_prob = scorer.log_softmax(states, batch.place)
     allowed = table.clone()
     allowed[:, list(control.forbidden_in_action())] = -torch.inf
     allowed[:, control.vocab_size :] = -torch.inf
     best = allowed.argmax(-1, keepdim=True)
     untried = log_prob.gather(-1, best).squeeze(-1).exp() < _UNTRIED
-    return table.gather(-1, batch.action[:, None]).squeeze(-1), v, returns, target, untried
-
-
-def _targets(
-    batch: DecisionBatch,
-    rows: TensorDictBase,
-    value: Tensor,
-    last_value: Tensor,
-    control: ControlTokens,
-    gamma: float,
-    turn_gamma: float,
-    lmbda: float,
-) -> Tensor:
-    """The discounted rewards to go of the agent's tokens (lambda 1), or their one-step targets (lambda 0), ``[N]``."""
-    width = batch.tokens.shape[-1]
-    reward = shift_left(entry(rows, TOKEN_REWARD).reshape(len(last_value), -1)[:, :width])
-    ends = turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, control.end_of_action)
-    found = two_clock_advantages(
-        reward,
-        value,
-        last_value,
-        decision_mask(batch.action_mask),
-        ends,
-        gamma=gamma,
-        lmbda=lmbda,
-        turn_gamma=turn_gamma,
-        turn_lmbda=lmbda,
-    )
-    return found.value_target.flatten()[batch.place]
+    return table.gather(-1, batch.action[:, None]).squeeze(-1), v, target(1.0), target(0.0), untried
 
 
 def _correlation(a: Tensor, b: Tensor) -> float:

@@ -71,9 +71,19 @@ class DecisionBatch:
         begin = torch.where(before, 0, position).cummax(-1).values
         return (position - begin).flatten()[self.place + 1]
 
+    def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
+        """Values of decisions, ``[N]``, at their places in ``[B, W]``, ``fill`` elsewhere.
+
+        Args:
+            values: one value a place.
+            place: int64, places in a batch flattened to ``[B * W]`` if they are not those of the decisions.
+            fill: the value of all other places.
+        """
+        dense = values.new_full((self.tokens.numel(),), fill)
+        return dense.index_copy(0, self.place if place is None else place, values).reshape(self.tokens.shape)
+
     def at_tokens(self, values: Tensor) -> Tensor:
         """Scatter values of decisions, ``[N]``, to the agent's tokens, ``[*B, T]``; zero elsewhere."""
-        dense = values.new_zeros(self.tokens.numel()).index_copy(0, self.place + 1, values)
-        dense = dense.reshape(self.tokens.shape)
+        dense = self.at_decisions(values, self.place + 1)
         padding = self.shape[-1] - dense.shape[-1]
         return nn.functional.pad(dense, (0, padding)).reshape(self.shape)

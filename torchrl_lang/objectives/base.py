@@ -73,17 +73,6 @@ class TransitionBatch(DecisionBatch):
         """Bool ``[N]``: decisions that count, also where all do."""
         return torch.ones_like(self.last) if self.counted is None else self.counted
 
-    def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
-        """Values of decisions, ``[N]``, at their places in ``[B, T]``, ``fill`` elsewhere.
-
-        Args:
-            values: one value a place.
-            place: int64, places in a batch flattened to ``[B * T]`` if they are not those of the decisions.
-            fill: the value of all other places.
-        """
-        dense = values.new_full((self.decision.numel(),), fill)
-        return dense.index_copy(0, self.place if place is None else place, values).reshape(self.decision.shape)
-
 
 class RowLoss(LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.

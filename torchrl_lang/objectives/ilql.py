@@ -222,12 +222,8 @@ class ILQLLoss(ValueRowLoss):
         for name, weight in weights.items():
             finite(name, weight)
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
-        self.expectile, self.target, self.qvalue_lmbda, self.end_of_action = (
-            expectile,
-            target,
-            qvalue_lmbda,
-            end_of_action,
-        )
+        self.expectile, self.target = expectile, target
+        self.qvalue_lmbda, self.end_of_action = qvalue_lmbda, end_of_action
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
         self.margin_weight, self.margin = margin_weight, margin

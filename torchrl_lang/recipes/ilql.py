@@ -111,7 +111,7 @@ def main(options: ILQL) -> float:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
     best = train_offline(options, dataset, task, loss, policy, save, target_updater=updater, check=check)
-    kept = held_out_rows(options, dataset)
+    kept = held_out_rows(dataset, options.held_out)
     if len(kept):
         found = report(kept.to(lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")

@@ -121,9 +121,9 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
     return actor
 
 
-def held_out_rows(options: OfflineOptions, dataset: RowDataset) -> TensorDict:
-    """The dataset's last episodes, which are not trained on."""
-    number = min(options.held_out, len(dataset) // 10)
+def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:
+    """The dataset's last ``held_out`` episodes, at most a tenth of it, which are not trained on."""
+    number = min(held_out, len(dataset) // 10)
     return dataset[len(dataset) - number :]
 
 
@@ -185,7 +185,7 @@ def _train(
 ) -> None:
     """The remaining steps."""
     device = options.torch_device()
-    kept = held_out_rows(options, dataset)
+    kept = held_out_rows(dataset, options.held_out)
     rows = dataset.rows[: len(dataset) - len(kept)]
     if options.fraction < 1:
         rows = best_rows(rows, fraction=options.fraction)

@@ -160,6 +160,7 @@ def print_stage(name: str, number: int, text: str) -> None:
 
 def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path], Any], *, unit: str) -> float:
     """Save the checkpoint with the best return as the run's model. Returns its mean return."""
+    checkpoints.prune()  # a run that was killed in its last save still has the old ones
     best = checkpoints.restore("best")
     model = options.out / "model"
     save(model)

@@ -39,7 +39,6 @@ class Stateful(Protocol):
 class Checkpointer:
     """Writes and restores checkpoints of registered objects in a folder.
 
-    Each checkpoint is a folder of its own: ``tensors.safetensors``, ``state.json`` for all that is no tensor, and
     Each checkpoint is a folder with ``tensors.safetensors``, ``state.json`` for everything that is not a tensor, and
     ``manifest.json`` with step, metrics, versions and checksums. It is written under a temporary name, flushed to disk
     and then renamed, so a killed run leaves only complete checkpoints. The next :meth:`save` or :meth:`restore` deletes
@@ -123,10 +122,15 @@ class Checkpointer:
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
         remove_leftovers(self.folder)
         write_checkpoint(path, {name: obj.state_dict() for name, obj in self._objects.items()}, step, metrics or {})
-        self._prune()
+        self.prune()
         return path
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Delete all checkpoints but the ``keep`` latest and the best, as :meth:`save` does.
+
+        A run that was killed between writing its last checkpoint and deleting the old ones needs it, because it saves
+        no more.
+        """
         wanted = {*list(self._at_hand().values())[-self.keep :], self._best()}
         for _, _, path in self._folders():
             if path not in wanted:

@@ -14,7 +14,7 @@ from torchrl_lang.envs.random_walks.graph import DirectedGraph
 from torchrl_lang.functional import RandomStream, shift_right
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS
 
-__all__ = ["RandomWalkPlayer", "ShortestPathPlayer"]
+__all__ = ["FrequentMovePlayer", "RandomWalkPlayer", "ShortestPathPlayer"]
 
 
 class _GraphPlayer(TensorDictModuleBase):
@@ -80,7 +80,17 @@ class RandomWalkPlayer(_GraphPlayer):
         return -torch.where(_moves(self.graph, rows), degree.double().log(), 0.0).sum(-1)
 
 
-class ShortestPathPlayer(_GraphPlayer):
+class _FixedMovePlayer(_GraphPlayer):
+    """Has one move for each node. Abstract: subclasses set :attr:`best`."""
+
+    best: Tensor
+    """int64 ``[V]``: the node to move to from each node."""
+
+    def _next_node(self, node: Tensor) -> Tensor:
+        return self.best.to(node.device)[node]
+
+
+class ShortestPathPlayer(_FixedMovePlayer):
     """Moves along an edge of a shortest path; ties prefer the smallest node.
 
     Args:
@@ -93,11 +103,8 @@ class ShortestPathPlayer(_GraphPlayer):
         far = torch.where(graph.distance < 0, len(graph), graph.distance)
         self.best = torch.where(graph.edges, far, len(graph) + 1).argmin(-1)
 
-    def _next_node(self, node: Tensor) -> Tensor:
-        return self.best.to(node.device)[node]
 
-
-class FrequentMovePlayer(_GraphPlayer):
+class FrequentMovePlayer(_FixedMovePlayer):
     """Moves where walks moved most often from its node: greedy behaviour cloning without any error of learning.
 
     Args:
@@ -111,12 +118,7 @@ class FrequentMovePlayer(_GraphPlayer):
         tokens, moves = rows.get(TOKENS).long(), _moves(graph, rows)
         nodes = len(graph)
         pairs = _left_nodes(graph, tokens)[moves] * nodes + tokens[moves]
-        self.counts = torch.bincount(pairs, minlength=nodes * nodes).reshape(nodes, nodes)
-        """int64 ``[V, V]``: how often walks moved from one node to another."""
-        self.move = self.counts.argmax(-1)
-
-    def _next_node(self, node: Tensor) -> Tensor:
-        return self.move.to(node.device)[node]
+        self.best = torch.bincount(pairs, minlength=nodes * nodes).reshape(nodes, nodes).argmax(-1)
 
 
 def _moves(graph: DirectedGraph, rows: TensorDictBase) -> Tensor:

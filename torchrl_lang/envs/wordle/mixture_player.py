@@ -63,7 +63,7 @@ class MixturePlayer(Player):
         if per not in ("move", "game"):
             raise ValueError(f"per={per!r} is unknown: choose 'move' or 'game'.")
         self.players = torch.nn.ModuleList(players)
-        self.per = per
+        self.per, self._chances = per, chances
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
         self._playing: Tensor | None = None
 
@@ -97,6 +97,4 @@ class MixturePlayer(Player):
         return torch.stack(each).logsumexp(0)
 
     def _weighted(self) -> Iterator[tuple[float, Player]]:
-        ones = self._upto.new_ones(1)
-        chances = torch.cat([self._upto, ones]).diff(prepend=0 * ones)
-        return zip(chances.tolist(), cast(Iterable[Player], self.players), strict=True)
+        return zip(self._chances, cast(Iterable[Player], self.players), strict=True)

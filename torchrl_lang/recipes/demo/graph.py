@@ -14,7 +14,7 @@ from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
-from torchrl_lang.schema import ACTION_MASK, TOKENS
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["draw_paths", "scripted_walks"]
 
@@ -52,7 +52,7 @@ def draw_paths(results: PartResults, axes: list[Any]) -> None:
 def _path(records: GameRecords, game: int, nodes: int) -> list[int]:
     """The nodes of a walk: its start, and those that the environment replied."""
     tokens, agent = records.rows.get(TOKENS)[game], records.rows.get(ACTION_MASK)[game]
-    real = records.rows.get("attention_mask")[game]
+    real = records.rows.get(ATTENTION_MASK)[game]
     shown: Tensor = tokens[real & ~agent]
     return [node for node in shown.tolist() if node < nodes]
 

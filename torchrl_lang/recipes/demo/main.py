@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang.evaluation import format_table
+from torchrl_lang.recipes.choose_beta import BETAS
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.graph import draw_paths, scripted_walks
 from torchrl_lang.recipes.demo.part import Part, PartResults, run_part
@@ -20,8 +21,6 @@ from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import folder_lock, write_file
 
 __all__ = ["Demo", "main"]
-
-_ILLUSTRATIONS = {"graph": draw_paths, "wordle": draw_tiles}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Demo(Options):
     games: int = option(40_000, "games in Wordle's dataset", at_least=20)
     wordle_steps: int = option(3000, "training steps of each run on Wordle", at_least=1)
     eval_games: int = option(1000, "games for each row of a table", at_least=2)
-    betas: tuple[float, ...] = option((1.0, 2.0, 4.0, 8.0, 16.0), "weights of ILQL's values in the tables", above=0)
+    betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", above=0)
     seed: int = option(0, "seed of everything", at_least=0)
 
 
@@ -63,7 +62,7 @@ def main(options: Demo) -> Path:
 
 
 def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
-    shared: Any = {"name": name, "eval_games": options.eval_games, "betas": options.betas, "seed": options.seed}
+    shared: Any = {"eval_games": options.eval_games, "betas": options.betas, "seed": options.seed}
     if name == "graph":
         return Part(
             title="shortest paths on a graph of 20 nodes with 3 exits each, from random walks; reward -1 a move",
@@ -78,6 +77,7 @@ def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
             ),
             steps=options.graph_steps,
             scripted=scripted_walks,
+            illustrate=draw_paths,
             **shared,
         )
     return Part(
@@ -91,6 +91,7 @@ def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
         ),
         steps=options.wordle_steps,
         scripted=scripted_games,
+        illustrate=draw_tiles,
         **shared,
     )
 
@@ -98,12 +99,12 @@ def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
 def _write(results: PartResults, folder: Path) -> None:
     """Write the files, before anything is printed, so that a closed output loses nothing."""
     write_file(folder / "table.txt", format_table(list(results.summaries.values())) + "\n")
-    draw_page(folder / "pictures.png", results, _ILLUSTRATIONS[results.part.name])
+    draw_page(folder / "pictures.png", results)
 
 
 def _print(results: PartResults, folder: Path) -> None:
     part = results.part
-    print(f"\n{part.title}\n\n{(folder / 'table.txt').read_text()}")
+    print(f"\n{part.title}\n\n{format_table(list(results.summaries.values()))}\n")
     print(
         f"Each run trained for {part.steps} steps. Beta was chosen on other games: {results.chosen_beta:g}. "
         f"BC's loss on held-out episodes is {results.held_out_loss:.3f} nats a token; the entropy of the players that "

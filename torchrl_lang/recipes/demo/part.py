@@ -15,6 +15,7 @@ from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
 from torchrl_lang.schema import ACTION_MASK
 
@@ -31,13 +32,14 @@ _HELD_OUT = 500
 class Part:
     """What a part of the demo trains and compares."""
 
-    name: str
     title: str
     data: DataOptions
     steps: int
     """Training steps of each run."""
     scripted: Callable[[Task, RowDataset, int], Mapping[str, Player]]
     """``(task, data, seed)`` to players that learned nothing: perfect imitations of the data, and the optimum last."""
+    illustrate: Callable[[PartResults, list[Any]], None]
+    """Draws one game of each of three players into three axes."""
     eval_games: int
     betas: tuple[float, ...]
     seed: int
@@ -112,17 +114,9 @@ def run_part(part: Part, folder: Path) -> PartResults:
 
 def _train(part: Part, data: Path, folder: Path) -> None:
     """Run all trainings, each with the same number of steps; ILQL first, because it takes longest."""
-    shared: list[Any] = [
-        "--data",
-        data,
-        "--steps",
-        part.steps,
-        "--seed",
-        part.seed,
-        "--eval-every",
-        -(-part.steps // 8),
-    ]
-    shared += ["--held-out", _HELD_OUT]
+    options = {"data": data, "steps": part.steps, "seed": part.seed, "eval-every": -(-part.steps // 8)}
+    options["held-out"] = _HELD_OUT
+    shared = [word for name, value in options.items() for word in (f"--{name}", value)]
     commands: dict[str, Sequence[Any]] = {"ilql": ["train", "ilql", "--out", folder / "ilql", *shared]}
     for name, (_, fraction) in IMITATIONS.items():
         commands[name] = ["train", "bc", "--out", folder / name, "--fraction", fraction, *shared]
@@ -132,7 +126,7 @@ def _train(part: Part, data: Path, folder: Path) -> None:
 def _check_imitation(results: PartResults, bc: FinishedRun, dataset: RowDataset) -> None:
     """BC's loss on episodes that were not trained on, beside the entropy of the players that made them."""
     part = results.part
-    rows = dataset[-min(_HELD_OUT, max(len(dataset) // 10, 1)) :]
+    rows = held_out_rows(dataset, _HELD_OUT)
     results.held_out_loss = imitation_loss(language_actor(bc.model.lm), rows)
     behavior: Any = part.data.behavior_policy(results.task).policy
     results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(ACTION_MASK).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,16 @@ from torchrl_lang.recipes.demo.part import IMITATIONS, PartResults
 __all__ = ["draw_page"]
 
 
-def draw_page(path: Path, results: PartResults, illustrate: Callable[[PartResults, list[Any]], None]) -> Path:
+def draw_page(path: Path, results: PartResults) -> Path:
     """Draw a part's page: three games above; below, the return over beta and over training.
 
     Args:
         path: the PNG file.
         results: of the part.
-        illustrate: draws one game of each of three players into three axes.
     """
     figure = new_figure(width=14, height=8.4)
     above, below = figure.subfigures(2, 1, height_ratios=[1.05, 1])
-    illustrate(results, list(above.subplots(1, 3)))
+    results.part.illustrate(results, list(above.subplots(1, 3)))
     left, right = below.subplots(1, 2)
     _draw_betas(left, results)
     _draw_training(right, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from tensordict.nn import TensorDictModuleBase
@@ -146,7 +147,7 @@ class WordleTask(Task):
 
     def _mixture(self, openers: Mapping[tuple[str, ...] | None, float], seed: int | None) -> MixturePlayer:
         """A careful, a careless or a wrong player in each game, with openers of some probability."""
-        seeds = iter([None] * 100 if seed is None else range(seed, seed + 100))
+        seeds = repeat(None) if seed is None else count(seed)
         players, probabilities = [], []
         for first, chance in openers.items():
             options: Any = {"rules": self.rules, "openers": first}
