@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchrl_lang.__main__ import main
+from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.evaluate import Evaluate
@@ -98,6 +100,7 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch):
         ({"nodes": 1}, 'has 1 as "nodes", expected at least 2'),
         ({"max_turns": 2}, "holds no task (max_turns must be above"),
         ({"out_degree": 50}, "holds no task (out_degree must lie between 1 and"),
+        ({"edge_probability": 2}, "holds no task (edge_probability must lie in (0, 1]"),
         ({"graph_seed": "a"}, "has 'a' as \"graph_seed\", expected int"),
     ],
 )
@@ -108,6 +111,15 @@ def test_damaged_notes_of_random_walks(change, message):
 
 
 # -- random walks ---------------------------------------------------------------------------------------------------
+
+
+def test_edge_probability_defines_the_graph():
+    task = RandomWalksTask(nodes=21, edge_probability=0.1, graph_seed=1, max_turns=9)
+    assert torch.equal(task.graph.edges, random_graph(21, edge_probability=0.1, seed=1).edges)
+    assert task_from_notes(Fields(task.notes(), "manifest.json", "generate it again")) == task
+    before = {name: value for name, value in RandomWalksTask().notes().items() if name != "edge_probability"}
+    assert task_from_notes(Fields(before, "manifest.json", "generate it again")) == RandomWalksTask()
+
 
 SMALL = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
 

@@ -38,10 +38,13 @@ class RandomWalksGames(Options):
     out_degree: int = option(2, "edges out of each node", at_least=1)
     graph_seed: int = option(4, "seed of the graph", at_least=0)
     max_turns: int = option(12, "moves before a walk is truncated", at_least=1)
+    edge_probability: float = option(
+        0.0, "probability of each possible edge; 0: --out-degree edges out of each node", at_least=0, at_most=1
+    )
 
     def task(self) -> RandomWalksTask:
         """The task."""
-        return RandomWalksTask(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
+        return RandomWalksTask(self.nodes, self.out_degree, self.graph_seed, self.max_turns, self.edge_probability)
 
 
 @with_defaults(games=2000)
@@ -57,6 +60,8 @@ class RandomWalksPlay(RandomWalksGames, PlayOptions):
 @dataclass(frozen=True)
 class RandomWalksTask(Task):
     """Find the shortest path to the goal of a random directed graph; the metric is optimality.
+
+    With an ``edge_probability`` above 0 each possible edge exists with it, and ``out_degree`` is not used.
 
     Raises:
         ValueError: there is no such graph, or its farthest node is not less than ``max_turns`` moves away.
@@ -86,6 +91,7 @@ class RandomWalksTask(Task):
     out_degree: int = 2
     graph_seed: int = 4
     max_turns: int = 12
+    edge_probability: float = 0.0
 
     def __post_init__(self) -> None:
         farthest = int(self.graph.distance.max())
@@ -97,6 +103,8 @@ class RandomWalksTask(Task):
     @cached_property
     def graph(self) -> DirectedGraph:
         """The graph."""
+        if self.edge_probability:
+            return random_graph(self.nodes, edge_probability=self.edge_probability, seed=self.graph_seed)
         return random_graph(self.nodes, out_degree=self.out_degree, seed=self.graph_seed)
 
     @classmethod
@@ -104,7 +112,8 @@ class RandomWalksTask(Task):
         """See :meth:`Task.from_notes`."""
         least = {"nodes": 2, "out_degree": 1, "graph_seed": 0, "max_turns": 1}
         try:
-            return cls(**{name: notes.at_least(name, value) for name, value in least.items()})
+            numbers = {name: notes.at_least(name, value) for name, value in least.items()}
+            return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
         except ValueError as error:
             raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
 
