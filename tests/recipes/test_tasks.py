@@ -25,6 +25,7 @@ from torchrl_lang.recipes.ppo import PPO
 from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
+from torchrl_lang.recipes.tasks.wordle import HABIT, WordleData
 from torchrl_lang.storage import Fields, FileError
 
 FOLDERS = {BC: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
@@ -179,3 +180,11 @@ def test_a_dataset_that_is_there_is_used_again_if_it_has_the_same_options(walks,
     assert (walks / "data" / "manifest.json").read_bytes() == before
     with pytest.raises(ValueError, match="holds a dataset of other options"):
         datasets.generate_once(RandomWalksData(out=walks / "data", nodes=10, max_turns=7, games=999))
+
+
+def test_a_dataset_records_the_numbers_of_its_player(tmp_path, monkeypatch):
+    options = WordleData(out=tmp_path / "data", player="habit", words="8", games=20)
+    datasets.generate_once(options)
+    monkeypatch.setattr("torchrl_lang.recipes.tasks.wordle.HABIT", (0.9, *HABIT[1:]))
+    with pytest.raises(ValueError, match="holds a dataset of other options"):
+        datasets.generate_once(options)

@@ -67,7 +67,8 @@ class WordleData(WordleGames, DataOptions):
     def notes(self) -> dict[str, Any]:
         """What the games depend on beside the task."""
         mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
-        return {"player": self.player, "mixture": mixture, **super().notes()}
+        habit = {"habit": list(HABIT)} if self.player == "habit" else {}
+        return {"player": self.player, "mixture": mixture, **habit, **super().notes()}
 
 
 @with_defaults(words="all")
