@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torch.nn import functional as F
 
 from torchrl_lang.functional import cql_term, margin_term
@@ -121,17 +120,6 @@ def test_any_leading_shape():
     hidden, action = torch.randn(2, 3, H), torch.randint(5, (2, 3))
     assert head(hidden).shape == (2, 3, 2, 5)
     torch.testing.assert_close(head.taken(hidden, action)[1], head.taken(hidden[1], action[1]))
-
-
-def test_built_from_linear_layers():
-    layers = [(nn.Linear(H, 2 * H), nn.Linear(2 * H, 7)) for _ in range(2)]
-    head = QValueHead.from_linears([(a.weight, a.bias, b.weight, b.bias) for a, b in layers])
-    hidden = torch.randn(N, H)
-    torch.testing.assert_close(head(hidden), torch.stack([b(a(hidden).relu()) for a, b in layers], 1))
-    a, b = nn.Linear(H, 2 * H), nn.Linear(2 * H, 1)
-    torch.testing.assert_close(
-        ValueHead.from_linears((a.weight, a.bias, b.weight, b.bias))(hidden), b(a(hidden).relu())
-    )
 
 
 @BOTH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like", "fill_linears"]
+__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like"]
 
 HeadKind = Literal["mlp", "residual"]
 
@@ -97,15 +96,6 @@ def cast_like(states: Tensor, weight: Tensor) -> Tensor:
         torch.float32
     """
     return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
-
-
-def fill_linears(head: StackedHeads, linears: Sequence[tuple[Tensor, ...]]) -> None:
-    """Copy ``(weight, bias, weight, bias)`` of each network's two linear layers into an ``"mlp"`` head."""
-    with torch.no_grad():
-        for parameter, parts in zip(
-            (head.in_weight, head.in_bias, head.out_weight, head.out_bias), zip(*linears, strict=True), strict=True
-        ):
-            parameter.copy_(torch.stack(tuple(parts)))
 
 
 def _linear_init(*shape: int, fan_in: int | None = None) -> nn.Parameter:

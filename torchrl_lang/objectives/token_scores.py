@@ -146,10 +146,8 @@ def _pieces(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chun
 def _with_certain_ends(scorer: RowScorer, batch: DecisionBatch, scores: TokenScores) -> TokenScores:
     """The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn."""
     certain = scorer.certain(batch)
-    if certain is None or not isinstance(scorer.actor, UtteranceActor):
+    if certain is None:
         return scores
-    impossible = batch.action != scorer.actor.decoder.control.end_of_action
-    forced = torch.zeros_like(scores.log_prob).masked_fill(impossible, -torch.inf)
-    log_prob = torch.where(certain, forced, scores.log_prob)
+    log_prob = scorer.with_certain_ends(batch, scores.log_prob)
     kl = None if scores.kl is None else torch.where(certain, 0.0, scores.kl)
     return TokenScores(log_prob, torch.where(certain, 0.0, scores.entropy), kl)

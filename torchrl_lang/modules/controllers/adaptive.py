@@ -62,6 +62,3 @@ class AdaptiveKLController(KLController):
         error = min(max(kl / self.target - 1, -self.clip), self.clip)
         factor = 1 + error * min(n / self.horizon, 1.0)
         self.coef.fill_(min(max(float(self.coef) * factor, self.min_coef), self.max_coef))
-
-    def _options(self) -> dict[str, object]:
-        return {"target": self.target, "horizon": self.horizon, "clip": self.clip}

@@ -73,7 +73,3 @@ class LagrangeKLController(KLController):
 
     def _bounded(self, value: float) -> float:
         return min(max(value, 0.0), self.max_coef)
-
-    def _options(self) -> dict[str, object]:
-        options = {"target": self.target, "lr": self.lr, "proportional": self.proportional, "max_coef": self.max_coef}
-        return {"multiplier": f"{float(self.multiplier):g}", **options}

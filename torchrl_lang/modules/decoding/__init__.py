@@ -8,7 +8,7 @@ from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRun
 from torchrl_lang.modules.decoding.model_runner import CachedRunner, ModelRunner, RecomputingRunner
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, pick, sample_utterances
-from torchrl_lang.modules.decoding.search import beam_search, best_of
+from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Utterances",
     "ValueGuidance",
     "beam_search",
-    "best_of",
     "pick",
     "sample_utterances",
 ]

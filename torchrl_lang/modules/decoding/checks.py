@@ -54,24 +54,24 @@ def check_model(
 
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     ids, forbidden = set(control.ids()), set(rule.forbidden.tolist())
-    sayable = vocabulary if rule.vocab_size is None else rule.vocab_size
+    allowed = vocabulary if rule.vocab_size is None else rule.vocab_size
     if vocabulary is not None:
-        if sayable is not None and sayable > vocabulary:
+        if allowed is not None and allowed > vocabulary:
             raise ValueError(
-                f"The tokenizer has {sayable} ids, but the model's vocabulary only {vocabulary}: give the model "
+                f"The tokenizer has {allowed} ids, but the model's vocabulary only {vocabulary}: give the model "
                 "embeddings for all of them with fit_vocabulary(lm, tokenizer.vocab_size)."
             )
         _check_range("forbidden", forbidden, vocabulary)
         _check_range("control", ids, vocabulary)
-    if sayable is None:
+    if allowed is None:
         return
-    if control.end_of_action >= sayable:
+    if control.end_of_action >= allowed:
         raise ValueError(
-            f"vocab_size={sayable} excludes the end-of-action token {control.end_of_action}: it must be at least the "
+            f"vocab_size={allowed} excludes the end-of-action token {control.end_of_action}: it must be at least the "
             "number of the tokenizer's ids."
         )
-    if len({token for token in forbidden if token < sayable}) == sayable:
-        raise ValueError(f"forbidden contains all {sayable} ids: no token is left to generate.")
+    if len({token for token in forbidden if token < allowed}) == allowed:
+        raise ValueError(f"forbidden contains all {allowed} ids: no token is left to generate.")
 
 
 def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
-from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
+from torchrl_lang.modules.decoding.checks import check_count, check_model
 from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks, states_at
 from torchrl_lang.modules.decoding.model_runner import warn_uncached
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
-from torchrl_lang.modules.decoding.search import beam_search, best_of
+from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import Trunk
@@ -30,8 +30,7 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class Decoder(nn.Module):
     """Generates utterances for rows and computes log-probabilities of given utterances, on plain tensors.
 
-    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options. Without a ``stream`` it has its own,
-    seeded by the operating system, and so has each copy.
+    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options.
     """
 
     def __init__(
@@ -41,17 +40,16 @@ class Decoder(nn.Module):
         control: ControlTokens,
         action_length: int,
         *,
-        value: nn.Module | None = None,
-        beams: int = 4,
-        candidates: int = 4,
-        advantage_weight: float = 0.0,
-        log_prob_weight: float = 1.0,
-        stream: RandomStream | None = None,
-        diagnostics: bool = False,
-        cached: bool = True,
+        value: nn.Module | None,
+        beams: int,
+        candidates: int,
+        advantage_weight: float,
+        log_prob_weight: float,
+        stream: RandomStream,
+        diagnostics: bool,
+        cached: bool,
     ) -> None:
         super().__init__()
-        check_control(control)
         for name, count in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
             check_count(name, count)
         check_model(split_actor(actor), rule, control, value)
@@ -66,13 +64,13 @@ class Decoder(nn.Module):
         self.candidates = candidates
         self.advantage_weight = advantage_weight
         self.log_prob_weight = log_prob_weight
-        self.stream = RandomStream() if stream is None else stream
+        self.stream = stream
         self.diagnostics = diagnostics
         self.cached = cached
         if cached:
-            warn_uncached([split_actor(actor).trunk, self._value_trunk])
+            warn_uncached([split_actor(actor).trunk, self.value_trunk])
 
-    def utter(
+    def generate(
         self,
         tokens: Tensor,
         attention_mask: Tensor,
@@ -80,33 +78,33 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
-        memory: PrefixCache | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> Utterances:
         """Generate ``N * candidates`` utterances for rows, int64 ``[*B, T]`` flattened to ``N``.
 
         More than one candidate requires ``"sample"``; the candidates of a row are adjacent. Rows that are ``done``,
-        bool ``[*B, 1]``, get an empty utterance. With a ``memory`` only the new tokens of rows are read.
+        bool ``[*B, 1]``, get an empty utterance. With a ``prefix_cache`` only the new tokens of rows are read.
         """
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
         drawn = {"sample": candidates, "best_of": self.candidates}.get(method, 0)
         uniform = self._uniform(n, drawn, device) if drawn else None
-        speaks, count = _speaking(done, n)
-        silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
-        if count == 0:
+        active = torch.ones(n, dtype=torch.bool, device=device) if done is None else ~done.reshape(n)
+        empty = Utterances.empty(n * candidates, self.action_length, self.control, device)
+        if not active.any():
             with gathered(self._sharded):  # other processes may have rows
-                return silent
+                return empty
         with torch.no_grad(), eval_mode(self):
-            transcripts = None if memory is None else self._remembered(memory, tokens, length)
-            speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
-            prompt = self._prompt(tokens[speaking], length[speaking])
-            uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
+            transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
+            rows = active.nonzero().squeeze(-1) if transcripts is None else transcripts.move_to_front(active)
+            prompt = self._prompt(tokens[rows], length[rows])
+            uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
-                said = self._decode(prompt, method, uniform, candidates, transcripts)
-        if memory is not None and transcripts is not None:
-            memory.put(transcripts)
-        place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
-        return silent.place(place, said)
+                generated = self._decode(prompt, method, uniform, candidates, transcripts)
+        if prefix_cache is not None and transcripts is not None:
+            prefix_cache.put(transcripts)
+        place = (rows[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
+        return empty.place(place, generated)
 
     def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
         """Log-probability of each token of given utterances, from one pass over row and utterance.
@@ -135,7 +133,7 @@ class Decoder(nn.Module):
             return out
         states = states_at(
             self._parts,
-            self._value_trunk,
+            self.value_trunk,
             rows[:, :-1],
             prompt.length + active.sum(-1) - 1,
             row,
@@ -144,17 +142,17 @@ class Decoder(nn.Module):
         log_prob = gather_token(self.rule(states), action[row, chosen])
         return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
 
-    def _remembered(self, memory: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
+    def _cached_rows(self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
-        trunks = cacheable_trunks(self._parts, self._value_trunk) if self.cached else []
+        trunks = cacheable_trunks(self._parts, self.value_trunk) if self.cached else []
         if not trunks:
-            memory.forget()
+            prefix_cache.clear()
             return None
         n, width = tokens.shape
         limit = trunks[0].max_length
         size = width + self.action_length if limit is None else min(width + self.action_length, limit)
-        transcripts = memory.take(trunks, n, size, tokens.device)
-        transcripts.recall(tokens, length)
+        transcripts = prefix_cache.take(trunks, n, size, tokens.device)
+        transcripts.keep_common_prefix(tokens, length)
         return transcripts
 
     def _decode(
@@ -162,25 +160,26 @@ class Decoder(nn.Module):
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
         runner = LanguageModelRunner(
-            self._parts, self._value_trunk, size=size, cached=self.cached, transcripts=transcripts
+            self._parts, self.value_trunk, size=size, cached=self.cached, transcripts=transcripts
         )
         common = (runner, self.rule, prompt, self.control, self.action_length)
+        row = torch.arange(prompt.length.shape[0], device=prompt.length.device)
         if method == "beam":
             found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
-            return found.select(torch.arange(prompt.length.shape[0], device=prompt.length.device) * self.beams)
-        if method == "best_of" and uniform is not None:
-            chosen, _ = best_of(
-                *common,
-                uniform=uniform,
-                candidates=self.candidates,
-                advantage_weight=self.advantage_weight,
-                log_prob_weight=self.log_prob_weight,
-                diagnostics=self.diagnostics,
-            )
-            return chosen
-        return sample_utterances(
-            *common, uniform=uniform, candidates=candidates, diagnostics=self.diagnostics, value=self.value
+            return found.select(row * self.beams)
+        ranked = method == "best_of"
+        drawn = sample_utterances(
+            *common,
+            uniform=uniform,
+            candidates=self.candidates if ranked else candidates,
+            diagnostics=self.diagnostics,
+            advantage=ranked and self.advantage_weight != 0,
+            value=self.value,
         )
+        if not ranked:
+            return drawn
+        score = self.advantage_weight * drawn.advantage + self.log_prob_weight * drawn.token_log_prob.sum(-1)
+        return drawn.select(row * self.candidates + score.reshape(-1, self.candidates).argmax(-1))
 
     @property
     def _parts(self) -> ActorParts:
@@ -190,12 +189,13 @@ class Decoder(nn.Module):
     @property
     def _sharded(self) -> list[nn.Module]:
         """Sharded language models of all trunks."""
-        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self._value_trunk)]
+        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self.value_trunk)]
         roots = [trunk.sharded_root for trunk in trunks if isinstance(trunk, Trunk)]
         return [root for root in roots if root is not None]
 
     @property
-    def _value_trunk(self) -> TensorDictModuleBase | None:
+    def value_trunk(self) -> TensorDictModuleBase | None:
+        """The trunk of the values of guidance, if it is not the actor's."""
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
     def _prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
@@ -216,16 +216,3 @@ class Decoder(nn.Module):
         # Drawn for all rows, done or not, before the first token: a row's numbers do not depend on other rows.
         shape = (n, candidates, self.action_length)
         return self.stream.uniform(shape, torch.float32).to(device)
-
-
-def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
-    """Rows that are not done, bool ``[N]``, and their number; None stands for all rows."""
-    if done is None:
-        return None, n
-    speaks = ~done.reshape(n)
-    count = int(speaks.sum())
-    return (None if count == n else speaks), count
-
-
-def _places(speaks: Tensor | None, n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device) if speaks is None else speaks.nonzero().squeeze(-1)

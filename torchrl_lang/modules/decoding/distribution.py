@@ -61,7 +61,7 @@ class UtteranceDistribution(Distribution):
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
-        drawn = self.decoder.utter(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
+        drawn = self.decoder.generate(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
         return (
             drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
             .movedim(-2, 0)
@@ -71,8 +71,8 @@ class UtteranceDistribution(Distribution):
     @property
     def mode(self) -> Tensor:
         """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
-        said = self.decoder.utter(self.tokens, self.attention_mask, method=self._mode)
-        return said.action.reshape(*self.batch_shape, *self.event_shape)
+        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode)
+        return found.action.reshape(*self.batch_shape, *self.event_shape)
 
     @property
     def deterministic_sample(self) -> Tensor:

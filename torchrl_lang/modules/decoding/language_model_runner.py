@@ -104,16 +104,7 @@ def states_at(
     row: Tensor,
     position: Tensor,
 ) -> States:
-    """The states at ``M`` positions of whole rows, from one pass of each trunk and the head at these positions.
-
-    Args:
-        parts: of the actor.
-        value_trunk: the values' own trunk, if any.
-        tokens: int64 ``[N, T]``.
-        length: int64 ``[N]``, real tokens.
-        row: int64 ``[M]``.
-        position: int64 ``[M]``.
-    """
+    """The states at ``M`` places (``row``, ``position``) of rows ``[N, T]``, from one pass of each trunk."""
     attention = torch.arange(tokens.shape[-1], device=tokens.device) < length[:, None]
 
     def read(trunk: TensorDictModuleBase) -> States:

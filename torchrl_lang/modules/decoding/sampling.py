@@ -134,13 +134,13 @@ def sample_utterances(
     for slot in range(action_length - 1):
         log_prob = rule(states)
         token = pick(log_prob, None if uniform is None else uniform[:, slot])
-        said = {"action": token, "token_log_prob": gather_token(log_prob, token)}
+        found = {"action": token, "token_log_prob": gather_token(log_prob, token)}
         if diagnostics:
-            said["behavior_log_prob"] = gather_token(rule.behavior(states), token)
-            said["token_entropy"] = categorical_entropy(log_prob)
+            found["behavior_log_prob"] = gather_token(rule.behavior(states), token)
+            found["token_entropy"] = categorical_entropy(log_prob)
         if value is not None:
-            said["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
-        records.add(row, slot, finished, said)
+            found["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
+        records.add(row, slot, finished, found)
         if advantage and rule.guidance is not None:
             gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
             out.advantage[row] += gained.to(out.advantage.dtype)
@@ -149,13 +149,13 @@ def sample_utterances(
             # The last slot is always the end of the action, so nothing is computed.
             certain = {"action": torch.full_like(token, control.end_of_action)}
             if value is not None:
-                certain["state_value"] = torch.full_like(said["state_value"], torch.nan)
+                certain["state_value"] = torch.full_like(found["state_value"], torch.nan)
             records.add(row, slot + 1, finished, certain)
             break
-        speaking = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
-        if speaking == 0:
+        active = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
+        if active == 0:
             break
-        if speaking <= 0.75 * finished.shape[0]:
+        if active <= 0.75 * finished.shape[0]:
             moves = compaction(~finished)
             runner.compact(moves)
             row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
@@ -179,18 +179,18 @@ class _Records:
         A name must be present from the first slot on, or never.
         """
         self._places.append((row, slot, finished))
-        for name, found in values.items():
-            self._values.setdefault(name, []).append(found)
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
 
     def write(self, out: Utterances, pad: int) -> None:
         """Write all values, with padding after the ends."""
         k = out.action.shape[1]
         place = torch.cat([row * k + slot for row, slot, _ in self._places])
-        silent = torch.cat([finished for _, _, finished in self._places])
+        ended = torch.cat([finished for _, _, finished in self._places])
         for name, parts in self._values.items():
             entry, values = getattr(out, name), torch.cat(parts)
             n = values.shape[0]  # other entries than the tokens have no values in the last slot
-            kept = values.masked_fill(silent[:n], pad if name == "action" else 0).to(entry.dtype)
+            kept = values.masked_fill(ended[:n], pad if name == "action" else 0).to(entry.dtype)
             entry.view(-1).index_copy_(0, place[:n], kept)
 
 

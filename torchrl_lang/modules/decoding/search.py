@@ -1,4 +1,4 @@
-"""Choose among several utterances: beam search, and best of N samples by advantage and probability."""
+"""Beam search for the most likely utterances."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from torchrl_lang.functional import categorical_entropy
 from torchrl_lang.modules.decoding.model_runner import ModelRunner
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["beam_search", "best_of"]
+__all__ = ["beam_search"]
 
 
 def beam_search(
@@ -85,53 +85,3 @@ def beam_search(
             states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
             position = position + 1
     return out, score
-
-
-def best_of(
-    runner: ModelRunner,
-    rule: NextTokenDistribution,
-    prompt: Prompt,
-    control: ControlTokens,
-    action_length: int,
-    *,
-    uniform: Tensor,
-    candidates: int,
-    advantage_weight: float = 0.0,
-    log_prob_weight: float = 1.0,
-    diagnostics: bool = False,
-) -> tuple[Utterances, Tensor]:
-    """Sample several utterances for each prompt and keep the one with the highest score.
-
-    The score is ``advantage_weight * sum(Q - V) + log_prob_weight * sum(log p)`` over the agent's tokens, without the
-    prompt and padding.
-
-    Args:
-        runner: for rows of at least ``P + action_length`` tokens.
-        rule: distribution of the next token.
-        prompt: ``N`` rows.
-        control: ids of the control tokens.
-        action_length: ``K``.
-        uniform: float ``[N * candidates, K]``, see :func:`sample_utterances`.
-        candidates: samples per prompt.
-        advantage_weight: weight of the summed advantages; not computed at zero.
-        log_prob_weight: weight of the summed log-probabilities.
-        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
-
-    Returns:
-        ``N`` utterances and the scores of all candidates, float ``[N, candidates]``.
-    """
-    drawn = sample_utterances(
-        runner,
-        rule,
-        prompt,
-        control,
-        action_length,
-        uniform=uniform,
-        candidates=candidates,
-        diagnostics=diagnostics,
-        advantage=advantage_weight != 0,
-    )
-    score = advantage_weight * drawn.advantage + log_prob_weight * drawn.token_log_prob.sum(-1)
-    score = score.reshape(-1, candidates)
-    best = score.argmax(-1) + torch.arange(score.shape[0], device=score.device) * candidates
-    return drawn.select(best), score

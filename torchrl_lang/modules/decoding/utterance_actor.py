@@ -160,7 +160,7 @@ class UtteranceActor(TensorDictModuleBase):
         )
         self.method = method
         self.diagnostics = diagnostics
-        self._memory = PrefixCache() if reuse_prefix else None
+        self._prefix_cache = PrefixCache() if reuse_prefix else None
         self.decoder = Decoder(
             actor,
             rule,
@@ -190,7 +190,7 @@ class UtteranceActor(TensorDictModuleBase):
         if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
         done = tensordict.get(DONE, None)
-        found = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)
+        found = self.decoder.generate(tokens, attention_mask, method=method, done=done, prefix_cache=self._prefix_cache)
         shape = (*tokens.shape[:-1], found.action.shape[-1])
         tensordict.set(ACTION, found.action.reshape(shape))
         tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
@@ -204,8 +204,8 @@ class UtteranceActor(TensorDictModuleBase):
 
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""
-        if self._memory is not None:
-            self._memory.forget()
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""

@@ -16,7 +16,7 @@ from tensordict.nn import (
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchrl_lang.modules.frozen.held_actor import HeldActor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference

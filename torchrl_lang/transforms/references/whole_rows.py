@@ -7,7 +7,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.held_actor import HeldActor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys

@@ -11,8 +11,8 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import language_actor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
-from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
