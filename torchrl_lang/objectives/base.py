@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,9 +18,18 @@ from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.checks import token_limit, vocabulary
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRAIN_MASK, check_values
+from torchrl_lang.schema import (
+    ACTION_MASK,
+    ATTENTION_MASK,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRAIN_MASK,
+    check_values,
+    missing_entry,
+)
 
-__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_pieces", "kl_controller"]
+__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_chunks", "kl_controller"]
 
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
@@ -99,6 +108,8 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
+    # How to get entries that are not part of a row, for the error if one is missing.
+    _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
     # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
@@ -191,10 +202,8 @@ class RowLoss(LossModule):
         for name in self._row_entries:
             value = tensordict.get(getattr(keys, name), None)
             if value is None:
-                raise KeyError(
-                    f"{type(self).__name__} needs the entry {getattr(keys, name)!r} ({name}), the tensordict has "
-                    f"{sorted(map(str, tensordict.keys(True)))}. Add it, or name it with set_keys({name}=...)."
-                )
+                advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
+                raise missing_entry(type(self).__name__, [getattr(keys, name)], tensordict, advice)
             entries[name] = value
         for name, value in entries.items():
             _check_entry(name, value, entries["tokens"].shape)
@@ -274,8 +283,8 @@ class RowLoss(LossModule):
         return torch.as_tensor(number, device=batch.place.device).clamp_min(1)
 
 
-def in_pieces(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
-    """Whether terms over so large a vocabulary are computed in pieces, without the whole table."""
+def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
+    """Whether terms over a vocabulary of this size are computed in chunks, without the whole table."""
     return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
 
 
@@ -283,10 +292,8 @@ def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor)
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     missing = [key for key in module.in_keys if rows.get(key, None) is None]
     if missing:
-        raise KeyError(
-            f"A head reads {missing}, which the trunk did not write: there are {sorted(map(str, rows.keys()))}. For "
-            "'residual' heads build the actor with expose_pre_norm=True."
-        )
+        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
+        raise missing_entry("A head", missing, rows, advice)
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
 from torchrl_lang.functional import masked_mean
-from torchrl_lang.functional.checks import finite
+from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -68,12 +66,6 @@ class BCLoss(RowLoss):
         True
     """
 
-    @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss`."""
-
-    tensor_keys: _AcceptedKeys
-    default_keys = _AcceptedKeys
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     kl_controller: KLController | None
     out_keys = ["loss_actor"]
@@ -91,19 +83,15 @@ class BCLoss(RowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        if actor_normalizer not in ("all", "action"):
-            raise ValueError(f"actor_normalizer must be 'all' or 'action', got {actor_normalizer!r}.")
+        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         finite("transition_weight", transition_weight)
         check_actor("BCLoss", actor_network, guidance=True)
         self.actor_network = actor_network
         self.transition_weight = transition_weight
         self.actor_normalizer = actor_normalizer
         self.kl_controller = kl_controller(kl_weight)
-        none = self.kl_controller is None
-        if none and reference is not None:
-            raise ValueError("A reference is read with a kl_weight alone: give both or none.")
-        if not none:
-            self.reference = checked_reference(actor_network, reference)
+        self.reference = checked_reference(actor_network, reference, is_read=self.kl_controller is not None)
+        if self.reference is not None:
             self.out_keys = ["loss_actor", "loss_kl", "kl"]
 
     @dispatch(source="_all_in_keys")

@@ -28,12 +28,7 @@ __all__ = [
 
 
 def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
-    """Raise unless ``actor`` is a language actor or an utterance actor over one.
-
-    Args:
-        loss: name of the class that is built.
-        actor: its ``actor_network``.
-        guidance: whether an utterance actor may be guided by values.
+    """Raise unless ``actor`` is a language actor or an utterance actor over one, guided by values only if allowed.
 
     Raises:
         TypeError: it is something else, such as a bare language model.
@@ -52,20 +47,14 @@ def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
         raise ValueError(f"{loss} trains the language model's own distribution: build the actor without guidance=.")
 
 
-def check_head(loss: str, name: str, network: Any, key: NestedKey | None, builder: str) -> None:
-    """Raise unless a head is a module of tensordicts that writes ``key``.
-
-    Args:
-        loss: name of the class that is built.
-        name: of the argument.
-        network: what came.
-        key: what it must write; None where any one entry will do.
-        builder: the function that wraps a head.
+def check_head(loss: str, name: str, network: Any, key: NestedKey | None = None) -> None:
+    """Raise unless the head ``name`` of a loss is a module of tensordicts that writes ``key`` (None: any one entry).
 
     Raises:
         TypeError: it is a bare ``nn.Module``.
         ValueError: it writes something else.
     """
+    builder = name.replace("_network", "_module")
     if not isinstance(network, TensorDictModuleBase):
         raise TypeError(
             f"{loss} needs {name} as a TensorDictModule with keys, got {type(network).__name__}: wrap it, "

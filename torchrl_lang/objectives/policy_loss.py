@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchrl_lang.functional import linear_cross_entropy, shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_pieces
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_chunks
 
 __all__ = ["ActorNormalizer", "actor_loss"]
 
@@ -81,7 +81,7 @@ def _cross_entropy(
     """Cross-entropy of the next tokens at ``index``: the weighted sum, and each."""
     target = batch.next_token.flatten()[index]
     layer = _linear(head)
-    if head is not None and layer is not None and in_pieces(logits_chunk, layer.out_features):
+    if head is not None and layer is not None and in_chunks(logits_chunk, layer.out_features):
         hidden = gather_inputs(head, rows, index).get(head.in_keys[0])
         total, losses, _ = linear_cross_entropy(
             hidden.detach() if detach else hidden,

@@ -57,7 +57,7 @@ class QValues:
                     self._taken = taken_values(self._network, self._states, self._action, self._key)
         return self._taken
 
-    def in_pieces(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
+    def in_chunks(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
         """A term over the vocabulary by the network's own method ``name``, which never builds the table.
 
         Returns:

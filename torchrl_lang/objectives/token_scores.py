@@ -52,8 +52,7 @@ def score_decisions(
 ) -> TokenScores:
     """Log-probability, entropy and divergence of each decision, under the distribution that the policy acts by.
 
-    Logits exist for some decisions at a time, and are computed a second time in the backward pass, wherever there is
-    more than one piece.
+    Logits exist for one chunk of decisions at a time and, with several chunks, are computed again in the backward pass.
 
     Args:
         scorer: of the policy.
@@ -75,13 +74,13 @@ def score_decisions(
             out.append(categorical_kl(log_prob, ref_log_prob))
         return tuple(out)
 
-    pieces = list(_pieces(scorer, batch, states, logits_chunk))
-    if len(pieces) == 1:
+    chunks = list(_chunks(scorer, batch, states, logits_chunk))
+    if len(chunks) == 1:
         parts = [score(batch.place, batch.action)]
     else:
-        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in pieces]
-    log_prob, spread, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _with_certain_ends(scorer, batch, TokenScores(log_prob, spread, kl[0] if kl else None))
+        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
+    log_prob, entropy, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
+    return _with_certain_ends(scorer, batch, TokenScores(log_prob, entropy, kl[0] if kl else None))
 
 
 def utterance_end(actor: object) -> tuple[int, int] | None:
@@ -97,13 +96,22 @@ def utterance_end_token(actor: object, given: int | None) -> int | None:
     return given if given is not None or known is None else known[0]
 
 
-def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None) -> FrozenActor:
-    """The reference, if there is an exact divergence of ``actor`` from it.
+def checked_reference(
+    actor: TensorDictModuleBase, reference: FrozenActor | None, *, is_read: bool
+) -> FrozenActor | None:
+    """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one.
 
     Raises:
         TypeError: it is no :class:`~torchrl_lang.transforms.FrozenActor`.
-        ValueError: it is another kind of actor, or one that shares a head with adapters.
+        ValueError: no term reads it, it is another kind of actor, or one that shares a head with adapters.
     """
+    if not is_read:
+        if reference is not None:
+            raise ValueError(
+                "A reference is read for an exact divergence with a kl_weight (in PPOLoss with kl_estimator='exact'): "
+                "give both or none."
+            )
+        return None
     if not isinstance(reference, FrozenActor):
         raise TypeError(
             f"kl_estimator='exact' needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
@@ -134,7 +142,7 @@ def read_reference(reference: FrozenActor, rows: DecisionBatch) -> tuple[RowScor
         return scorer, scorer.states(rows)
 
 
-def _pieces(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
+def _chunks(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
     number = batch.place.shape[0]
     if logits_chunk is None or not number:
         return iter([slice(0, number)])
