@@ -36,9 +36,6 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     Returns:
         Whether the model was checked.
 
-    Returns:
-        Whether it was checked.
-
     Raises:
         ValueError: the model is not causal.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 __all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like"]
@@ -34,8 +35,7 @@ class StackedHeads(nn.Module):
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
-        if kind not in ("mlp", "residual"):
-            raise ValueError(f"kind must be 'mlp' or 'residual', got {kind!r}.")
+        one_of("kind", kind, ("mlp", "residual"))
         for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")

@@ -8,6 +8,7 @@ from typing import Any
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -24,8 +25,7 @@ def check_count(name: str, value: Any) -> None:
     """Raise unless ``value`` is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
+    at_least_one(name, value)
 
 
 def check_control(control: Any) -> None:

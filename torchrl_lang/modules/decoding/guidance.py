@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
@@ -70,12 +71,10 @@ class ValueGuidance(nn.Module):
         value_trunk: Trunk | TensorDictModuleBase | None = None,
     ) -> None:
         super().__init__()
-        if weighting not in ("exp", "sign"):
-            raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
+        one_of("weighting", weighting, ("exp", "sign"))
         if weighting == "sign" and not 0 <= beta <= 1:
             raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
-        if not math.isfinite(beta):
-            raise ValueError(f"beta must be finite, got {beta}.")
+        finite("beta", beta, low=None)
         check_writes("qvalue", qvalue, ACTION_VALUE)
         check_writes("value", value, STATE_VALUE)
         self.needs_value = weighting == "sign" or clip is not None

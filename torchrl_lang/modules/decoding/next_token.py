@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.functional import filter_logits
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.action_values import few_of_many
 from torchrl_lang.modules.actor import LOGITS
@@ -61,8 +62,8 @@ class NextTokenDistribution(nn.Module):
         super().__init__()
         # Invalid settings should fail here, not at the first token.
         filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p)
-        if vocab_size is not None and vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
+        if vocab_size is not None:
+            at_least_one("vocab_size", vocab_size)
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size = vocab_size
         self.temperature = temperature

@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -145,8 +146,7 @@ class UtteranceActor(TensorDictModuleBase):
         reuse_prefix: bool = True,
     ) -> None:
         super().__init__()
-        if method not in ("sample", "greedy", "beam", "best_of"):
-            raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
+        one_of("method", method, ("sample", "greedy", "beam", "best_of"))
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         check_control(control)
