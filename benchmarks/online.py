@@ -32,7 +32,7 @@ MODEL = {"layers": 3, "width": 64, "heads": 4}
 
 # The model: acting, the reference, the loss with its gradients and the optimiser's step.
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "acting": [(CachedRunner, "resume"), (CachedRunner, "advance"), (decoding, "_complete"), (ValueHead, "forward")],
+    "acting": [(CachedRunner, "prefill"), (CachedRunner, "decode"), (decoding, "_complete"), (ValueHead, "forward")],
     "reference": [(RowScorer, "states"), (RowScorer, "log_prob")],
     "learning": [(PPOLoss, "forward"), (torch.Tensor, "backward"), (torch.optim.AdamW, "step")],
     "games": [(LanguageEnv, "_step"), (LanguageEnv, "_reset")],

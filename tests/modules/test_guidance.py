@@ -9,7 +9,7 @@ from torch import nn
 from tests.modules.toys import WIDTH, heads
 from torchrl_lang.functional import filter_logits
 from torchrl_lang.modules import NextTokenDistribution, ValueGuidance
-from torchrl_lang.modules.decoding import pick
+from torchrl_lang.modules.decoding.sampling import pick
 
 
 class Fixed(nn.Module):

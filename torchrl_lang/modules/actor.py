@@ -55,7 +55,7 @@ def language_actor(
     ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``, the
     distribution of the *next* token at each position. The sample is therefore called ``next_token`` ``[*B, T]``, not
     ``action``; to generate whole utterances in a rollout use an
-    :class:`~torchrl_lang.modules.decoding.UtteranceActor`. The parts share the model's weights, and tied embeddings
+    :class:`~torchrl_lang.modules.UtteranceActor`. The parts share the model's weights, and tied embeddings
     stay tied.
 
     Args:

@@ -33,12 +33,7 @@ class DecisionBatch:
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
-        """The decisions of the rows in ``tensordict``.
-
-        Raises:
-            ValueError: ``tensordict`` holds steps of a rollout instead of rows.
-            KeyError: an entry of the rows is missing.
-        """
+        """The decisions of the rows in ``tensordict``; a ValueError if it holds steps of a rollout."""
         if ("next", TOKENS) in tensordict.keys(True):
             raise ValueError(
                 "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
@@ -72,13 +67,7 @@ class DecisionBatch:
         return (position - begin).flatten()[self.place + 1]
 
     def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
-        """Values of decisions, ``[N]``, at their places in ``[B, W]``, ``fill`` elsewhere.
-
-        Args:
-            values: one value a place.
-            place: int64, places in a batch flattened to ``[B * W]`` if they are not those of the decisions.
-            fill: the value of all other places.
-        """
+        """Values of decisions, or of other places in ``[B * W]``, ``[N]``, as ``[B, W]`` with ``fill`` elsewhere."""
         dense = values.new_full((self.tokens.numel(),), fill)
         return dense.index_copy(0, self.place if place is None else place, values).reshape(self.tokens.shape)
 

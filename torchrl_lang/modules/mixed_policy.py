@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.modules.stochastic import is_stochastic
+from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, TOKENS, TRAIN_MASK, entry
 
 __all__ = ["MixedPolicy"]

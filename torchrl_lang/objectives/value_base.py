@@ -158,14 +158,9 @@ class ValueRowLoss(RowLoss):
     def _vocabulary_term(
         self, term: Callable[..., Tensor], batch: TransitionBatch, qvalues: QValues, **options: Any
     ) -> Tensor:
-        """Reduce a term over the vocabulary, summed over the heads.
+        """Reduce a term ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``, summed over the heads.
 
-        Args:
-            term: ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``. Where the vocabulary is large and
-                the head has a method of the same name, that computes it chunk by chunk.
-            batch: the decisions.
-            qvalues: of the decisions.
-            **options: for ``term``.
+        Where the vocabulary is large and the head has a method of the same name, that computes it chunk by chunk.
         """
         if not self._has_method(term.__name__):
             return self._reduce_decisions(term(qvalues.table, batch.action, **options).sum(-1), batch)

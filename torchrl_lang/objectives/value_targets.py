@@ -34,12 +34,8 @@ def value_target(
 ) -> Tensor:
     """What V regresses on at each decision, float ``[N]``.
 
-    Args:
-        kind: ``"td"``: the target Q. ``"mc"``: the rewards to go. ``"lambda"``: lambda-returns over the target Q.
-        batch: the decisions.
-        qvalue: the target Q of the taken tokens, ``[N]``; not read with ``"mc"``.
-        next_value: V of the successors, ``[N]``; only that of the bootstrap state is read.
-        clocks: discounts and lambdas.
+    With ``"td"`` the target Q of the taken tokens, ``qvalue`` ``[N]``; with ``"mc"`` the rewards to go; with
+    ``"lambda"`` lambda-returns over the target Q, bootstrapped from V of the last successors, ``next_value`` ``[N]``.
     """
     if kind == "mc":
         return returns_to_go(batch.next_reward, batch.decision, clocks.gamma).flatten()[batch.place]
@@ -62,12 +58,8 @@ def qvalue_target(
 ) -> Tensor:
     """What Q regresses on at each decision, float ``[N]``: ``r + gamma V(s')``, or TD(lambda) over V.
 
-    Args:
-        batch: the decisions.
-        value: V of the decisions' states, ``[N]``; read with ``lmbda`` above 0.
-        next_value: V of their successors, ``[N]``.
-        gamma: discount of the step after each decision, a number or ``[B, T]``.
-        lmbda: 0 for the one-step target, 1 for the rewards to go with a bootstrap for truncated rows.
+    ``value`` and ``next_value`` are V of the decisions' states and of their successors, ``[N]``; ``gamma`` a number or
+    ``[B, T]``. ``lmbda=0`` is the one-step target, 1 the rewards to go with a bootstrap for truncated rows.
     """
     if not lmbda:
         discount = gamma.flatten()[batch.place] if isinstance(gamma, Tensor) and gamma.ndim else gamma

@@ -107,15 +107,9 @@ class Decoder(nn.Module):
         return empty.place(place, generated)
 
     def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of each token of given utterances, from one pass over row and utterance.
+        """Log-probability ``[N, K]`` of each token of the utterances ``action`` ``[N, K]`` after rows ``[N, T]``.
 
-        Args:
-            tokens: int64 ``[N, T]``.
-            attention_mask: bool ``[N, T]``.
-            action: int64 ``[N, K]``.
-
-        Returns:
-            float ``[N, K]``: zero after the end; ``-inf`` in the last slot of an utterance without an end.
+        One pass over row and utterance. Zero after the end; ``-inf`` in the last slot of an utterance without an end.
         """
         if action.shape[0] == 0:
             return torch.zeros(action.shape, device=action.device)

@@ -67,9 +67,6 @@ class GPT2Step:
     Equal to the model up to rounding. If there are several tokens per row, the last layer computes only the requested
     ones. The step holds the model's weights at construction: it is valid until a :class:`WeightSnapshot` detects a
     change, and while :meth:`accepts` is true.
-
-    Args:
-        trunk: a trunk for which :meth:`accepts` is true.
     """
 
     def __init__(self, trunk: Trunk) -> None:
@@ -122,18 +119,10 @@ class GPT2Step:
         *,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Add tokens to the cache and return the states of one token of each row.
-
-        Args:
-            cache: the cache of the rows.
-            tokens: int64 ``[N, q]``; this and the next two as in :meth:`RowCache.extend`.
-            positions: int64 ``[N, q]`` or None.
-            visible: number of slots to attend to.
-            last: int64 ``[N]``, the index in ``q`` of the token.
-            rows: int64 ``[N]``, the rows of the cache.
+        """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
 
         Returns:
-            ``hidden`` ``[N, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
+            ``hidden`` ``[N, H]`` at the indices ``last`` (int64 ``[N]``) and, if exposed, ``hidden_pre_norm``.
         """
         n, q = tokens.shape
         slots = cache.expect(tokens, positions, visible, rows=rows)

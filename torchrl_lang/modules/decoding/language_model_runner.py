@@ -17,7 +17,7 @@ from torchrl_lang.modules.decoding.model_runner import (
     make_runner,
     read_rows,
 )
-from torchrl_lang.modules.decoding.prefill_chunk import prefill_chunks
+from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.trunk import Trunk
 
@@ -25,14 +25,10 @@ __all__ = ["LanguageModelRunner", "cacheable_trunks", "states_at"]
 
 
 class LanguageModelRunner(ModelRunner):
-    """Runs all trunks of a model on rows and evaluates the language-model head at the last token.
+    """Runs all trunks of a model on rows of up to ``size`` tokens and evaluates the head at the last token.
 
-    Args:
-        parts: the actor's parts.
-        value_trunk: the values' own trunk, if any; its states are named ``value_…``.
-        size: maximal row length.
-        cached: False reads the whole row for every token.
-        transcripts: the cached parts of these rows, for :func:`cacheable_trunks`; new tokens are added.
+    States of a separate ``value_trunk`` are named ``value_…``. Without ``cached`` the whole row is read for each token.
+    New tokens are added to the ``transcripts``, the cached parts of these rows.
     """
 
     def __init__(
@@ -55,14 +51,12 @@ class LanguageModelRunner(ModelRunner):
             kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
             self.runners = [CachedRunner(trunk, cache, size, step=step) for trunk, cache, step in kept]
 
-    def prefill(self, tokens: Tensor, length: Tensor) -> States:
-        """See :class:`ModelRunner`."""
-        if self.transcripts is None:
-            return self._complete([runner.prefill(tokens, length) for runner in self.runners])
-        plan = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
-        states = [runner.resume(tokens, length, plan) for runner in self.runners if isinstance(runner, CachedRunner)]
-        self.transcripts.read(tokens, length)
-        return self._complete(states)
+    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
+        """See :class:`ModelRunner`; the cached rows determine the chunks."""
+        if self.transcripts is not None:
+            chunks = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
+            self.transcripts.read(tokens, length)
+        return self._complete([runner.prefill(tokens, length, chunks) for runner in self.runners])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`ModelRunner`."""

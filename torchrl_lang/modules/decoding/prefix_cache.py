@@ -47,12 +47,6 @@ class Transcripts:
     """The cached rows of one batch, with a key-value cache per trunk.
 
     A row may be at another place in the cache than in the batch, because active rows are in front.
-
-    Args:
-        trunks: the trunks whose keys and values are cached.
-        n: number of rows of the batch.
-        size: tokens per row.
-        device: device of the tokens.
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:

@@ -74,7 +74,7 @@ def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.modules.decoding import pick
+        >>> from torchrl_lang.modules.decoding.sampling import pick
         >>> log_prob = torch.tensor([[0.25, 0.75], [0.25, 0.75]]).log()
         >>> pick(log_prob, torch.tensor([0.2, 0.3])), pick(log_prob, None)
         (tensor([0, 1]), tensor([1, 1]))

@@ -29,14 +29,7 @@ def beam_search(
     A finished beam keeps its score and competes with the others. At the first token there is one beam per prompt; with
     width 1 this is greedy decoding.
 
-    Args:
-        runner: for rows of at least ``P + action_length`` tokens.
-        rule: distribution of the next token.
-        prompt: ``N`` rows.
-        control: ids of the control tokens.
-        action_length: ``K``.
-        beams: ``W``.
-        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
+    The arguments are those of :func:`sample_utterances`, and ``beams``, ``W``.
 
     Returns:
         ``N * W`` utterances, adjacent for each prompt with the best first, and their summed log-probabilities, float

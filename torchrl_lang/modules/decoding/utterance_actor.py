@@ -19,7 +19,7 @@ from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
-from torchrl_lang.modules.stochastic import is_stochastic
+from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
