@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left, shift_right
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = ["DecisionBatch"]
+__all__ = ["DecisionBatch", "refuse_steps"]
+
+
+def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
+    """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""
+    if ("next", tokens_key) in tensordict.keys(True):
+        raise ValueError(
+            "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose transcripts "
+            "repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single turns with an "
+            "UtteranceActor as reference."
+        )
 
 
 @dataclass
@@ -34,12 +44,7 @@ class DecisionBatch:
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
         """The decisions of the rows in ``tensordict``; a ValueError if it holds steps of a rollout."""
-        if ("next", TOKENS) in tensordict.keys(True):
-            raise ValueError(
-                "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
-                "transcripts repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single "
-                "turns with an UtteranceActor as reference."
-            )
+        refuse_steps(tensordict)
         tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
         shape = tokens.shape
         tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))

@@ -7,16 +7,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.decoder import Decoder
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
@@ -48,17 +47,15 @@ class RowScorer:
             the forced end of the last slot.
     """
 
-    def __init__(self, actor: TensorDictModuleBase) -> None:
-        self.actor = actor
-        self.decoder: Decoder | None = actor.decoder if isinstance(actor, UtteranceActor) else None
+    def __init__(self, actor: nn.Module) -> None:
+        decoder = getattr(actor, "decoder", actor)
+        self.decoder = decoder if isinstance(decoder, Decoder) else None
+        """Of an utterance actor; None for a language actor."""
         if self.decoder is None and not isinstance(actor, ProbabilisticTensorDictSequential):
             raise TypeError(f"Rows are scored by a language actor or an UtteranceActor, got {type(actor).__name__}.")
-        split_actor(self.language_actor)  # raises now rather than at the first row
-
-    @property
-    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        self.language_actor: Any = actor if self.decoder is None else self.decoder.actor
         """Trunk, head and distribution."""
-        return self.actor if self.decoder is None else self.decoder.actor
+        split_actor(self.language_actor)  # raises now rather than at the first row
 
     @property
     def trunk(self) -> Trunk | None:
@@ -130,9 +127,10 @@ class RowScorer:
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None with filters, values or a head that is not linear."""
         head: Any = split_actor(self.language_actor).head
-        if type(head) is not TensorDictModule or type(head.module) is not nn.Linear:
+        layer = linear_layer(head)
+        if layer is None:
             return None
-        weight, bias = head.module.weight, head.module.bias
+        weight, bias = layer.weight, layer.bias
         forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
         temperature = 1.0
         if self.decoder is not None:
@@ -154,7 +152,7 @@ class RowScorer:
         return self._with_logits(one)[LOGITS].shape[-1]
 
 
-def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
+def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
     """Log-probability of every token of the agent, with gradients, from one forward pass over whole rows.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
@@ -22,9 +22,7 @@ from torchrl_lang.functional import (
 )
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.checks import check_estimator
 from torchrl_lang.objectives.token_scores import utterance_end_token
@@ -50,7 +48,6 @@ class AdvantageRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.GAE
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_network: TensorDictModule
     value_trunk: TensorDictModule | None
 
@@ -88,11 +85,6 @@ class AdvantageRowLoss(RowLoss):
         for name, value in (clocks | hyperparams).items():
             setattr(self, name, value)
         return self
-
-    @property
-    def scorer(self) -> RowScorer:
-        """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
-        return RowScorer(self.actor_network)
 
     @torch.no_grad()
     def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:

@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
-from torchrl_lang.modules.decision_batch import DecisionBatch
+from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -112,6 +114,7 @@ class RowLoss(LossModule):
     _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
+    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
     reference: FrozenActor | None = None
 
@@ -131,6 +134,11 @@ class RowLoss(LossModule):
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         self._in_keys, self._values_checked = None, False
+
+    @property
+    def scorer(self) -> RowScorer:
+        """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
+        return RowScorer(self.actor_network)
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -193,11 +201,7 @@ class RowLoss(LossModule):
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
         keys = self.tensor_keys
-        if ("next", keys.tokens) in tensordict.keys(True):
-            raise ValueError(
-                f"{type(self).__name__} reads whole episodes, one a row, but got steps of a rollout (it has a 'next' "
-                "entry), whose rows repeat each other. Convert them with torchrl_lang.data.rows_from_rollout."
-            )
+        refuse_steps(tensordict, keys.tokens)
         entries = {}
         for name in self._row_entries:
             value = tensordict.get(getattr(keys, name), None)

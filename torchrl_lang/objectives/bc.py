@@ -11,7 +11,6 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
@@ -66,7 +65,6 @@ class BCLoss(RowLoss):
         True
     """
 
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     kl_controller: KLController | None
     out_keys = ["loss_actor"]
     _row_entries = ("tokens", "attention_mask", "action_mask")
@@ -98,8 +96,7 @@ class BCLoss(RowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
-        scorer = RowScorer(self.actor_network)
-        trunk, head, _ = split_actor(scorer.language_actor)
+        trunk, head, _ = split_actor(self.scorer.language_actor)
         batch = self._find(tensordict)
         states = trunk(batch.rows.copy())
         loss = actor_loss(
@@ -114,13 +111,8 @@ class BCLoss(RowLoss):
         )
         out = {"loss_actor": loss}
         if self.kl_controller is not None and self.reference is not None:
-            scores = score_decisions(
-                scorer,
-                batch,
-                {key: states.get(key) for key in trunk.out_keys},
-                reference=read_reference(self.reference, batch),
-                logits_chunk=self.logits_chunk,
-            )
+            reference = read_reference(self.reference, batch)
+            scores = score_decisions(self.scorer, batch, states, reference=reference, logits_chunk=self.logits_chunk)
             assert scores.kl is not None
             out["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
             out["kl"] = masked_mean(scores.kl.detach(), batch.counts)

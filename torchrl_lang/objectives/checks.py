@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.checks import within
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk
@@ -106,9 +106,8 @@ def vocabulary(actor: Any) -> int | None:
     """How many tokens the policy can write; None where it is unknown."""
     if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
         return actor.decoder.rule.vocab_size
-    head = split_actor(RowScorer(actor).language_actor).head
-    width = getattr(getattr(head, "module", None), "out_features", None)
-    return width if isinstance(width, int) else token_limit(actor)
+    size = vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    return token_limit(actor) if size is None else size
 
 
 def token_limit(actor: Any) -> int | None:

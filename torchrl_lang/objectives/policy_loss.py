@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from torchrl_lang.functional import linear_cross_entropy, shift_left
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS
+from torchrl_lang.modules.actor import LOGITS, linear_layer
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_chunks
 
 __all__ = ["ActorNormalizer", "actor_loss"]
@@ -80,7 +80,7 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the next tokens at ``index``: the weighted sum, and each."""
     target = batch.next_token.flatten()[index]
-    layer = _linear(head)
+    layer = linear_layer(head)
     if head is not None and layer is not None and in_chunks(logits_chunk, layer.out_features):
         hidden = gather_inputs(head, rows, index).get(head.in_keys[0])
         total, losses, _ = linear_cross_entropy(
@@ -95,14 +95,6 @@ def _cross_entropy(
         return total, losses
     losses = F.cross_entropy(upcast_half(_logits(rows, head, index, detach)), target, reduction="none")
     return (weight * losses).sum(), losses
-
-
-def _linear(head: TensorDictModule | None) -> nn.Linear | None:
-    """The linear layer that is all of the head; None where there is more to it, adapters and hooks included."""
-    module = getattr(head, "module", None)
-    if head is None or type(module) is not nn.Linear or len(head.in_keys) != 1:
-        return None
-    return None if module._forward_hooks or module._forward_pre_hooks else module
 
 
 def _logits(rows: TensorDictBase, head: TensorDictModule | None, index: Tensor, detach: bool) -> Tensor:

@@ -254,11 +254,10 @@ class PPOLoss(AdvantageRowLoss):
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
     def _scores(self, batch: TransitionBatch, states: TensorDictBase) -> TokenScores:
-        scorer = self.scorer
         return score_decisions(
-            scorer,
+            self.scorer,
             batch,
-            {key: states.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys},
+            states,
             entropy_gradient=bool(self.entropy_weight),
             reference=None if self.reference is None else read_reference(self.reference, batch),
             logits_chunk=self.logits_chunk,

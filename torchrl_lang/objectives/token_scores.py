@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -44,7 +45,7 @@ class TokenScores(NamedTuple):
 def score_decisions(
     scorer: RowScorer,
     batch: DecisionBatch,
-    states: States,
+    rows: TensorDictBase,
     *,
     entropy_gradient: bool = False,
     reference: tuple[RowScorer, States] | None = None,
@@ -57,11 +58,12 @@ def score_decisions(
     Args:
         scorer: of the policy.
         batch: the rows' decisions.
-        states: what the policy's trunk wrote for the rows.
+        rows: the rows with what the policy's trunk wrote.
         entropy_gradient: whether gradients are to flow through the entropy.
         reference: a frozen model of the same kind and what its trunk wrote, for the exact divergence.
         logits_chunk: decisions per chunk; ``"auto"`` for a few dozen megabytes of logits, None for one chunk.
     """
+    states = {key: rows.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys}
 
     def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
         log_prob = scorer.log_softmax(states, place)
@@ -118,7 +120,7 @@ def checked_reference(
             "frozen_copy(actor) or adapters_off(actor)."
         )
     theirs = RowScorer(reference.actor)
-    if theirs.has_values or utterance_end(theirs.actor) != utterance_end(actor):
+    if theirs.has_values or utterance_end(reference.actor) != utterance_end(actor):
         raise ValueError(
             "Policy and reference must be the same kind of actor, as utterance actors of one action_length and without "
             "guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
@@ -41,7 +40,6 @@ class ValueRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
 
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_trunk: TensorDictModule | None
     target_value_trunk_params: TensorDictParams
     qvalue_network: TensorDictModule
@@ -100,7 +98,7 @@ class ValueRowLoss(RowLoss):
     @property
     def language_actor(self) -> ProbabilisticTensorDictSequential:
         """Trunk, head and distribution of the policy."""
-        return RowScorer(self.actor_network).language_actor
+        return self.scorer.language_actor
 
     @property
     def value_trunk_params(self) -> TensorDict:

@@ -1,4 +1,4 @@
-"""The decoder: generates utterances and computes their log-probabilities, on plain tensors."""
+"""The decoder: generates utterances, on plain tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
 from torchrl_lang.modules.decoding.checks import check_count, check_model
-from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks, states_at
+from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks
 from torchrl_lang.modules.decoding.model_runner import warn_uncached
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances
 from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
@@ -28,7 +28,7 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 class Decoder(nn.Module):
-    """Generates utterances for rows and computes log-probabilities of given utterances, on plain tensors.
+    """Generates utterances for rows, on plain tensors.
 
     :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options.
     """
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         with torch.no_grad(), eval_mode(self):
             transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
             rows = active.nonzero().squeeze(-1) if transcripts is None else transcripts.move_to_front(active)
-            prompt = self._prompt(tokens[rows], length[rows])
+            prompt = self.prompt(tokens[rows], length[rows])
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
                 generated = self._decode(prompt, method, uniform, candidates, transcripts)
@@ -105,36 +105,6 @@ class Decoder(nn.Module):
             prefix_cache.put(transcripts)
         place = (rows[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
         return empty.place(place, generated)
-
-    def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
-        """Log-probability ``[N, K]`` of each token of the utterances ``action`` ``[N, K]`` after rows ``[N, T]``.
-
-        One pass over row and utterance. Zero after the end; ``-inf`` in the last slot of an utterance without an end.
-        """
-        if action.shape[0] == 0:
-            return torch.zeros(action.shape, device=action.device)
-        k, end = self.action_length, self.control.end_of_action
-        prompt = self._prompt(tokens.long(), attention_mask.sum(-1))
-        is_end = action == end
-        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
-        out = torch.zeros(action.shape, device=action.device)
-        out[:, -1] = torch.where(active[:, -1] & ~is_end[:, -1], -torch.inf, 0.0)
-        slot = torch.arange(k, device=action.device)
-        place = prompt.length[:, None] + slot
-        rows = torch.cat([prompt.tokens, prompt.tokens.new_zeros(action.shape[0], k)], -1).scatter(-1, place, action)
-        row, chosen = active[:, :-1].nonzero(as_tuple=True)  # the last slot has probability one
-        if row.shape[0] == 0:
-            return out
-        states = states_at(
-            self._parts,
-            self.value_trunk,
-            rows[:, :-1],
-            prompt.length + active.sum(-1) - 1,
-            row,
-            place[row, chosen] - 1,
-        )
-        log_prob = gather_token(self.rule(states), action[row, chosen])
-        return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
 
     def _cached_rows(self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
@@ -192,8 +162,8 @@ class Decoder(nn.Module):
         """The trunk of the values of guidance, if it is not the actor's."""
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
-    def _prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
-        """Trim to the longest row and check the length."""
+    def prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
+        """Rows ``[N, T]`` trimmed to the longest; a ValueError if one is empty or too long for an utterance."""
         shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -15,13 +14,12 @@ from torchrl_lang.modules.decoding.model_runner import (
     apply_head,
     cacheable,
     make_runner,
-    read_rows,
 )
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["LanguageModelRunner", "cacheable_trunks", "states_at"]
+__all__ = ["LanguageModelRunner", "cacheable_trunks"]
 
 
 class LanguageModelRunner(ModelRunner):
@@ -80,7 +78,11 @@ class LanguageModelRunner(ModelRunner):
                 runner.compact(moves)
 
     def _complete(self, states: list[States]) -> States:
-        return _complete(self.parts, states[0], states[1] if len(states) > 1 else {})
+        """The states of all trunks, and the logits."""
+        own, *value = states
+        if self.parts.head is not None:
+            own[LOGITS] = apply_head(self.parts.head, own, LOGITS)
+        return own | {VALUE_PREFIX + key: tensor for part in value for key, tensor in part.items()}
 
 
 def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
@@ -88,26 +90,3 @@ def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None
     found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
     models = [model for model in found if model is not None]
     return models if len(models) == len(found) else []
-
-
-def states_at(
-    parts: ActorParts,
-    value_trunk: TensorDictModuleBase | None,
-    tokens: Tensor,
-    length: Tensor,
-    row: Tensor,
-    position: Tensor,
-) -> States:
-    """The states at ``M`` places (``row``, ``position``) of rows ``[N, T]``, from one pass of each trunk."""
-    attention = torch.arange(tokens.shape[-1], device=tokens.device) < length[:, None]
-
-    def read(trunk: TensorDictModuleBase) -> States:
-        return {key: value[row, position] for key, value in read_rows(trunk, tokens, attention).items()}
-
-    return _complete(parts, read(parts.trunk), {} if value_trunk is None else read(value_trunk))
-
-
-def _complete(parts: ActorParts, states: States, value: States) -> States:
-    if parts.head is not None:
-        states[LOGITS] = apply_head(parts.head, states, LOGITS)
-    return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
