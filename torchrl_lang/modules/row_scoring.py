@@ -16,7 +16,7 @@ from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.decoder import Decoder
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import Trunk, trunk_of
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
 
@@ -60,8 +60,7 @@ class RowScorer:
     @property
     def trunk(self) -> Trunk | None:
         """The trunk, if it is a :class:`Trunk`."""
-        model = getattr(split_actor(self.language_actor).trunk, "module", None)
-        return model if isinstance(model, Trunk) else None
+        return trunk_of(split_actor(self.language_actor).trunk)
 
     @property
     def length_groups(self) -> int | Literal["auto"]:

@@ -179,7 +179,7 @@ class AdvantageRowLoss(RowLoss):
 
     def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
         """V at places of the flattened batch, ``[N]``."""
-        inputs = gather_inputs(self.value_network, states, place)
+        inputs = gather_inputs(self.value_network.in_keys, states, place)
         out = self.value_network(inputs.detach() if self.detach_value else inputs)
         return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
 

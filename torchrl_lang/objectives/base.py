@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.objectives import LossModule
 
@@ -292,13 +292,13 @@ def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
     return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
 
 
-def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
-    missing = [key for key in module.in_keys if rows.get(key, None) is None]
+    missing = [key for key in keys if rows.get(key, None) is None]
     if missing:
         advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
         raise missing_entry("A head", missing, rows, advice)
-    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
+    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 
 

@@ -14,7 +14,6 @@ from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.modules.trunk import Trunk
 
 __all__ = [
     "check_actor",
@@ -112,7 +111,7 @@ def vocabulary(actor: Any) -> int | None:
 
 def token_limit(actor: Any) -> int | None:
     """How many tokens the model can read; None where it is unknown."""
-    trunk = getattr(split_actor(RowScorer(actor).language_actor).trunk, "module", None)
-    embedding: nn.Module | None = trunk.model.get_input_embeddings() if isinstance(trunk, Trunk) else None
+    trunk = RowScorer(actor).trunk
+    embedding: nn.Module | None = None if trunk is None else trunk.model.get_input_embeddings()
     number = getattr(embedding, "num_embeddings", None)
     return number if isinstance(number, int) else None

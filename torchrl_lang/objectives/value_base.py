@@ -120,7 +120,7 @@ class ValueRowLoss(RowLoss):
 
     def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
         """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
-        inputs = gather_inputs(self.value_network, rows, batch.state_place)
+        inputs = gather_inputs(self.value_network.in_keys, rows, batch.state_place)
         with self.value_network_params.to_module(self.value_network):
             out = self.value_network(inputs.detach() if self.detach_value else inputs)
         value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
@@ -128,7 +128,7 @@ class ValueRowLoss(RowLoss):
 
     def _qvalues(self, batch: TransitionBatch, rows: TensorDictBase) -> QValues:
         """Online Q at the decisions."""
-        states = gather_inputs(self.qvalue_network, rows, batch.place)
+        states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place)
         return QValues(
             self.qvalue_network,
             self.qvalue_network_params,
@@ -145,7 +145,7 @@ class ValueRowLoss(RowLoss):
             trunk = self._value_trunk
             with self.target_value_trunk_params.to_module(trunk):
                 rows = trunk(batch.rows.copy())
-        states = gather_inputs(self.qvalue_network, rows, batch.place).detach()
+        states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
         with self.target_qvalue_network_params.to_module(self.qvalue_network):
             key = self.tensor_keys.action_value
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)

@@ -15,7 +15,7 @@ from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.model_runner import check_head_reads, check_writes
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.stacked_heads import StackedHeads
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["check_control", "check_count", "check_model"]
@@ -85,8 +85,8 @@ def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
 
 def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
     check_head_reads(trunk.out_keys, head)
-    model, own = getattr(trunk, "module", None), getattr(head, "module", head)
-    if isinstance(model, Trunk) and isinstance(own, StackedHeads) and own.width != model.width:
+    model, own = trunk_of(trunk), getattr(head, "module", head)
+    if model is not None and isinstance(own, StackedHeads) and own.width != model.width:
         raise ValueError(
             f"{type(own).__name__} reads states of width {own.width}, but the trunk's have {model.width}: build it "
             f"with width={model.width}."

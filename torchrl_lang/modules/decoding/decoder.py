@@ -19,7 +19,7 @@ from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_ut
 from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Decoder", "Method"]
@@ -153,9 +153,8 @@ class Decoder(nn.Module):
     @property
     def _sharded(self) -> list[nn.Module]:
         """Sharded language models of all trunks."""
-        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self.value_trunk)]
-        roots = [trunk.sharded_root for trunk in trunks if isinstance(trunk, Trunk)]
-        return [root for root in roots if root is not None]
+        trunks = [trunk_of(self._parts.trunk), trunk_of(self.value_trunk)]
+        return [trunk.sharded_root for trunk in trunks if trunk is not None and trunk.sharded_root is not None]
 
     @property
     def value_trunk(self) -> TensorDictModuleBase | None:
@@ -167,8 +166,8 @@ class Decoder(nn.Module):
         shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
-        model = getattr(self._parts.trunk, "module", None)
-        limit = model.max_length if isinstance(model, Trunk) else None
+        trunk = trunk_of(self._parts.trunk)
+        limit = None if trunk is None else trunk.max_length
         if limit is not None and longest + self.action_length > limit:
             raise ValueError(
                 f"A row of {longest} tokens and an utterance of action_length={self.action_length} exceed the "

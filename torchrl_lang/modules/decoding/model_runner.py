@@ -20,7 +20,7 @@ from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk
 from torchrl_lang.modules.decoding.prefix_cache import Compaction
 from torchrl_lang.modules.stacked_heads import StackedHeads
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = [
@@ -159,15 +159,15 @@ class RecomputingRunner(ModelRunner):
 
 def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
     """The trunk in a module if it can read rows incrementally."""
-    model = getattr(trunk, "module", None)
-    return model if isinstance(model, Trunk) and model.supports_cache else None
+    model = trunk_of(trunk)
+    return model if model is not None and model.supports_cache else None
 
 
 def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
     """Warn, once per process and kind of model, about models that cannot read rows incrementally."""
     for trunk in trunks:
-        model = getattr(trunk, "module", None)
-        if isinstance(model, Trunk) and model.cache_obstacle is not None:
+        model = trunk_of(trunk)
+        if model is not None and model.cache_obstacle is not None:
             _warn_once(type(model.model).__name__, model.cache_obstacle)
 
 

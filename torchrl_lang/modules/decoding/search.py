@@ -48,10 +48,7 @@ def beam_search(
     score = torch.full((n, beams), -torch.inf, device=device)
     score[:, 0] = 0.0
     finished = torch.zeros(n * beams, dtype=torch.bool, device=device)
-    for slot in range(action_length):
-        if slot == action_length - 1:  # the forced end, as in sampling
-            out.action[:, slot] = torch.where(finished, control.pad, control.end_of_action)
-            break
+    for slot in range(action_length - 1):
         log_prob = rule(states)
         # A finished beam continues with padding only, which has probability one.
         only_pad = torch.full_like(log_prob[0], -torch.inf)
@@ -71,10 +68,10 @@ def beam_search(
             )
             out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
-        if bool(finished.all()):  # the only synchronization with the device
+        if slot == action_length - 2 or bool(finished.all()):  # the only synchronization with the device
             break
-        if slot < action_length - 2:
-            runner.reorder(parent)
-            states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
-            position = position + 1
+        runner.reorder(parent)
+        states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
+        position = position + 1
+    out.action[:, -1] = torch.where(finished, control.pad, control.end_of_action)  # the forced end, as in sampling
     return out, score

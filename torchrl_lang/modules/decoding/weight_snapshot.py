@@ -108,10 +108,5 @@ def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]
         facts.append((tensor.data_ptr(), version, tensor.dtype, tensor.shape))
     for kind in sorted({tensor.device.type for tensor in tensors}):
         facts += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
-    return facts + [_adapters(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
-
-
-def _adapters(layer: nn.Module) -> tuple[Any, ...]:
-    """The active PEFT adapters of a layer."""
-    own = vars(layer)
-    return own[_ADAPTERS], str(own.get("_active_adapter"))
+    layers = [vars(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
+    return facts + [(layer[_ADAPTERS], str(layer.get("_active_adapter"))) for layer in layers]
