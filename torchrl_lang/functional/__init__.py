@@ -19,8 +19,7 @@ from torchrl_lang.functional.decisions import (
     shift_right,
     trained_states,
 )
-from torchrl_lang.functional.divergences import categorical_kl, projected_kl
-from torchrl_lang.functional.entropy import categorical_entropy
+from torchrl_lang.functional.divergences import categorical_entropy, categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin

@@ -1,4 +1,4 @@
-"""Exact Kullback-Leibler divergence of two distributions over a vocabulary, computed in chunks of the vocabulary."""
+"""Entropy and exact Kullback-Leibler divergence of distributions over a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,26 @@ from torch.nn import functional as F
 from torchrl_lang.functional.checks import at_least_one, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
-__all__ = ["categorical_kl", "projected_kl"]
+__all__ = ["categorical_entropy", "categorical_kl", "projected_kl"]
+
+
+def categorical_entropy(log_prob: Tensor) -> Tensor:
+    """Entropy in nats of normalised distributions, with finite gradients if tokens have probability zero.
+
+    Args:
+        log_prob: float ``[*B, V]``, logarithms of probabilities that sum to one; may be ``-inf``.
+
+    Returns:
+        ``[*B]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import categorical_entropy
+        >>> categorical_entropy(torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]).log())
+        tensor([0.6931, 1.0397])
+    """
+    # Probabilities below the bound are zero in any precision; the bound avoids 0 * inf = NaN.
+    return -(log_prob.exp() * log_prob.clamp_min(-1e4)).sum(-1)
 
 
 def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024) -> Tensor:

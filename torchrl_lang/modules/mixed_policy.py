@@ -94,10 +94,12 @@ class MixedPolicy(TensorDictModuleBase):
         done = tensordict.get(DONE, None)
         if done is None:
             done = torch.zeros((*tokens.shape[:-1], 1), dtype=torch.bool, device=tokens.device)
-        chosen = self._chosen(done) & ~done
+        sampled, chosen = is_stochastic(), torch.zeros_like(done)
+        if sampled:  # numbers are drawn for all rows: a row's do not depend on which others are done
+            chosen = (self.stream.uniform(tuple(done.shape)) < self.prob).to(done.device) & ~done
         out = self.policy(tensordict.copy().set(DONE, done | chosen))
         example = action = out.get(ACTION)
-        if self.prob and is_stochastic():  # otherwise the example policy is not called
+        if self.prob and sampled:  # otherwise the example policy is not called
             example = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
         if action.shape != example.shape:
             raise ValueError(
@@ -117,12 +119,6 @@ class MixedPolicy(TensorDictModuleBase):
         parts = key if isinstance(key, tuple) else (key,)
         read = [known if isinstance(known, tuple) else (known,) for known in self.policy.in_keys]
         return parts in read or (parts[0] == "next" and parts[1:] in read)
-
-    def _chosen(self, like: Tensor) -> Tensor:
-        """The rows that would get an example in this turn if they are not done, bool ``[*B, 1]``."""
-        if not is_stochastic():
-            return torch.zeros_like(like)
-        return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
 
 
 def _without(value: Tensor, chosen: Tensor, key: NestedKey) -> Tensor:

@@ -25,8 +25,6 @@ from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.checks import check_estimator
-from torchrl_lang.objectives.token_scores import utterance_end_token
-from torchrl_lang.objectives.value_targets import turn_ends
 from torchrl_lang.schema import missing_entry
 
 __all__ = ["AdvantageRowLoss"]
@@ -56,7 +54,6 @@ class AdvantageRowLoss(RowLoss):
     turn_gamma: float
     turn_lmbda: float
     bootstrap: Bootstrap
-    end_of_action: int | None
     detach_value: bool
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
@@ -136,7 +133,7 @@ class AdvantageRowLoss(RowLoss):
 
     def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
         """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
-        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
+        ends = self._turn_ends(batch)
         reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
         advantages = two_clock_advantages(

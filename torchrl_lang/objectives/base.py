@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.objectives import LossModule
 
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states, turn_end_mask
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
@@ -115,6 +115,8 @@ class RowLoss(LossModule):
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    # Id of the token that ends an utterance; None for that of an UtteranceActor.
+    end_of_action: int | None = None
     # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
     reference: FrozenActor | None = None
 
@@ -212,6 +214,13 @@ class RowLoss(LossModule):
         for name, value in entries.items():
             _check_entry(name, value, entries["tokens"].shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _turn_ends(self, batch: TransitionBatch) -> Tensor:
+        """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
+        end, decoder = self.end_of_action, self.scorer.decoder
+        if end is None and decoder is not None:
+            end = decoder.control.end_of_action
+        return turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, end)
 
     def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
         """In the first call look at the values of the rows that count."""

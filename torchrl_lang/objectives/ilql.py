@@ -19,9 +19,8 @@ from torchrl_lang.objectives.checks import check_estimator, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues
-from torchrl_lang.objectives.token_scores import utterance_end_token
 from torchrl_lang.objectives.value_base import ValueRowLoss
-from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, turn_ends, value_target
+from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, value_target
 
 __all__ = ["ILQLLoss"]
 
@@ -295,7 +294,7 @@ class ILQLLoss(ValueRowLoss):
         """Discount and lambda after each decision."""
         if self.turn_gamma is None and self.turn_lmbda is None:
             return Clocks(self.gamma, self.lmbda)
-        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
+        ends = self._turn_ends(batch)
         pairs = (self.gamma, self.turn_gamma), (self.lmbda, self.turn_lmbda)
         return Clocks(*(torch.where(ends, inside if across is None else across, inside) for inside, across in pairs))
 

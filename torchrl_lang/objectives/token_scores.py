@@ -26,8 +26,6 @@ __all__ = [
     "checked_reference",
     "read_reference",
     "score_decisions",
-    "utterance_end",
-    "utterance_end_token",
 ]
 
 
@@ -85,17 +83,11 @@ def score_decisions(
     return _with_certain_ends(scorer, batch, TokenScores(log_prob, entropy, kl[0] if kl else None))
 
 
-def utterance_end(actor: object) -> tuple[int, int] | None:
+def _utterance_end(actor: object) -> tuple[int, int] | None:
     """Id of the token that ends an utterance, and their greatest length; None where an actor writes single tokens."""
     if not isinstance(actor, UtteranceActor):
         return None
     return actor.decoder.control.end_of_action, actor.decoder.action_length
-
-
-def utterance_end_token(actor: object, given: int | None) -> int | None:
-    """Id of the token that ends an utterance: the given one, or else that of an UtteranceActor."""
-    known = utterance_end(actor)
-    return given if given is not None or known is None else known[0]
 
 
 def checked_reference(
@@ -120,7 +112,7 @@ def checked_reference(
             "frozen_copy(actor) or adapters_off(actor)."
         )
     theirs = RowScorer(reference.actor)
-    if theirs.has_values or utterance_end(reference.actor) != utterance_end(actor):
+    if theirs.has_values or _utterance_end(reference.actor) != _utterance_end(actor):
         raise ValueError(
             "Policy and reference must be the same kind of actor, as utterance actors of one action_length and without "
             "guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."

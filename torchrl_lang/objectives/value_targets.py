@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional import lambda_returns, returns_to_go, shift_right, td_target, turn_end_mask
+from torchrl_lang.functional import lambda_returns, returns_to_go, td_target
 from torchrl_lang.functional.advantages import two_clock_advantages
 from torchrl_lang.objectives.base import TransitionBatch
 
-__all__ = ["Clocks", "Target", "qvalue_target", "turn_ends", "value_target"]
+__all__ = ["Clocks", "Target", "qvalue_target", "value_target"]
 
 Target = Literal["td", "mc", "lambda"]
 
@@ -21,12 +21,6 @@ class Clocks(NamedTuple):
 
     gamma: Tensor | float
     lmbda: Tensor | float
-
-
-def turn_ends(batch: TransitionBatch, end_of_action: int | None) -> Tensor:
-    """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
-    agent = shift_right(batch.decision)
-    return turn_end_mask(batch.attention_mask, agent, batch.tokens, end_of_action)
 
 
 def value_target(

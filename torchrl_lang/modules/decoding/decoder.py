@@ -88,7 +88,9 @@ class Decoder(nn.Module):
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
         drawn = {"sample": candidates, "best_of": self.candidates}.get(method, 0)
-        uniform = self._uniform(n, drawn, device) if drawn else None
+        # For all rows, done or not, before the first token: a row's numbers do not depend on other rows.
+        shape = (n, drawn, self.action_length)
+        uniform = self.stream.uniform(shape, torch.float32).to(device) if drawn else None
         active = torch.ones(n, dtype=torch.bool, device=device) if done is None else ~done.reshape(n)
         empty = Utterances.empty(n * candidates, self.action_length, self.control, device)
         if not active.any():
@@ -174,8 +176,3 @@ class Decoder(nn.Module):
                 f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
             )
         return Prompt(tokens[:, :longest], length)
-
-    def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
-        # Drawn for all rows, done or not, before the first token: a row's numbers do not depend on other rows.
-        shape = (n, candidates, self.action_length)
-        return self.stream.uniform(shape, torch.float32).to(device)

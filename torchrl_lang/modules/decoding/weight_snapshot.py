@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 __all__ = ["WeightSnapshot"]
 
 _ADAPTERS = "_disable_adapters"  # attribute of PEFT layers: whether their adapters are off
-_PIECE = 1 << 22  # number of half-precision entries that are converted to float32 at a time
+_CHUNK = 1 << 22  # number of half-precision entries that are converted to float32 at a time
 
 
 class WeightSnapshot:
@@ -85,7 +85,7 @@ class WeightSnapshot:
         probe = self._probe(matrix.shape[1], tensor.device)
         if matrix.dtype in (torch.float32, torch.float64):
             return matrix.mv(probe.to(matrix.dtype))
-        return torch.cat([piece.float().mv(probe) for piece in matrix.split(max(_PIECE // matrix.shape[1], 1))])
+        return torch.cat([chunk.float().mv(probe) for chunk in matrix.split(max(_CHUNK // matrix.shape[1], 1))])
 
     def _probe(self, length: int, device: torch.device) -> Tensor:
         if device not in self._probes:
