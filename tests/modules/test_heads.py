@@ -147,5 +147,5 @@ def test_bf16_autocast():
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueError, match="'mlp' or 'residual'"):
+    with pytest.raises(ValueError, match="kind must be one of"):
         QValueHead(H, 5, kind="deep")

@@ -140,12 +140,9 @@ def _term(
         temperature = temperature.detach()
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-    plan = Plan(term, dtype, chunk_size or _positions(weight.shape[1], dtype), temperature)
+    if chunk_size is None:
+        chunk_size = max(_LEAST_POSITIONS, _CHUNK_BYTES // (weight.shape[1] * dtype.itemsize))
+    plan = Plan(term, dtype, chunk_size, temperature)
     eager = torch.is_grad_enabled() and not recompute
     total, each, taken = VocabularyTerm.apply(features, weight, bias, target, position_weight, plan, eager)
     return LinearTerm(total, each, taken) if stacked else LinearTerm(total, each[0], taken[0])
-
-
-def _positions(vocabulary: int, dtype: torch.dtype) -> int:
-    """Positions per chunk."""
-    return max(_LEAST_POSITIONS, _CHUNK_BYTES // (vocabulary * dtype.itemsize))

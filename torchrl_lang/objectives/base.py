@@ -55,8 +55,6 @@ class TransitionBatch(DecisionBatch):
     """The rows, flattened to batch size ``[B]``, for the trunk: their attention mask ends where no term reads on."""
     decision: Tensor
     """bool ``[B, T]``: True where the next token is the agent's."""
-    next_token: Tensor
-    """int64 ``[B, T]``: the token that follows each position."""
     next_reward: Tensor
     """float32 ``[B, T]``: the reward of that token."""
     state_place: Tensor
@@ -176,7 +174,6 @@ class RowLoss(LossModule):
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
         state_place = found.row * width + found.position
         place = state_place[found.state]
-        next_token = shift_left(tokens)
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
@@ -187,12 +184,11 @@ class RowLoss(LossModule):
             attention_mask=attention,
             action_mask=action_mask,
             decision=decision,
-            next_token=next_token,
             next_reward=next_reward,
             state_place=state_place,
             state=found.state,
             place=place,
-            action=next_token.flatten()[place],
+            action=shift_left(tokens).flatten()[place],
             reward=next_reward.flatten()[place],
             last=found.last,
             terminated=found.last & ended[found.row[found.state]],

@@ -59,7 +59,7 @@ def actor_loss(
         # Leave out rather than multiply: a masked value may be infinite.
         kept = batch.mask.flatten()[index].nonzero().squeeze(-1)
         index, weight = index[kept], weight[kept]
-    target = batch.next_token.flatten()[index]
+    target = shift_left(batch.tokens).flatten()[index]
     inputs = gather_inputs([LOGITS] if head is None else head.in_keys, rows, index)
     inputs = inputs.detach() if detach else inputs
     layer = linear_layer(head)

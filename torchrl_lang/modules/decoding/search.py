@@ -40,11 +40,11 @@ def beam_search(
     if action_length == 1 or n == 0:
         only_first = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf)
         return out, only_first.expand(n, beams)
-    home = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
+    prompt_of = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
     first = torch.arange(n, device=device).unsqueeze(-1) * beams  # the first beam of each prompt
-    states = {key: value[home] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}
-    runner.reorder(home)
-    position = prompt.length[home]
+    states = {key: value[prompt_of] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}
+    runner.reorder(prompt_of)
+    position = prompt.length[prompt_of]
     score = torch.full((n, beams), -torch.inf, device=device)
     score[:, 0] = 0.0
     finished = torch.zeros(n * beams, dtype=torch.bool, device=device)

@@ -39,11 +39,11 @@ class WeightSnapshot:
         >>> import torch
         >>> from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
         >>> net = torch.nn.Linear(3, 2)
-        >>> watch = WeightSnapshot([net])
-        >>> watch.unchanged([net])
+        >>> snapshot = WeightSnapshot([net])
+        >>> snapshot.unchanged([net])
         True
         >>> _ = net.weight.data[0, 0].add_(1e-3)
-        >>> watch.unchanged([net])
+        >>> snapshot.unchanged([net])
         False
     """
 

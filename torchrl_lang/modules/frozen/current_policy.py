@@ -81,6 +81,3 @@ class CurrentPolicy(HeldActor):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_original": False, "_thread": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
