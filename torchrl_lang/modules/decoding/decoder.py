@@ -44,6 +44,7 @@ class Decoder(nn.Module):
         beams: int,
         candidates: int,
         advantage_weight: float,
+        end_value_weight: float,
         log_prob_weight: float,
         stream: RandomStream,
         diagnostics: bool,
@@ -55,6 +56,8 @@ class Decoder(nn.Module):
         check_model(split_actor(actor), rule, control, value)
         if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
+        if end_value_weight and rule.guidance is None:
+            raise ValueError("end_value_weight ranks by Q: pass guidance=ValueGuidance(qvalue, beta=…).")
         self.actor = actor
         self.rule = rule
         self.value = value
@@ -63,6 +66,7 @@ class Decoder(nn.Module):
         self.beams = beams
         self.candidates = candidates
         self.advantage_weight = advantage_weight
+        self.end_value_weight = end_value_weight
         self.log_prob_weight = log_prob_weight
         self.stream = stream
         self.diagnostics = diagnostics
@@ -140,11 +144,13 @@ class Decoder(nn.Module):
             candidates=self.candidates if ranked else candidates,
             diagnostics=self.diagnostics,
             advantage=ranked and self.advantage_weight != 0,
+            end_value=ranked and self.end_value_weight != 0,
             value=self.value,
         )
         if not ranked:
             return drawn
-        score = self.advantage_weight * drawn.advantage + self.log_prob_weight * drawn.token_log_prob.sum(-1)
+        score = self.advantage_weight * drawn.advantage + self.end_value_weight * drawn.end_value
+        score = score + self.log_prob_weight * drawn.token_log_prob.sum(-1)
         return drawn.select(row * self.candidates + score.reshape(-1, self.candidates).argmax(-1))
 
     @property

@@ -108,6 +108,13 @@ class ValueGuidance(nn.Module):
         own = self._own(states)
         return self._least_q(own, tokens) - self._v(own)
 
+    def end_value(self, states: Mapping[str, Tensor], end_of_action: int) -> Tensor:
+        """``min_k Q_k`` of ending the utterance in each state, ``[N]``."""
+        own = self._own(states)
+        state = next(iter(own.values()))
+        end = torch.full((state.shape[0], 1), end_of_action, device=state.device)
+        return self._least_q(own, end).squeeze(-1)
+
     def _own(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if self.value_trunk is None:
             return states

@@ -62,12 +62,17 @@ class UtteranceActor(TensorDictModuleBase):
             ``"sample"`` and ``"greedy"``.
         method: ``"sample"``, ``"greedy"``, ``"beam"`` or ``"best_of"`` (samples, ranked). With ``"best_of"`` the
             log-probabilities are those of sampling, without the choice.
-        temperature: of the language model's logits, like ``top_k`` and ``top_p``; the value term is not filtered.
+        temperature: of the language model's logits; like the filters ``top_k``, ``top_p`` and ``min_p`` it does not
+            change the value term.
         top_k: number of tokens to keep.
         top_p: probability to keep.
+        min_p: least probability to keep, relative to that of the most likely token: keeps guidance to tokens that the
+            data support.
         beams: beam width.
         candidates: number of samples of ``"best_of"``.
         advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
+        end_value_weight: weight in that ranking of ``min_k Q_k`` of the end of the action: the learned value of the
+            whole utterance. Costs a step of decoding for utterances of full length.
         log_prob_weight: weight of the summed log-probabilities in that ranking.
         forbidden: ids that must not be generated; default all control tokens except the end of the action.
         vocab_size: number of ids that may be generated; default all of the tokenizer's, ``control.vocab_size``, because
@@ -133,9 +138,11 @@ class UtteranceActor(TensorDictModuleBase):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         beams: int = 4,
         candidates: int = 4,
         advantage_weight: float = 0.0,
+        end_value_weight: float = 0.0,
         log_prob_weight: float = 1.0,
         forbidden: Sequence[int] | None = None,
         vocab_size: int | None = None,
@@ -156,6 +163,7 @@ class UtteranceActor(TensorDictModuleBase):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             guidance=guidance,
         )
         self.method = method
@@ -170,6 +178,7 @@ class UtteranceActor(TensorDictModuleBase):
             beams=beams,
             candidates=candidates,
             advantage_weight=advantage_weight,
+            end_value_weight=end_value_weight,
             log_prob_weight=log_prob_weight,
             stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
