@@ -17,7 +17,7 @@ from benchmarks.common import device, interleaved, median, one_core, ratio, row,
 from torchrl_lang.envs.wordle import WordleEnv, wordle_tokenizer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor
-from torchrl_lang.modules.decoding import CachedRunner
+from torchrl_lang.modules.decoding.model_runner import CachedRunner
 
 ON_CUDA = True
 CONTROL = wordle_tokenizer().control

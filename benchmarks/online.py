@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-import torchrl_lang.modules.decoding.language_model_runner as decoding
 from benchmarks.common import median, one_core, row, synchronized
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.textworld.engine import require_textworld
 from torchrl_lang.modules import ValueHead, causal_lm, save_language_model
+from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner
 from torchrl_lang.modules.decoding.model_runner import CachedRunner
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
@@ -32,7 +32,12 @@ MODEL = {"layers": 3, "width": 64, "heads": 4}
 
 # The model: acting, the reference, the loss with its gradients and the optimiser's step.
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "acting": [(CachedRunner, "resume"), (CachedRunner, "advance"), (decoding, "_complete"), (ValueHead, "forward")],
+    "acting": [
+        (CachedRunner, "prefill"),
+        (CachedRunner, "decode"),
+        (LanguageModelRunner, "_complete"),
+        (ValueHead, "forward"),
+    ],
     "reference": [(RowScorer, "states"), (RowScorer, "log_prob")],
     "learning": [(PPOLoss, "forward"), (torch.Tensor, "backward"), (torch.optim.AdamW, "step")],
     "games": [(LanguageEnv, "_step"), (LanguageEnv, "_reset")],

@@ -104,9 +104,9 @@ def test_half_precision_is_computed_in_float32(estimator, direction, dtype):
 
 def test_estimates_say_what_is_wrong():
     one, two = torch.zeros(2, 1), torch.zeros(2)
-    with pytest.raises(ValueError, match=r"'k1', 'k2' or 'k3', got 'k4'"):
+    with pytest.raises(ValueError, match=r"'k4' is unknown: estimator must be one of \['k1', 'k2', 'k3'\]"):
         kl_estimate(two, two, "k4")
-    with pytest.raises(ValueError, match=r"'reverse' or 'forward', got 'backward'"):
+    with pytest.raises(ValueError, match="'backward' is unknown"):
         kl_estimate(two, two, "k1", "backward")
     with pytest.raises(ValueError, match=r"\[2, 1\] and ref_log_prob \[2\]"):
         kl_estimate(one, two)

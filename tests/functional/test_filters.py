@@ -1,4 +1,4 @@
-"""Top-k, top-p and temperature, by hand and against a loop over the sorted tokens."""
+"""Top-k, top-p, min-p and temperature, by hand and against a loop over the sorted tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import filter_logits, top_k_filter, top_p_filter
+from torchrl_lang.functional import filter_logits, min_p_filter, top_k_filter, top_p_filter
 
 PROBS = torch.tensor([0.3, 0.5, 0.05, 0.15]).log()
 
@@ -32,6 +32,19 @@ def test_top_p_table(p, kept):
 @pytest.mark.parametrize(("k", "kept"), [(1, [1]), (2, [0, 1]), (3, [0, 1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
 def test_top_k_table(k, kept):
     assert top_k_filter(PROBS, k).isfinite().nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"), [(0.05, [0, 1, 2, 3]), (0.2, [0, 1, 3]), (0.35, [0, 1]), (0.61, [1]), (1.0, [1])]
+)
+def test_min_p_table(p, kept):
+    assert min_p_filter(PROBS, p).isfinite().nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("p", [0.0, -0.1, 1.1, math.nan])
+def test_min_p_out_of_range(p):
+    with pytest.raises(ValueError, match=r"min_p must lie in \(0, 1\], got"):
+        min_p_filter(PROBS, p)
 
 
 @settings(max_examples=80, deadline=None)
@@ -68,6 +81,9 @@ def test_filters_compose_and_leave_their_input():
     got = filter_logits(logits, temperature=0.5, top_k=3, top_p=0.5)
     assert got.tolist() == [[4.0, -math.inf, -math.inf, -math.inf]]
     assert torch.equal(logits, before)
+    # The temperature changes how much less likely a token is than the first: e**-1 becomes e**-2.
+    assert filter_logits(logits, min_p=0.2).isfinite().tolist() == [[True, True, False, False]]
+    assert filter_logits(logits, temperature=0.5, min_p=0.2).isfinite().tolist() == [[True, False, False, False]]
     assert filter_logits(logits) is logits
 
 

@@ -56,7 +56,7 @@ def test_rows_can_leave_repeat_and_change_places():
     trunk, tokens = Trunk(tiny_lm("llama")), torch.randint(6, (4, 8))
     cache, chosen = RowCache(8), torch.tensor([3, 1, 1])
     cache.extend(trunk, tokens[:, :6])
-    cache.select(chosen)
+    cache = cache.reordered(chosen)
     last = torch.randint(6, (3, 2))  # the two copies of row 1 go different ways
     expected = trunk(torch.cat([tokens[chosen, :6], last], 1))[:, 6:]
     torch.testing.assert_close(read(trunk, cache, last, 6), expected, atol=1e-5, rtol=1e-5)

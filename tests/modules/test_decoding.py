@@ -198,6 +198,55 @@ def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
             torch.testing.assert_close(score(row, chosen[row]), score(row, best), **CLOSE)
 
 
+@pytest.mark.parametrize("guide", [{}, {"value_trunk": True}], ids=["shared trunk", "own trunk"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, guide):
+    """Q of the end of the action, in the state that has read the utterance, also where the end is forced."""
+    trunk = Trunk(tiny_lm(seed=5)) if guide else None
+    batch, guide = rows(n=8), guidance(value_trunk=trunk)
+    best_of = {"method": "best_of", "candidates": 6, "end_value_weight": 1.0, "log_prob_weight": 0.0}
+    actor = policy(guidance=guide, cached=cached, **best_of)
+    chosen = actor(batch.clone())["action"]
+    drawn = policy(guidance=guide).get_dist(batch).sample((6,))  # the same stream, the same samples
+    reads = actor.decoder.actor[0].module if trunk is None else trunk
+
+    def score(row, action):
+        utterance = action[: int(spoken(action[None]).sum()) - 1]
+        tokens = torch.cat([batch["tokens"][row, : batch["attention_mask"][row].sum()], utterance])
+        return guide.qvalue(reads(tokens[None])[:, -1]).amin(-2)[0, CONTROL.end_of_action]
+
+    lengths = spoken(drawn).sum(-1)
+    assert (lengths == K).any()
+    assert (lengths < K).any()
+    with torch.no_grad():
+        for row in range(8):
+            scores = torch.stack([score(row, action) for action in drawn[:, row]])
+            assert torch.equal(chosen[row], drawn[scores.argmax(), row])
+
+
+def test_a_run_of_best_of_continues_its_rows_with_a_prefix_cache():
+    guide = guidance()
+    options = {"method": "best_of", "guidance": guide, "end_value_weight": 1.0, "log_prob_weight": 0.0}
+    first, reused, anew = rows(longest=8), policy(**options), policy(reuse_prefix=False, **options)
+    assert torch.equal(reused(first.clone())["action"], anew(first.clone())["action"])
+    longer = rows(longest=12)
+    longer["tokens"][:, :3] = first["tokens"][:, :3]
+    assert torch.equal(reused(longer.clone())["action"], anew(longer.clone())["action"])
+
+
+def test_min_p_keeps_guidance_to_tokens_that_the_model_supports():
+    batch = rows(n=16)
+    free, kept = (policy(method="greedy", guidance=guidance(beta=50.0), min_p=p, diagnostics=True) for p in (None, 0.5))
+    unlikely = {}
+    for name, actor in (("free", free), ("kept", kept)):
+        found = actor(batch.clone())
+        steps = spoken(found["action"])[:, : K - 1]
+        unlikely[name] = found["behavior_log_prob"][:, : K - 1][steps]
+    assert unlikely["free"].min() < -4
+    # A kept token has at least half the probability of the most likely of the allowed tokens, of which there are seven.
+    assert unlikely["kept"].min() > torch.tensor(0.5 / 7).log()
+
+
 def test_foreign_actors_decode_without_a_cache():
     torch.manual_seed(0)
 

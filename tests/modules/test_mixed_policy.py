@@ -98,7 +98,7 @@ def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
     assert torch.equal(again["is_example"], said["is_example"])
     with pytest.raises(ValueError, match=r"\(2000, 2, 3\) and the example's \(2000, 2, 4\)"):
         MixedPolicy(say(1, 3), say(2, 4), 0.25)(td)
-    with pytest.raises(ValueError, match="must be a probability"):
+    with pytest.raises(ValueError, match="prob must lie in"):
         MixedPolicy(say(1, 3), say(2, 3), 1.5)
 
 

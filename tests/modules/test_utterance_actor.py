@@ -177,6 +177,8 @@ def test_settings_that_make_no_sense_are_refused():
         policy(action_length=0)
     with pytest.raises(ValueError, match="ranks by Q - V"):
         policy(method="best_of", advantage_weight=1.0)
+    with pytest.raises(ValueError, match="end_value_weight ranks by Q"):
+        policy(method="best_of", end_value_weight=1.0)
     with pytest.raises(ValueError, match="temperature must be positive"):
         policy(temperature=0.0)
     nothing = torch.zeros(1, 4, dtype=torch.bool)

@@ -49,7 +49,11 @@ WRONG = {
     "other out_keys of V": (guided(Q, head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
     "a value head for Q": (guided(STATE), ValueError, "qvalue must give 'action_value', a ValueHead does not"),
     "a Q head for V": (guided(Q, Q), ValueError, "value must give 'state_value', a QValueHead does not"),
-    "a strength that is not finite": (guided(Q, beta=float("nan")), ValueError, "beta must be finite, got nan"),
+    "a strength that is not finite": (
+        guided(Q, beta=float("nan")),
+        ValueError,
+        "beta must be a finite number",
+    ),
     "V with other out_keys": (lambda: policy(value=head_of(STATE, "v")), ValueError, "value must write 'state_value'"),
     "Q as the actor's value": (lambda: policy(value=Q), ValueError, "value must give 'state_value'"),
     "V of another width": (lambda: policy(value=ValueHead(8)), ValueError, "states of width 8"),

@@ -95,6 +95,15 @@ def rows(n: int = 7, width: int = 20, longest: int = 12, seed: int = 0) -> Tenso
     return TensorDict(tokens=tokens, attention_mask=attention_mask, batch_size=[n])
 
 
+@torch.no_grad()
+def of_linears(head, *linears: tuple[torch.Tensor, ...]):
+    """The head with ``(weight, bias, weight, bias)`` of each network's two linear layers."""
+    parameters = head.in_weight, head.in_bias, head.out_weight, head.out_bias
+    for parameter, parts in zip(parameters, zip(*linears, strict=True), strict=True):
+        parameter.copy_(torch.stack(parts))
+    return head
+
+
 class Golden:
     """The published model's weights, its inputs and what it computed."""
 
@@ -107,9 +116,9 @@ class Golden:
         prefix = "param/model."
         state = {name[len(prefix) :]: self[name] for name in self.arrays if name.startswith(prefix)}
         self.lm.load_state_dict(state | {"lm_head.weight": state["transformer.wte.weight"]})
-        self.value = ValueHead.from_linears(self._linears("v"))
-        self.qvalue = QValueHead.from_linears([self._linears("q"), self._linears("q2")])
-        self.target_qvalue = QValueHead.from_linears([self._linears("target_q"), self._linears("target_q2")])
+        self.value = of_linears(ValueHead(16), self._linears("v"))
+        self.qvalue = of_linears(QValueHead(16, 35), self._linears("q"), self._linears("q2"))
+        self.target_qvalue = of_linears(QValueHead(16, 35), self._linears("target_q"), self._linears("target_q2"))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self.arrays[name])

@@ -11,7 +11,7 @@ from torchrl.objectives import SoftUpdate
 from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_heads, make_ilql, total
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.objectives.base import in_pieces
+from torchrl_lang.objectives.base import in_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -88,12 +88,12 @@ def test_without_the_table_the_head_never_runs_over_the_vocabulary(rows):
 
 
 def test_the_choice_is_by_the_vocabulary():
-    assert [in_pieces("auto", size) for size in (35, 511, 512, 50_257)] == [False, False, True, True]
-    assert in_pieces(7, 35)
-    assert not in_pieces(None, 50_257)
+    assert [in_chunks("auto", size) for size in (35, 511, 512, 50_257)] == [False, False, True, True]
+    assert in_chunks(7, 35)
+    assert not in_chunks(None, 50_257)
 
 
-def test_by_default_a_large_vocabulary_goes_in_pieces_and_equals_the_plain_form(rows):
+def test_by_default_a_large_vocabulary_goes_in_chunks_and_equals_the_plain_form(rows):
     """Small batches in one piece; the taken action's rows of the last layer meet the pieces' gradient in one sum."""
     losses = []
     for chunk in ("auto", None):

@@ -108,6 +108,16 @@ def test_beta_auto_is_the_best_on_other_games_and_stands_in_the_table(runs, caps
     assert load_run(runs / "ilql").values_note in text
 
 
+def test_best_of_plays_by_the_value_of_the_utterance_where_there_are_values(runs):
+    bc, ilql = (load_run(runs / name).policy(method="best_of", candidates=2) for name in ("bc", "ilql"))
+    assert (bc.decoder.end_value_weight, bc.decoder.log_prob_weight) == (0.0, 1.0)
+    assert (ilql.decoder.end_value_weight, ilql.decoder.log_prob_weight) == (1.0, 0.0)
+    command = ["evaluate", "--run", str(runs / "ilql"), "--beta", "0", "2", "--method", "best_of", "--candidates", "2"]
+    assert main([*command, "--games", "16"]) == 0
+    names = [player["name"] for player in json.loads((runs / "ilql" / "evaluation.json").read_text())["players"]]
+    assert names[-2:] == ["ilql best_of", "ilql beta 2 best_of"]
+
+
 def test_of_equal_betas_the_smaller_one_is_chosen(runs, monkeypatch):
     run = load_run(runs / "ilql")
     same = run.task.evaluate(run.policy(1.0, method="greedy"), games=4, seed=0)

@@ -359,6 +359,6 @@ def test_repr_shows_the_present_coefficient_and_the_options():
     expected = "LagrangeKLController(coef=0.5, multiplier=0.5, target=2.0, lr=0.1, proportional=0.0, max_coef=100.0)"
     assert repr(controller) == expected
     assert repr(AdaptiveKLController(0.5, target=6.0)) == (
-        "AdaptiveKLController(coef=0.5, target=6.0, horizon=10000, clip=0.2)"
+        "AdaptiveKLController(coef=0.5, target=6.0, horizon=10000, clip=0.2, min_coef=1e-08, max_coef=100000000.0)"
     )
     assert repr(ConstantKLController(0.5).share_memory()) == "ConstantKLController(coef=0.5, shared)"

@@ -112,7 +112,7 @@ def test_any_dtype_shape_and_layout(dtype):
 def test_pieces_add_up(monkeypatch):
     values = torch.randn(7, 9)
     whole = fingerprint([("x", values)])
-    monkeypatch.setattr(sys.modules[fingerprint.__module__], "_PIECE", 4)
+    monkeypatch.setattr(sys.modules[fingerprint.__module__], "_CHUNK", 4)
     assert torch.equal(fingerprint([("x", values)]), whole)
 
 

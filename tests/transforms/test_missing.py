@@ -98,8 +98,8 @@ STEP = {"ref_log_prob": torch.zeros(2), "action_log_prob": torch.zeros(2), "rewa
 @pytest.mark.parametrize(
     ("transform", "lacks", "message"),
     [
-        (ReferenceModelLogProbTransform(make_actor("tanh-normal")), "observation", "reads .*observation"),
-        (ReferenceModelLogProbTransform(ColumnReference("stored")), "stored", "needs the entry 'stored'"),
+        (ReferenceModelLogProbTransform(make_actor("tanh-normal")), "observation", "reference needs 'observation'"),
+        (ReferenceModelLogProbTransform(ColumnReference("stored")), "stored", "needs 'stored'"),
         (KLDivergenceTransform(), "ref_log_prob", "Put ReferenceModelLogProbTransform before"),
         (KLDivergenceTransform(mask_key="mask"), "mask", "tokens that count"),
         (KLDivergenceTransform(log_prob_key="mine"), "mine", "log_prob_key="),

@@ -19,9 +19,8 @@ from torchrl_lang.functional.decisions import (
     shift_right,
     trained_states,
 )
-from torchrl_lang.functional.divergences import categorical_kl, projected_kl
-from torchrl_lang.functional.entropy import categorical_entropy
-from torchrl_lang.functional.filters import filter_logits, top_k_filter, top_p_filter
+from torchrl_lang.functional.divergences import categorical_entropy, categorical_kl, projected_kl
+from torchrl_lang.functional.filters import filter_logits, min_p_filter, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
@@ -54,6 +53,7 @@ __all__ = [
     "linear_margin",
     "margin_term",
     "masked_mean",
+    "min_p_filter",
     "projected_kl",
     "random_index",
     "returns_to_go",

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.functional.decisions import decision_mask, shift_left
 from torchrl_lang.functional.returns import reverse_linear_scan
 
@@ -125,8 +126,7 @@ def two_clock_advantages(
         ...                      gamma=1.0, lmbda=1.0, turn_gamma=0.5, turn_lmbda=0.0).value_target
         tensor([3., 3., 0., 2., 0.])
     """
-    if bootstrap not in ("first", "mean"):
-        raise ValueError(f"bootstrap must be 'first' or 'mean', got {bootstrap!r}.")
+    one_of("bootstrap", bootstrap, ("first", "mean"))
     last_value = last_value.to(value.dtype)
     following = _next_value(value, last_value, decision)
     if bootstrap == "mean":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["finite", "one_of", "positive", "within"]
+from torch import Tensor
+
+__all__ = ["at_least_one", "finite", "have_shapes", "one_of", "positive", "within"]
 
 
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
@@ -26,6 +28,19 @@ def finite(name: str, value: float, *, low: float | None = 0.0) -> None:
     if not math.isfinite(value) or (low is not None and value < low):
         bound = "" if low is None else f" of at least {low:g}"
         raise ValueError(f"{name} must be a finite number{bound}, got {value}.")
+
+
+def at_least_one(name: str, value: int) -> None:
+    """Raise ValueError unless a number of something is at least 1."""
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def have_shapes(*expected: tuple[str, Tensor | None, tuple[int, ...]]) -> None:
+    """Raise ValueError unless each named tensor that is given has the shape beside it."""
+    for name, given, shape in expected:
+        if given is not None and given.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(given.shape)}.")
 
 
 def positive(name: str, value: float) -> None:

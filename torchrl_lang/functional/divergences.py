@@ -1,4 +1,4 @@
-"""Exact Kullback-Leibler divergence of two distributions over a vocabulary, computed in chunks of the vocabulary."""
+"""Entropy and exact Kullback-Leibler divergence of distributions over a vocabulary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_lang.functional.checks import at_least_one, have_shapes
 from torchrl_lang.functional.precision import upcast_half
 
-__all__ = ["categorical_kl", "projected_kl"]
+__all__ = ["categorical_entropy", "categorical_kl", "projected_kl"]
+
+
+def categorical_entropy(log_prob: Tensor) -> Tensor:
+    """Entropy in nats of normalised distributions, with finite gradients if tokens have probability zero.
+
+    Args:
+        log_prob: float ``[*B, V]``, logarithms of probabilities that sum to one; may be ``-inf``.
+
+    Returns:
+        ``[*B]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import categorical_entropy
+        >>> categorical_entropy(torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]).log())
+        tensor([0.6931, 1.0397])
+    """
+    # Probabilities below the bound are zero in any precision; the bound avoids 0 * inf = NaN.
+    return -(log_prob.exp() * log_prob.clamp_min(-1e4)).sum(-1)
 
 
 def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024) -> Tensor:
@@ -42,7 +62,7 @@ def categorical_kl(logits: Tensor, ref_logits: Tensor, *, chunk_size: int = 1024
     """
     if logits.shape != ref_logits.shape:
         raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)} must have one shape.")
-    _check_chunk_size(chunk_size)
+    at_least_one("chunk_size", chunk_size)
     if logits.shape[-1] <= chunk_size:
         return _kl_at_once(upcast_half(logits), upcast_half(ref_logits))
     pairs = zip(logits.split(chunk_size, -1), ref_logits.split(chunk_size, -1), strict=True)
@@ -94,27 +114,39 @@ def projected_kl(
         >>> projected_kl(hidden, head, hidden.flip(0), head, forbidden=torch.tensor([False, False, True]))
         tensor([0.4621, 0.4621])
     """
-    _check_chunk_size(chunk_size)
+    at_least_one("chunk_size", chunk_size)
     if min(temperature, ref_temperature) <= 0:
         raise ValueError(f"temperatures must be positive, got {temperature} and {ref_temperature}.")
-    _check_heads(hidden, ref_hidden, weight, ref_weight, bias, ref_bias, forbidden)
+    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
+        raise ValueError(
+            f"hidden {list(hidden.shape)} and ref_hidden {list(ref_hidden.shape)} must agree in all but the last "
+            "dimension: pass both for the same positions."
+        )
+    vocabulary = weight.shape[0]
+    have_shapes(
+        ("weight", weight, (vocabulary, hidden.shape[-1])),
+        ("ref_weight", ref_weight, (vocabulary, ref_hidden.shape[-1])),
+        ("bias", bias, (vocabulary,)),
+        ("ref_bias", ref_bias, (vocabulary,)),
+        ("forbidden", forbidden, (vocabulary,)),
+    )
     weights, ref_weights = weight.split(chunk_size), ref_weight.split(chunk_size)
     columns = [
         (None,) * len(weights) if column is None else column.split(chunk_size) for column in (bias, ref_bias, forbidden)
     ]
     pairs = (
-        (_project(hidden, w, b, temperature, barred), _project(ref_hidden, ref_w, ref_b, ref_temperature, barred))
-        for w, ref_w, b, ref_b, barred in zip(weights, ref_weights, *columns, strict=True)
+        (_project(hidden, w, b, temperature, never), _project(ref_hidden, ref_w, ref_b, ref_temperature, never))
+        for w, ref_w, b, ref_b, never in zip(weights, ref_weights, *columns, strict=True)
     )
     return _kl_of_slices(pairs, _no_sums(hidden, ref_hidden))
 
 
-def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, barred: Tensor | None) -> Tensor:
+def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, never: Tensor | None) -> Tensor:
     """Logits of one chunk of the vocabulary, ``[*N, chunk]``."""
     logits = upcast_half(F.linear(hidden, weight, bias))
     if temperature != 1.0:
         logits = logits / temperature
-    return logits if barred is None else logits.masked_fill(barred, -torch.inf)
+    return logits if never is None else logits.masked_fill(never, -torch.inf)
 
 
 def _kl_at_once(a: Tensor, b: Tensor) -> Tensor:
@@ -179,33 +211,3 @@ def _raised(maximum: Tensor, total: Tensor, logits: Tensor) -> tuple[Tensor, Ten
     """The new running maximum, and the amount by which it rose: zero if nothing was summed yet."""
     raised = torch.maximum(maximum, logits.detach().amax(-1))
     return raised, torch.where(total > 0, raised - maximum, 0)
-
-
-def _check_chunk_size(chunk_size: int) -> None:
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
-
-
-def _check_heads(
-    hidden: Tensor,
-    ref_hidden: Tensor,
-    weight: Tensor,
-    ref_weight: Tensor,
-    bias: Tensor | None,
-    ref_bias: Tensor | None,
-    forbidden: Tensor | None,
-) -> None:
-    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
-        raise ValueError(
-            f"hidden {list(hidden.shape)} and ref_hidden {list(ref_hidden.shape)} must agree in all but the last "
-            "dimension: pass both for the same positions."
-        )
-    vocabulary, columns = weight.shape[0], {"bias": bias, "ref_bias": ref_bias, "forbidden": forbidden}
-    expected: list[tuple[str, Tensor, tuple[int, ...]]] = [
-        ("weight", weight, (vocabulary, hidden.shape[-1])),
-        ("ref_weight", ref_weight, (vocabulary, ref_hidden.shape[-1])),
-    ]
-    expected += [(name, column, (vocabulary,)) for name, column in columns.items() if column is not None]
-    for name, given, shape in expected:
-        if given.shape != shape:
-            raise ValueError(f"{name} must have shape {list(shape)}, got {list(given.shape)}.")

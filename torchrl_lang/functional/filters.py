@@ -1,11 +1,13 @@
-"""Filters of next-token logits: temperature, top-k and top-p. A removed token has logit ``-inf``."""
+"""Filters of next-token logits: temperature, top-k, top-p and min-p. A removed token has logit ``-inf``."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-__all__ = ["filter_logits", "top_k_filter", "top_p_filter"]
+__all__ = ["filter_logits", "min_p_filter", "top_k_filter", "top_p_filter"]
 
 
 def top_k_filter(logits: Tensor, k: int) -> Tensor:
@@ -47,16 +49,40 @@ def top_p_filter(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(logits < threshold, -torch.inf)
 
 
+def min_p_filter(logits: Tensor, p: float) -> Tensor:
+    """Keep tokens whose probability is at least ``p`` times that of the most likely token.
+
+    Min-p sampling (arXiv 2407.01082). Before values are added it is the threshold of discrete BCQ (arXiv 1910.01708,
+    eq. 2), which keeps a policy to actions that its data support.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import min_p_filter
+        >>> min_p_filter(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), 0.25).isfinite()
+        tensor([ True,  True,  True, False])
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"min_p must lie in (0, 1], got {p}. Pass None to keep all tokens.")
+    threshold = logits.amax(-1, keepdim=True) + math.log(p)
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
 def filter_logits(
-    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
 ) -> Tensor:
-    """Divide by the temperature, then apply top-k, then top-p; the input is not modified.
+    """Divide by the temperature, then apply top-k, top-p and min-p; the input is not modified.
 
     Args:
         logits: float ``[*B, V]``.
         temperature: above zero; use greedy decoding for the limit at zero.
         top_k: number of tokens to keep.
         top_p: probability to keep.
+        min_p: least probability to keep, relative to that of the most likely token.
 
     Examples:
         >>> import torch
@@ -72,4 +98,6 @@ def filter_logits(
         logits = top_k_filter(logits, top_k)
     if top_p is not None:
         logits = top_p_filter(logits, top_p)
+    if min_p is not None:
+        logits = min_p_filter(logits, min_p)
     return logits

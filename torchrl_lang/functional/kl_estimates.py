@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.functional.precision import upcast_half
 
 __all__ = ["KLDirection", "KLEstimator", "kl_estimate"]
@@ -53,9 +54,6 @@ def kl_estimate(
     All this holds for one decision. Over a row, a loss with one estimate per token ignores that a token changes the
     following states; summed log-probabilities (one estimate per row) and undiscounted rewards do not.
 
-    All this is about one decision. Over a row, a loss of one estimate a token leaves out that a token changes what
-    follows; summed log-probabilities (one estimate a row) and undiscounted rewards do not.
-
     Args:
         log_prob: ``log pi`` of the action taken, float, any shape.
         ref_log_prob: ``log ref`` of the same action, the same shape.
@@ -78,10 +76,8 @@ def kl_estimate(
         >>> kl_estimate(log_prob, ref_log_prob, "k3")  # the same mean, 0.1438
         tensor([0.1931, 0.0945])
     """
-    if estimator not in ("k1", "k2", "k3"):
-        raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}.")
-    if direction not in ("reverse", "forward"):
-        raise ValueError(f"direction must be 'reverse' or 'forward', got {direction!r}.")
+    one_of("estimator", estimator, ("k1", "k2", "k3"))
+    one_of("direction", direction, ("reverse", "forward"))
     if log_prob.shape != ref_log_prob.shape:
         raise ValueError(
             f"log_prob {list(log_prob.shape)} and ref_log_prob {list(ref_log_prob.shape)} must have one shape: pass "

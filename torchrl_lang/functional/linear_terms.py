@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional.checks import at_least_one, have_shapes
 from torchrl_lang.functional.chunked_linear import ChunkTerm, Plan, VocabularyTerm, hinge_chunk, softmax_chunk
 from torchrl_lang.functional.precision import upcast_half
 
@@ -15,7 +16,7 @@ __all__ = ["LinearTerm", "linear_cross_entropy", "linear_margin"]
 
 # Bytes of one chunk of logits, and the fewest positions of a chunk: each chunk adds to the whole gradient of the weight
 # once, which must be cheap compared with the matrix products.
-_PIECE_BYTES = 48 * 2**20
+_CHUNK_BYTES = 48 * 2**20
 _LEAST_POSITIONS = 128
 
 
@@ -94,24 +95,8 @@ def linear_margin(
     """Squared hinge ``sum_v max(0, z_v - z_target + margin)**2`` of ``z = features @ weight.T + bias``.
 
     :func:`~torchrl_lang.functional.margin_term` without ``[N, V]``. With ``h_v`` the hinge, the gradient is
-    ``dz_v = 2 h_v``, and ``-2 sum_v h_v`` is added to ``dz_target``. Everything else is as in
-    :func:`linear_cross_entropy`.
-
-    Args:
-        features: float ``[N, F]``, or ``[n, N, F]`` for ``n`` heads.
-        weight: float ``[V, F]``, or ``[n, V, F]``.
-        bias: float ``[V]``, or ``[n, V]``; None for no bias.
-        target: int64 ``[N]``.
-        margin: desired lead of the target's logit.
-        position_weight: float ``[N]``; None for 1.
-        chunk_size: positions per chunk.
-        recompute: compute all gradients in the backward pass.
-
-    Returns:
-        ``total``, ``each`` and ``taken``, at least float32.
-
-    Raises:
-        ValueError: shapes do not match, or ``chunk_size`` is below 1.
+    ``dz_v = 2 h_v``, and ``-2 sum_v h_v`` is added to ``dz_target``. ``margin`` is the desired lead of the target's
+    logit; all other arguments, results and errors are those of :func:`linear_cross_entropy`.
 
     Examples:
         >>> import torch
@@ -135,7 +120,17 @@ def _term(
     chunk_size: int | None,
     recompute: bool,
 ) -> LinearTerm:
-    _check(features, weight, bias, target, position_weight, chunk_size)
+    if chunk_size is not None:
+        at_least_one("chunk_size", chunk_size)
+    if features.ndim not in (2, 3):
+        raise ValueError(f"features must have shape [N, F] or [n, N, F], got {list(features.shape)}: flatten it first.")
+    (*heads, positions, width), vocabulary = features.shape, weight.shape[-2] if weight.ndim > 1 else 0
+    have_shapes(
+        ("weight", weight, (*heads, vocabulary, width)),
+        ("bias", bias, (*heads, vocabulary)),
+        ("target", target, (positions,)),
+        ("position_weight", position_weight, (positions,)),
+    )
     stacked = features.ndim == 3
     if not stacked:
         features, weight, bias = features[None], weight[None], None if bias is None else bias[None]
@@ -145,37 +140,9 @@ def _term(
         temperature = temperature.detach()
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-    plan = Plan(term, dtype, chunk_size or _positions(weight.shape[1], dtype), temperature)
+    if chunk_size is None:
+        chunk_size = max(_LEAST_POSITIONS, _CHUNK_BYTES // (weight.shape[1] * dtype.itemsize))
+    plan = Plan(term, dtype, chunk_size, temperature)
     eager = torch.is_grad_enabled() and not recompute
     total, each, taken = VocabularyTerm.apply(features, weight, bias, target, position_weight, plan, eager)
     return LinearTerm(total, each, taken) if stacked else LinearTerm(total, each[0], taken[0])
-
-
-def _positions(vocabulary: int, dtype: torch.dtype) -> int:
-    """Positions per chunk."""
-    return max(_LEAST_POSITIONS, _PIECE_BYTES // (vocabulary * dtype.itemsize))
-
-
-def _check(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    position_weight: Tensor | None,
-    chunk_size: int | None,
-) -> None:
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
-    if features.ndim not in (2, 3):
-        raise ValueError(f"features must have shape [N, F] or [n, N, F], got {list(features.shape)}: flatten it first.")
-    heads, positions, width = features.shape[:-2], features.shape[-2], features.shape[-1]
-    vocabulary = weight.shape[-2] if weight.ndim > 1 else 0
-    expected: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
-        ("weight", weight, (*heads, vocabulary, width)),
-        ("bias", bias, (*heads, vocabulary)),
-        ("target", target, (positions,)),
-        ("position_weight", position_weight, (positions,)),
-    ]
-    for name, given, shape in expected:
-        if given is not None and given.shape != shape:
-            raise ValueError(f"{name} must have shape {list(shape)}, got {list(given.shape)}.")

@@ -12,13 +12,11 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
-from torchrl_lang.modules.decoding import (
-    NextTokenDistribution,
-    RowCache,
-    UtteranceActor,
-    UtteranceDistribution,
-    ValueGuidance,
-)
+from torchrl_lang.modules.decoding.cache import RowCache
+from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.mixed_policy import MixedPolicy

@@ -26,6 +26,7 @@ __all__ = [
     "STATE_VALUE",
     "ActorParts",
     "language_actor",
+    "linear_layer",
     "qvalue_module",
     "split_actor",
     "value_module",
@@ -55,7 +56,7 @@ def language_actor(
     ``get_dist`` on a batch of rows is a :class:`~torch.distributions.Categorical` with batch shape ``[*B, T]``, the
     distribution of the *next* token at each position. The sample is therefore called ``next_token`` ``[*B, T]``, not
     ``action``; to generate whole utterances in a rollout use an
-    :class:`~torchrl_lang.modules.decoding.UtteranceActor`. The parts share the model's weights, and tied embeddings
+    :class:`~torchrl_lang.modules.UtteranceActor`. The parts share the model's weights, and tied embeddings
     stay tied.
 
     Args:
@@ -189,6 +190,14 @@ def split_actor(actor: ProbabilisticTensorDictSequential) -> ActorParts:
     border = next((i for i, module in enumerate(before) if HIDDEN in module.out_keys), len(before) - 1) + 1
     head = before[border:]
     return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+
+
+def linear_layer(head: TensorDictModuleBase | None) -> nn.Linear | None:
+    """The linear layer that is all of a head; None if there is more to it, adapters and hooks included."""
+    module = getattr(head, "module", None)
+    if head is None or type(head) is not TensorDictModule or type(module) is not nn.Linear or len(head.in_keys) != 1:
+        return None
+    return None if module._forward_hooks or module._forward_pre_hooks else module
 
 
 def vocabulary_size(parts: ActorParts) -> int | None:

@@ -36,9 +36,6 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     Returns:
         Whether the model was checked.
 
-    Returns:
-        Whether it was checked.
-
     Raises:
         ValueError: the model is not causal.
 
@@ -59,7 +56,10 @@ def check_causal(lm: PreTrainedModel, states: Callable[[Tensor], Tensor] | None 
     if states is None:
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             return False  # a forward pass of a part of a sharded model would make this part its root
-        states = _runner(model)
+
+        def states(rows: Tensor) -> Tensor:
+            return model(inputs_embeds=model.get_input_embeddings()(rows), use_cache=False).last_hidden_state
+
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
     length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
     if min(vocabulary, length) < 2:
@@ -88,10 +88,3 @@ def _difference(states: Callable[[Tensor], Tensor], length: int, device: torch.d
     limit = _HALF_ROUNDING if hidden.dtype.itemsize < 4 else _ROUNDING
     one, other = hidden.double()
     return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30)), limit
-
-
-def _runner(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    def run(tokens: Tensor) -> Tensor:
-        return model(inputs_embeds=model.get_input_embeddings()(tokens), use_cache=False).last_hidden_state
-
-    return run

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left, shift_right
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = ["DecisionBatch"]
+__all__ = ["DecisionBatch", "refuse_steps"]
+
+
+def refuse_steps(tensordict: TensorDictBase, tokens_key: NestedKey = TOKENS) -> None:
+    """Raise ValueError if ``tensordict`` holds steps of a rollout instead of rows."""
+    if ("next", tokens_key) in tensordict.keys(True):
+        raise ValueError(
+            "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose transcripts "
+            "repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single turns with an "
+            "UtteranceActor as reference."
+        )
 
 
 @dataclass
@@ -33,18 +43,8 @@ class DecisionBatch:
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
-        """The decisions of the rows in ``tensordict``.
-
-        Raises:
-            ValueError: ``tensordict`` holds steps of a rollout instead of rows.
-            KeyError: an entry of the rows is missing.
-        """
-        if ("next", TOKENS) in tensordict.keys(True):
-            raise ValueError(
-                "Rows are whole episodes, but these are steps of a rollout (there is a 'next' entry), whose "
-                "transcripts repeat each other: convert them with torchrl_lang.data.rows_from_rollout, or score single "
-                "turns with an UtteranceActor as reference."
-            )
+        """The decisions of the rows in ``tensordict``; a ValueError if it holds steps of a rollout."""
+        refuse_steps(tensordict)
         tokens, attention, action_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
         shape = tokens.shape
         tokens, attention, action_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, action_mask))
@@ -72,13 +72,7 @@ class DecisionBatch:
         return (position - begin).flatten()[self.place + 1]
 
     def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
-        """Values of decisions, ``[N]``, at their places in ``[B, W]``, ``fill`` elsewhere.
-
-        Args:
-            values: one value a place.
-            place: int64, places in a batch flattened to ``[B * W]`` if they are not those of the decisions.
-            fill: the value of all other places.
-        """
+        """Values of decisions, or of other places in ``[B * W]``, ``[N]``, as ``[B, W]`` with ``fill`` elsewhere."""
         dense = values.new_full((self.tokens.numel(),), fill)
         return dense.index_copy(0, self.place if place is None else place, values).reshape(self.tokens.shape)
 

@@ -1,4 +1,4 @@
-"""A context manager for evaluation mode."""
+"""Evaluation mode of modules, and whether policies sample their actions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torchrl.envs.utils import ExplorationType, exploration_type
 
-__all__ = ["eval_mode"]
+__all__ = ["eval_mode", "is_stochastic"]
 
 
 @contextmanager
@@ -32,3 +33,8 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m in training:
             m.training = True
+
+
+def is_stochastic() -> bool:
+    """Whether policies sample their actions here, by TorchRL's ``set_exploration_type``, or decode greedily."""
+    return exploration_type() not in (ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN)

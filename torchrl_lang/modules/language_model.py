@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
@@ -29,14 +29,6 @@ _DOWNLOADED = (
     "model-*.safetensors",
 )
 _DOWNLOAD_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-
-
-class _Sized(Protocol):
-    """The part of a tokenizer that is used here."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
 
 
 def causal_lm(
@@ -97,7 +89,7 @@ def causal_lm(
 
 
 def load_causal_lm(
-    name_or_path: str | Path, tokenizer: _Sized | None = None, *, trust_remote_code: bool = False, **kwargs: Any
+    name_or_path: str | Path, tokenizer: Any = None, *, trust_remote_code: bool = False, **kwargs: Any
 ) -> PreTrainedModel:
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
 
@@ -106,7 +98,7 @@ def load_causal_lm(
 
     Args:
         name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
-        tokenizer: the embeddings are extended to its ``vocab_size``, see :func:`fit_vocabulary`.
+        tokenizer: any object with a ``vocab_size``, to which the embeddings are extended, see :func:`fit_vocabulary`.
         trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``, such as ``dtype`` and ``revision``.
 

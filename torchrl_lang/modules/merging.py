@@ -32,9 +32,6 @@ def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
     With adapters the whole model is copied, because merging and unmerging would round its weights. Tied weights are
     untied if an adapter changed one of them.
 
-    Args:
-        lm: a Hugging Face model, perhaps with PEFT adapters in it.
-
     Examples:
         >>> from peft import LoraConfig, get_peft_model
         >>> from torchrl_lang.modules import causal_lm

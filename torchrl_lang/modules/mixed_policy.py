@@ -10,8 +10,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.functional import RandomStream
+from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import STATE_VALUE
-from torchrl_lang.modules.stochastic import is_stochastic
+from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import ACTION, DONE, IS_EXAMPLE, TOKENS, TRAIN_MASK, entry
 
 __all__ = ["MixedPolicy"]
@@ -75,8 +76,7 @@ class MixedPolicy(TensorDictModuleBase):
         self, policy: TensorDictModuleBase, example: TensorDictModuleBase, prob: float, *, seed: int | None = None
     ) -> None:
         super().__init__()
-        if not 0 <= prob <= 1:
-            raise ValueError(f"prob must be a probability, got {prob}.")
+        within("prob", prob, 0, 1)
         for name, player in (("policy", policy), ("example", example)):
             if ACTION not in getattr(player, "out_keys", ()):
                 raise ValueError(
@@ -94,21 +94,23 @@ class MixedPolicy(TensorDictModuleBase):
         done = tensordict.get(DONE, None)
         if done is None:
             done = torch.zeros((*tokens.shape[:-1], 1), dtype=torch.bool, device=tokens.device)
-        chosen = self._chosen(done) & ~done
-        said = self.policy(tensordict.copy().set(DONE, done | chosen))
-        shown = action = said.get(ACTION)
-        if self.prob and is_stochastic():  # otherwise the example policy is not called
-            shown = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
-        if action.shape != shown.shape:
+        sampled, chosen = is_stochastic(), torch.zeros_like(done)
+        if sampled:  # numbers are drawn for all rows: a row's do not depend on which others are done
+            chosen = (self.stream.uniform(tuple(done.shape)) < self.prob).to(done.device) & ~done
+        out = self.policy(tensordict.copy().set(DONE, done | chosen))
+        example = action = out.get(ACTION)
+        if self.prob and sampled:  # otherwise the example policy is not called
+            example = self.example(tensordict.copy().set(DONE, done | ~chosen)).get(ACTION)
+        if action.shape != example.shape:
             raise ValueError(
-                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(shown.shape)}: use the same "
-                "action_length for both."
+                f"The policy's actions are {tuple(action.shape)} and the example's {tuple(example.shape)}: use the "
+                "same action_length for both."
             )
         for key in self.policy.out_keys:
-            value = said.get(key, None)
+            value = out.get(key, None)
             if value is not None:
                 tensordict.set(key, value if self._is_memory(key) else _without(value, chosen, key))
-        tensordict.set(ACTION, torch.where(chosen, shown, action))
+        tensordict.set(ACTION, torch.where(chosen, example, action))
         tensordict.set(IS_EXAMPLE, chosen)
         return tensordict.set(TRAIN_MASK, (~chosen).expand(action.shape).clone())
 
@@ -117,12 +119,6 @@ class MixedPolicy(TensorDictModuleBase):
         parts = key if isinstance(key, tuple) else (key,)
         read = [known if isinstance(known, tuple) else (known,) for known in self.policy.in_keys]
         return parts in read or (parts[0] == "next" and parts[1:] in read)
-
-    def _chosen(self, like: Tensor) -> Tensor:
-        """The rows that would get an example in this turn if they are not done, bool ``[*B, 1]``."""
-        if not is_stochastic():
-            return torch.zeros_like(like)
-        return (self.stream.uniform(tuple(like.shape)) < self.prob).to(like.device)
 
 
 def _without(value: Tensor, chosen: Tensor, key: NestedKey) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from torchrl_lang.modules.action_values import ActionValueHead, LastLayer
-from torchrl_lang.modules.stacked_heads import HeadKind, fill_linears
+from torchrl_lang.modules.stacked_heads import HeadKind
 
 __all__ = ["QValueHead"]
 
@@ -55,19 +54,3 @@ class QValueHead(ActionValueHead):
     def last_layer(self, hidden: Tensor) -> LastLayer:
         """The last layer and its input, for states ``[N, H]``."""
         return LastLayer(self.features(hidden), self.out_weight, self.out_bias)
-
-    @classmethod
-    def from_linears(cls, linears: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> QValueHead:
-        """Build an ``"mlp"`` head from ``(weight, bias, weight, bias)`` of each head's two linear layers, copied.
-
-        Examples:
-            >>> import torch
-            >>> from torchrl_lang.modules import QValueHead
-            >>> linears = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
-            >>> head = QValueHead.from_linears([(*linears[0].parameters(), *linears[1].parameters())])
-            >>> hidden = torch.randn(2, 4)
-            >>> torch.testing.assert_close(head(hidden)[:, 0], linears[1](linears[0](hidden).relu()))
-        """
-        head = cls(linears[0][0].shape[1], linears[0][2].shape[0], n_heads=len(linears))
-        fill_linears(head, linears)
-        return head

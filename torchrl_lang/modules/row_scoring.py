@@ -7,16 +7,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.decision_batch import DecisionBatch
+from torchrl_lang.modules.decoding.decoder import Decoder
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import Trunk, trunk_of
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
 
@@ -47,22 +47,20 @@ class RowScorer:
             the forced end of the last slot.
     """
 
-    def __init__(self, actor: TensorDictModuleBase) -> None:
-        self.actor = actor
-        if not isinstance(actor, (UtteranceActor, ProbabilisticTensorDictSequential)):
+    def __init__(self, actor: nn.Module) -> None:
+        decoder = getattr(actor, "decoder", actor)
+        self.decoder = decoder if isinstance(decoder, Decoder) else None
+        """Of an utterance actor; None for a language actor."""
+        if self.decoder is None and not isinstance(actor, ProbabilisticTensorDictSequential):
             raise TypeError(f"Rows are scored by a language actor or an UtteranceActor, got {type(actor).__name__}.")
-        split_actor(self.language_actor)  # raises now rather than at the first row
-
-    @property
-    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        self.language_actor: Any = actor if self.decoder is None else self.decoder.actor
         """Trunk, head and distribution."""
-        return self.actor.decoder.actor if isinstance(self.actor, UtteranceActor) else self.actor
+        split_actor(self.language_actor)  # raises now rather than at the first row
 
     @property
     def trunk(self) -> Trunk | None:
         """The trunk, if it is a :class:`Trunk`."""
-        model = getattr(split_actor(self.language_actor).trunk, "module", None)
-        return model if isinstance(model, Trunk) else None
+        return trunk_of(split_actor(self.language_actor).trunk)
 
     @property
     def length_groups(self) -> int | Literal["auto"]:
@@ -72,7 +70,7 @@ class RowScorer:
     @property
     def has_values(self) -> bool:
         """Whether values change the distribution."""
-        return isinstance(self.actor, UtteranceActor) and self.actor.decoder.rule.guidance is not None
+        return self.decoder is not None and self.decoder.rule.guidance is not None
 
     def named(self, states: Tensor | tuple[Tensor, ...]) -> States:
         """The trunk's outputs, named by its keys."""
@@ -83,7 +81,7 @@ class RowScorer:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
         parts = split_actor(self.language_actor)
         states = read_rows(parts.trunk, batch.tokens, batch.attention_mask)
-        value_trunk = self._value_trunk
+        value_trunk = None if self.decoder is None else self.decoder.value_trunk
         value = {} if value_trunk is None else read_rows(value_trunk, batch.tokens, batch.attention_mask)
         return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
 
@@ -95,18 +93,22 @@ class RowScorer:
                 for part in self.parts(batch, states)
             ]
         )
+        return self.with_certain_ends(batch, log_prob)
+
+    def with_certain_ends(self, batch: DecisionBatch, log_prob: Tensor) -> Tensor:
+        """Log-probabilities ``[N]`` with those of last slots replaced: 0 for the end of an utterance, else ``-inf``."""
         certain = self.certain(batch)
-        if certain is None or not isinstance(self.actor, UtteranceActor):
+        if certain is None or self.decoder is None:
             return log_prob
-        impossible = batch.action != self.actor.decoder.control.end_of_action
+        impossible = batch.action != self.decoder.control.end_of_action
         return torch.where(certain, torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf), log_prob)
 
     def log_softmax(self, states: States, place: Tensor) -> Tensor:
         """Log-probability of every token at ``M`` positions, ``[M, V]``."""
         chosen = {key: value.flatten(0, 1).index_select(0, place) for key, value in states.items()}
         chosen = self._with_logits(chosen)
-        if isinstance(self.actor, UtteranceActor):
-            return self.actor.decoder.rule(chosen)
+        if self.decoder is not None:
+            return self.decoder.rule(chosen)
         return upcast_half(chosen[LOGITS]).log_softmax(-1)
 
     def parts(self, batch: DecisionBatch, states: States) -> Iterator[slice]:
@@ -117,21 +119,21 @@ class RowScorer:
 
     def certain(self, batch: DecisionBatch) -> Tensor | None:
         """True where only the end of the utterance is possible (its last slot), bool ``[N]``; None if never."""
-        if not isinstance(self.actor, UtteranceActor):
+        if self.decoder is None:
             return None
-        decoder = self.actor.decoder
-        return batch.slot(decoder.control.end_of_action) >= decoder.action_length - 1
+        return batch.slot(self.decoder.control.end_of_action) >= self.decoder.action_length - 1
 
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None with filters, values or a head that is not linear."""
         head: Any = split_actor(self.language_actor).head
-        if type(head) is not TensorDictModule or type(head.module) is not nn.Linear:
+        layer = linear_layer(head)
+        if layer is None:
             return None
-        weight, bias = head.module.weight, head.module.bias
+        weight, bias = layer.weight, layer.bias
         forbidden = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
         temperature = 1.0
-        if isinstance(self.actor, UtteranceActor):
-            rule = self.actor.decoder.rule
+        if self.decoder is not None:
+            rule = self.decoder.rule
             if rule.top_k is not None or rule.top_p is not None or rule.guidance is not None:
                 return None
             temperature = rule.temperature
@@ -139,11 +141,6 @@ class RowScorer:
             if rule.vocab_size is not None:
                 forbidden[rule.vocab_size :] = True
         return LinearLogits(head.in_keys[0], weight, bias, temperature, forbidden)
-
-    @property
-    def _value_trunk(self) -> TensorDictModuleBase | None:
-        guidance = self.actor.decoder.rule.guidance if isinstance(self.actor, UtteranceActor) else None
-        return None if guidance is None else guidance.value_trunk
 
     def _with_logits(self, states: States) -> States:
         head = split_actor(self.language_actor).head
@@ -154,7 +151,7 @@ class RowScorer:
         return self._with_logits(one)[LOGITS].shape[-1]
 
 
-def row_log_prob(actor: TensorDictModuleBase, rows: TensorDictBase) -> Tensor:
+def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
     """Log-probability of every token of the agent, with gradients, from one forward pass over whole rows.
 
     Args:

@@ -65,13 +65,7 @@ def write_heads(path: Path, heads: Mapping[str, Head]) -> None:
 
 
 def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: str) -> dict[str, Head]:
-    """Heads with the weights in ``path``, on the CPU and in evaluation mode.
-
-    Args:
-        path: a file of :func:`write_heads`.
-        described: the result of :func:`describe_heads`.
-        lm: the model whose embedding tied heads read.
-        remedy: what the user can do if the file is wrong, for the error message.
+    """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU.
 
     Raises:
         FileError: a description is wrong, or the tensors do not match the heads.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
-__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like", "fill_linears"]
+__all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like"]
 
 HeadKind = Literal["mlp", "residual"]
 
@@ -35,8 +35,7 @@ class StackedHeads(nn.Module):
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
-        if kind not in ("mlp", "residual"):
-            raise ValueError(f"kind must be 'mlp' or 'residual', got {kind!r}.")
+        one_of("kind", kind, ("mlp", "residual"))
         for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
@@ -97,15 +96,6 @@ def cast_like(states: Tensor, weight: Tensor) -> Tensor:
         torch.float32
     """
     return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
-
-
-def fill_linears(head: StackedHeads, linears: Sequence[tuple[Tensor, ...]]) -> None:
-    """Copy ``(weight, bias, weight, bias)`` of each network's two linear layers into an ``"mlp"`` head."""
-    with torch.no_grad():
-        for parameter, parts in zip(
-            (head.in_weight, head.in_bias, head.out_weight, head.out_bias), zip(*linears, strict=True), strict=True
-        ):
-            parameter.copy_(torch.stack(tuple(parts)))
 
 
 def _linear_init(*shape: int, fan_in: int | None = None) -> nn.Parameter:

@@ -19,7 +19,7 @@ from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
-__all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "unwrapped"]
+__all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "trunk_of", "unwrapped"]
 
 HIDDEN = "hidden"
 HIDDEN_PRE_NORM = "hidden_pre_norm"
@@ -281,6 +281,12 @@ def unwrapped(lm: Any) -> Any:
     if getattr(getattr(lm, "active_peft_config", None), "is_prompt_learning", False):
         raise ValueError("Learnt prompts are not part of the model's layers: use adapters such as LoRA.")
     return lm.get_base_model()
+
+
+def trunk_of(module: nn.Module | None) -> Trunk | None:
+    """The trunk that a module of tensordicts wraps; None if it wraps something else."""
+    trunk = getattr(module, "module", None)
+    return trunk if isinstance(trunk, Trunk) else None
 
 
 def trunk_module(trunk: Trunk) -> TensorDictModule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchrl_lang.modules.stacked_heads import HeadKind, StackedHeads, fill_linears
+from torchrl_lang.modules.stacked_heads import HeadKind, StackedHeads
 
 __all__ = ["ValueHead"]
 
@@ -32,10 +32,3 @@ class ValueHead(StackedHeads):
     def forward(self, hidden: Tensor) -> Tensor:
         """Value of each state, ``[*N, H] -> [*N, 1]``."""
         return self.outputs(hidden.reshape(-1, hidden.shape[-1]))[0].unflatten(0, hidden.shape[:-1])
-
-    @classmethod
-    def from_linears(cls, linears: tuple[Tensor, Tensor, Tensor, Tensor]) -> ValueHead:
-        """Build an ``"mlp"`` head from ``(weight, bias, weight, bias)`` of two linear layers, copied."""
-        head = cls(linears[0].shape[1])
-        fill_linears(head, [linears])
-        return head

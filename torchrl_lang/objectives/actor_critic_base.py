@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
@@ -20,36 +20,19 @@ from torchrl_lang.functional import (
     two_clock_advantages,
     with_known_values,
 )
-from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, gather_inputs
-from torchrl_lang.objectives.checks import check_actor, check_estimator, check_head, check_token
-from torchrl_lang.objectives.token_scores import utterance_end_token
-from torchrl_lang.objectives.value_targets import turn_ends
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs
+from torchrl_lang.objectives.checks import check_estimator
+from torchrl_lang.schema import missing_entry
 
 __all__ = ["AdvantageRowLoss"]
 
 
 class AdvantageRowLoss(RowLoss):
-    """Base of the losses with advantages, estimated once a batch. Abstract: a loss fills in ``forward``.
-
-    Args:
-        actor_network: an :class:`~torchrl_lang.modules.UtteranceActor` or a language actor.
-        value_network: ``hidden [N, H] -> state_value [N, 1]``.
-        value_trunk: a trunk of its own for the values; by default they read the actor's.
-        gamma: and all others: see :class:`~torchrl_lang.objectives.PPOLoss`.
-        lmbda: trust inside an utterance.
-        turn_gamma: discount across turns.
-        turn_lmbda: trust across turns.
-        bootstrap: the value that a turn contributes to the turn before it.
-        end_of_action: id of the token that ends an utterance.
-        detach_value: no gradient from the values into the trunk.
-        logits_chunk: decisions whose logits exist at a time.
-        reduction: see :class:`RowLoss`.
+    """Base of the losses with advantages, estimated once a batch. Abstract: a loss fills in ``forward`` and sets the
+    options, see :class:`~torchrl_lang.objectives.PPOLoss`.
     """
 
     @dataclass
@@ -63,37 +46,15 @@ class AdvantageRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.GAE
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_network: TensorDictModule
     value_trunk: TensorDictModule | None
 
-    def __init__(
-        self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        value_network: TensorDictModule,
-        *,
-        value_trunk: TensorDictModule | None,
-        gamma: float,
-        lmbda: float,
-        turn_gamma: float,
-        turn_lmbda: float,
-        bootstrap: Bootstrap,
-        end_of_action: int | None,
-        detach_value: bool,
-        logits_chunk: LogitsChunk,
-        reduction: str | None,
-    ) -> None:
-        super().__init__(reduction, logits_chunk)
-        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
-        for name, number in clocks.items():
-            within(name, number, 0, 1)
-        one_of("bootstrap", bootstrap, ("first", "mean"))
-        check_actor(type(self).__name__, actor_network)
-        check_head(type(self).__name__, "value_network", value_network, None, "value_module")
-        check_token("end_of_action", end_of_action, actor_network)
-        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
-        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
-        self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
+    gamma: float
+    lmbda: float
+    turn_gamma: float
+    turn_lmbda: float
+    bootstrap: Bootstrap
+    detach_value: bool
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
         """Set the two clocks of :meth:`estimate`, by TorchRL's names.
@@ -121,11 +82,6 @@ class AdvantageRowLoss(RowLoss):
         for name, value in (clocks | hyperparams).items():
             setattr(self, name, value)
         return self
-
-    @property
-    def scorer(self) -> RowScorer:
-        """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
-        return RowScorer(self.actor_network)
 
     @torch.no_grad()
     def estimate(self, rows: TensorDictBase, *, reuse_values: bool = False) -> TensorDictBase:
@@ -177,7 +133,7 @@ class AdvantageRowLoss(RowLoss):
 
     def _advantages(self, value: Tensor, last_value: Tensor, batch: TransitionBatch) -> tuple[Tensor, Advantages]:
         """The decisions' values, all of them known, ``[B, T]``, and their advantages."""
-        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
+        ends = self._turn_ends(batch)
         reward, gammas = batch.next_reward.to(value.dtype), {"gamma": self.gamma, "turn_gamma": self.turn_gamma}
         value = with_known_values(value, reward, last_value, batch.decision, ends, **gammas)
         advantages = two_clock_advantages(
@@ -198,10 +154,8 @@ class AdvantageRowLoss(RowLoss):
         key = self.tensor_keys.state_value
         acted = rows.get(key, None)
         if acted is None:
-            raise KeyError(
-                f"reuse_values=True needs {key!r} in the rows, they have {sorted(map(str, rows.keys(True)))}: carry it "
-                "from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
-            )
+            advice = "Carry it from acting, rows_from_rollout(..., carry=[...]), or have the values computed."
+            raise missing_entry("reuse_values=True", [key], rows, advice)
         return shift_left(acted.reshape(batch.decision.shape))
 
     def _last_values(self, batch: TransitionBatch) -> Tensor:
@@ -222,7 +176,7 @@ class AdvantageRowLoss(RowLoss):
 
     def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
         """V at places of the flattened batch, ``[N]``."""
-        inputs = gather_inputs(self.value_network, states, place)
+        inputs = gather_inputs(self.value_network.in_keys, states, place)
         out = self.value_network(inputs.detach() if self.detach_value else inputs)
         return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
 

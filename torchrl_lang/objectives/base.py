@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.objectives import LossModule
 
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states
+from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states, turn_end_mask
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
-from torchrl_lang.modules.decision_batch import DecisionBatch
+from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRAIN_MASK, check_values
+from torchrl_lang.schema import (
+    ACTION_MASK,
+    ATTENTION_MASK,
+    TERMINATED,
+    TOKEN_REWARD,
+    TOKENS,
+    TRAIN_MASK,
+    check_values,
+    missing_entry,
+)
 
-__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_pieces", "kl_controller"]
+__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_chunks", "kl_controller"]
 
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
@@ -44,8 +55,6 @@ class TransitionBatch(DecisionBatch):
     """The rows, flattened to batch size ``[B]``, for the trunk: their attention mask ends where no term reads on."""
     decision: Tensor
     """bool ``[B, T]``: True where the next token is the agent's."""
-    next_token: Tensor
-    """int64 ``[B, T]``: the token that follows each position."""
     next_reward: Tensor
     """float32 ``[B, T]``: the reward of that token."""
     state_place: Tensor
@@ -99,8 +108,13 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
+    # How to get entries that are not part of a row, for the error if one is missing.
+    _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
+    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    # Id of the token that ends an utterance; None for that of an UtteranceActor.
+    end_of_action: int | None = None
     # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
     reference: FrozenActor | None = None
 
@@ -120,6 +134,11 @@ class RowLoss(LossModule):
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         self._in_keys, self._values_checked = None, False
+
+    @property
+    def scorer(self) -> RowScorer:
+        """Computes the log-probability of the agent's tokens under the distribution that the actor samples from."""
+        return RowScorer(self.actor_network)
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -155,7 +174,6 @@ class RowLoss(LossModule):
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
         state_place = found.row * width + found.position
         place = state_place[found.state]
-        next_token = shift_left(tokens)
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
@@ -166,12 +184,11 @@ class RowLoss(LossModule):
             attention_mask=attention,
             action_mask=action_mask,
             decision=decision,
-            next_token=next_token,
             next_reward=next_reward,
             state_place=state_place,
             state=found.state,
             place=place,
-            action=next_token.flatten()[place],
+            action=shift_left(tokens).flatten()[place],
             reward=next_reward.flatten()[place],
             last=found.last,
             terminated=found.last & ended[found.row[found.state]],
@@ -182,23 +199,24 @@ class RowLoss(LossModule):
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
         keys = self.tensor_keys
-        if ("next", keys.tokens) in tensordict.keys(True):
-            raise ValueError(
-                f"{type(self).__name__} reads whole episodes, one a row, but got steps of a rollout (it has a 'next' "
-                "entry), whose rows repeat each other. Convert them with torchrl_lang.data.rows_from_rollout."
-            )
+        refuse_steps(tensordict, keys.tokens)
         entries = {}
         for name in self._row_entries:
             value = tensordict.get(getattr(keys, name), None)
             if value is None:
-                raise KeyError(
-                    f"{type(self).__name__} needs the entry {getattr(keys, name)!r} ({name}), the tensordict has "
-                    f"{sorted(map(str, tensordict.keys(True)))}. Add it, or name it with set_keys({name}=...)."
-                )
+                advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
+                raise missing_entry(type(self).__name__, [getattr(keys, name)], tensordict, advice)
             entries[name] = value
         for name, value in entries.items():
             _check_entry(name, value, entries["tokens"].shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _turn_ends(self, batch: TransitionBatch) -> Tensor:
+        """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
+        end, decoder = self.end_of_action, self.scorer.decoder
+        if end is None and decoder is not None:
+            end = decoder.control.end_of_action
+        return turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, end)
 
     def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
         """In the first call look at the values of the rows that count."""
@@ -274,20 +292,18 @@ class RowLoss(LossModule):
         return torch.as_tensor(number, device=batch.place.device).clamp_min(1)
 
 
-def in_pieces(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
-    """Whether terms over so large a vocabulary are computed in pieces, without the whole table."""
+def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
+    """Whether terms over a vocabulary of this size are computed in chunks, without the whole table."""
     return vocabulary >= _LARGE_VOCABULARY if logits_chunk == "auto" else logits_chunk is not None
 
 
-def gather_inputs(module: TensorDictModule, rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
-    missing = [key for key in module.in_keys if rows.get(key, None) is None]
+    missing = [key for key in keys if rows.get(key, None) is None]
     if missing:
-        raise KeyError(
-            f"A head reads {missing}, which the trunk did not write: there are {sorted(map(str, rows.keys()))}. For "
-            "'residual' heads build the actor with expose_pre_norm=True."
-        )
-    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in module.in_keys}
+        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
+        raise missing_entry("A head", missing, rows, advice)
+    entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 
 from torchrl_lang.functional import masked_mean
-from torchrl_lang.functional.checks import finite
+from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
@@ -68,13 +65,6 @@ class BCLoss(RowLoss):
         True
     """
 
-    @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss`."""
-
-    tensor_keys: _AcceptedKeys
-    default_keys = _AcceptedKeys
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     kl_controller: KLController | None
     out_keys = ["loss_actor"]
     _row_entries = ("tokens", "attention_mask", "action_mask")
@@ -91,27 +81,22 @@ class BCLoss(RowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        if actor_normalizer not in ("all", "action"):
-            raise ValueError(f"actor_normalizer must be 'all' or 'action', got {actor_normalizer!r}.")
+        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         finite("transition_weight", transition_weight)
         check_actor("BCLoss", actor_network, guidance=True)
         self.actor_network = actor_network
         self.transition_weight = transition_weight
         self.actor_normalizer = actor_normalizer
         self.kl_controller = kl_controller(kl_weight)
-        none = self.kl_controller is None
-        if none and reference is not None:
-            raise ValueError("A reference is read with a kl_weight alone: give both or none.")
-        if not none:
-            self.reference = checked_reference(actor_network, reference)
+        self.reference = checked_reference(actor_network, reference, is_read=self.kl_controller is not None)
+        if self.reference is not None:
             self.out_keys = ["loss_actor", "loss_kl", "kl"]
 
     @dispatch(source="_all_in_keys")
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
-        scorer = RowScorer(self.actor_network)
-        trunk, head, _ = split_actor(scorer.language_actor)
+        trunk, head, _ = split_actor(self.scorer.language_actor)
         batch = self._find(tensordict)
         states = trunk(batch.rows.copy())
         loss = actor_loss(
@@ -126,13 +111,8 @@ class BCLoss(RowLoss):
         )
         out = {"loss_actor": loss}
         if self.kl_controller is not None and self.reference is not None:
-            scores = score_decisions(
-                scorer,
-                batch,
-                {key: states.get(key) for key in trunk.out_keys},
-                reference=read_reference(self.reference, batch),
-                logits_chunk=self.logits_chunk,
-            )
+            reference = read_reference(self.reference, batch)
+            scores = score_decisions(self.scorer, batch, states, reference=reference, logits_chunk=self.logits_chunk)
             assert scores.kl is not None
             out["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
             out["kl"] = masked_mean(scores.kl.detach(), batch.counts)

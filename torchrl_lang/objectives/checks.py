@@ -11,10 +11,9 @@ from torch import nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.checks import within
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.modules.trunk import Trunk
 
 __all__ = [
     "check_actor",
@@ -28,12 +27,7 @@ __all__ = [
 
 
 def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
-    """Raise unless ``actor`` is a language actor or an utterance actor over one.
-
-    Args:
-        loss: name of the class that is built.
-        actor: its ``actor_network``.
-        guidance: whether an utterance actor may be guided by values.
+    """Raise unless ``actor`` is a language actor or an utterance actor over one, guided by values only if allowed.
 
     Raises:
         TypeError: it is something else, such as a bare language model.
@@ -52,20 +46,14 @@ def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
         raise ValueError(f"{loss} trains the language model's own distribution: build the actor without guidance=.")
 
 
-def check_head(loss: str, name: str, network: Any, key: NestedKey | None, builder: str) -> None:
-    """Raise unless a head is a module of tensordicts that writes ``key``.
-
-    Args:
-        loss: name of the class that is built.
-        name: of the argument.
-        network: what came.
-        key: what it must write; None where any one entry will do.
-        builder: the function that wraps a head.
+def check_head(loss: str, name: str, network: Any, key: NestedKey | None = None) -> None:
+    """Raise unless the head ``name`` of a loss is a module of tensordicts that writes ``key`` (None: any one entry).
 
     Raises:
         TypeError: it is a bare ``nn.Module``.
         ValueError: it writes something else.
     """
+    builder = name.replace("_network", "_module")
     if not isinstance(network, TensorDictModuleBase):
         raise TypeError(
             f"{loss} needs {name} as a TensorDictModule with keys, got {type(network).__name__}: wrap it, "
@@ -117,14 +105,13 @@ def vocabulary(actor: Any) -> int | None:
     """How many tokens the policy can write; None where it is unknown."""
     if isinstance(actor, UtteranceActor) and actor.decoder.rule.vocab_size is not None:
         return actor.decoder.rule.vocab_size
-    head = split_actor(RowScorer(actor).language_actor).head
-    width = getattr(getattr(head, "module", None), "out_features", None)
-    return width if isinstance(width, int) else token_limit(actor)
+    size = vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    return token_limit(actor) if size is None else size
 
 
 def token_limit(actor: Any) -> int | None:
     """How many tokens the model can read; None where it is unknown."""
-    trunk = getattr(split_actor(RowScorer(actor).language_actor).trunk, "module", None)
-    embedding: nn.Module | None = trunk.model.get_input_embeddings() if isinstance(trunk, Trunk) else None
+    trunk = RowScorer(actor).trunk
+    embedding: nn.Module | None = None if trunk is None else trunk.model.get_input_embeddings()
     number = getattr(embedding, "num_embeddings", None)
     return number if isinstance(number, int) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -11,13 +10,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang.functional import (
-    advantage_weight,
-    cql_term,
-    expectile_loss,
-    margin_term,
-    masked_mean,
-)
+from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -26,9 +19,8 @@ from torchrl_lang.objectives.checks import check_estimator, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues
-from torchrl_lang.objectives.token_scores import utterance_end_token
 from torchrl_lang.objectives.value_base import ValueRowLoss
-from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, turn_ends, value_target
+from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, value_target
 
 __all__ = ["ILQLLoss"]
 
@@ -139,12 +131,6 @@ class ILQLLoss(ValueRowLoss):
         >>> target.step()
     """
 
-    @dataclass
-    class _AcceptedKeys(ValueRowLoss._AcceptedKeys):
-        """The keys of :class:`ValueRowLoss`."""
-
-    tensor_keys: _AcceptedKeys
-    default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TD0
     out_keys = [*_LOSSES, *_METRICS]
 
@@ -184,19 +170,8 @@ class ILQLLoss(ValueRowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(
-            actor_network,
-            qvalue_network,
-            value_network,
-            value_trunk=value_trunk,
-            target_trunk=target_trunk,
-            value_min=value_min,
-            value_max=value_max,
-            detach_value=detach_value,
-            detach_qvalue=detach_qvalue,
-            logits_chunk=logits_chunk,
-            reduction=reduction,
-        )
+        super().__init__(reduction, logits_chunk)
+        self._set_networks(actor_network, qvalue_network, value_network, value_trunk, target_trunk)
         one_of("target", target, ("td", "mc", "lambda"))
         one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
@@ -209,7 +184,11 @@ class ILQLLoss(ValueRowLoss):
         positive("cql_temperature", cql_temperature)
         if weight_clip is not None:
             positive("weight_clip", weight_clip)
-        finite("margin", margin, low=None)
+        for name, bound in (("margin", margin), ("value_min", value_min), ("value_max", value_max)):
+            if bound is not None:
+                finite(name, bound, low=None)
+        if value_min is not None and value_max is not None and value_min > value_max:
+            raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         weights = {
             "value_weight": value_weight,
             "qvalue_weight": qvalue_weight,
@@ -229,6 +208,8 @@ class ILQLLoss(ValueRowLoss):
         self.margin_weight, self.margin = margin_weight, margin
         self.advantage_temperature, self.advantage_weighting = advantage_temperature, advantage_weighting
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
+        self.value_min, self.value_max = value_min, value_max
+        self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
@@ -313,7 +294,7 @@ class ILQLLoss(ValueRowLoss):
         """Discount and lambda after each decision."""
         if self.turn_gamma is None and self.turn_lmbda is None:
             return Clocks(self.gamma, self.lmbda)
-        ends = turn_ends(batch, utterance_end_token(self.actor_network, self.end_of_action))
+        ends = self._turn_ends(batch)
         pairs = (self.gamma, self.turn_gamma), (self.lmbda, self.turn_lmbda)
         return Clocks(*(torch.where(ends, inside if across is None else across, inside) for inside, across in pairs))
 

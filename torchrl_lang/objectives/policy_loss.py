@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from torchrl_lang.functional import linear_cross_entropy, shift_left
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_pieces
+from torchrl_lang.modules.actor import LOGITS, linear_layer
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_chunks
 
 __all__ = ["ActorNormalizer", "actor_loss"]
 
@@ -34,6 +34,8 @@ def actor_loss(
 ) -> Tensor:
     """``sum_t w_t * CE(pi(. | x_<=t), x_t+1) / n`` (ILQL, arXiv 2206.11871, sec. 4.3).
 
+    The options are those of :class:`~torchrl_lang.objectives.ILQLLoss`.
+
     Args:
         batch: the decisions of the rows.
         rows: the rows with what the trunk wrote: the head's inputs ``[B, T, H]``, or ``logits`` ``[B, T, V]``.
@@ -44,8 +46,7 @@ def actor_loss(
             ``"action"`` by the number of decisions.
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (``[*B, T]``).
         detach: no gradient flows from here into the trunk.
-        logits_chunk: positions whose logits exist at a time, where ``head`` is one linear layer; see
-            :class:`~torchrl_lang.objectives.BCLoss`.
+        logits_chunk: positions whose logits exist at a time, where ``head`` is one linear layer.
     """
     index = batch.place
     if weight is None:
@@ -58,7 +59,24 @@ def actor_loss(
         # Leave out rather than multiply: a masked value may be infinite.
         kept = batch.mask.flatten()[index].nonzero().squeeze(-1)
         index, weight = index[kept], weight[kept]
-    total, losses = _cross_entropy(batch, rows, head, index, weight, reduction == "none", detach, logits_chunk)
+    target = shift_left(batch.tokens).flatten()[index]
+    inputs = gather_inputs([LOGITS] if head is None else head.in_keys, rows, index)
+    inputs = inputs.detach() if detach else inputs
+    layer = linear_layer(head)
+    if head is not None and layer is not None and in_chunks(logits_chunk, layer.out_features):
+        total, losses, _ = linear_cross_entropy(
+            inputs.get(head.in_keys[0]),
+            layer.weight,
+            layer.bias,
+            target,
+            position_weight=weight,
+            chunk_size=logits_chunk if isinstance(logits_chunk, int) else None,
+            recompute=reduction == "none",
+        )
+    else:
+        logits = (inputs if head is None else head(inputs)).get(LOGITS)
+        losses = F.cross_entropy(upcast_half(logits), target, reduction="none")
+        total = (weight * losses).sum()
     if reduction == "none":
         return batch.at_decisions(weight * losses, index).reshape(batch.shape)
     if reduction == "sum":
@@ -66,48 +84,3 @@ def actor_loss(
     counts = shift_left(batch.attention_mask) if normalizer == "all" else batch.decision
     counts = counts if batch.mask is None else counts & batch.mask
     return total / counts.sum().clamp_min(1)
-
-
-def _cross_entropy(
-    batch: TransitionBatch,
-    rows: TensorDictBase,
-    head: TensorDictModule | None,
-    index: Tensor,
-    weight: Tensor,
-    each: bool,
-    detach: bool,
-    logits_chunk: LogitsChunk,
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the next tokens at ``index``: the weighted sum, and each."""
-    target = batch.next_token.flatten()[index]
-    layer = _linear(head)
-    if head is not None and layer is not None and in_pieces(logits_chunk, layer.out_features):
-        hidden = gather_inputs(head, rows, index).get(head.in_keys[0])
-        total, losses, _ = linear_cross_entropy(
-            hidden.detach() if detach else hidden,
-            layer.weight,
-            layer.bias,
-            target,
-            position_weight=weight,
-            chunk_size=logits_chunk if isinstance(logits_chunk, int) else None,
-            recompute=each,
-        )
-        return total, losses
-    losses = F.cross_entropy(upcast_half(_logits(rows, head, index, detach)), target, reduction="none")
-    return (weight * losses).sum(), losses
-
-
-def _linear(head: TensorDictModule | None) -> nn.Linear | None:
-    """The linear layer that is all of the head; None where there is more to it, adapters and hooks included."""
-    module = getattr(head, "module", None)
-    if head is None or type(module) is not nn.Linear or len(head.in_keys) != 1:
-        return None
-    return None if module._forward_hooks or module._forward_pre_hooks else module
-
-
-def _logits(rows: TensorDictBase, head: TensorDictModule | None, index: Tensor, detach: bool) -> Tensor:
-    if head is None:
-        logits = rows.get(LOGITS).flatten(0, 1).index_select(0, index)
-        return logits.detach() if detach else logits
-    inputs = gather_inputs(head, rows, index)
-    return head(inputs.detach() if detach else inputs).get(LOGITS)

@@ -12,13 +12,14 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
-from torchrl_lang.functional.checks import finite, one_of, positive
+from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
+from torchrl_lang.objectives.checks import check_actor, check_head, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
@@ -27,12 +28,7 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.token_scores import (
-    TokenScores,
-    checked_reference,
-    read_reference,
-    score_decisions,
-)
+from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, read_reference, score_decisions
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
 __all__ = ["PPOLoss"]
@@ -40,7 +36,7 @@ __all__ = ["PPOLoss"]
 _METRICS = ("kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl")
 
 _ESTIMATED = "call loss.estimate(rows) once a batch, before the first epoch"
-_ADVICE = {
+_SOURCES = {
     "token_log_prob": "take it along from acting, rows_from_rollout(..., carry=['token_log_prob'])",
     "advantage": _ESTIMATED,
     "value_target": _ESTIMATED,
@@ -149,6 +145,7 @@ class PPOLoss(AdvantageRowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     kl_controller: KLController | None
+    _sources = _SOURCES
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl", *_METRICS]
 
     def __init__(
@@ -176,34 +173,29 @@ class PPOLoss(AdvantageRowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(
-            actor_network,
-            value_network,
-            value_trunk=value_trunk,
-            gamma=gamma,
-            lmbda=lmbda,
-            turn_gamma=turn_gamma,
-            turn_lmbda=turn_lmbda,
-            bootstrap=bootstrap,
-            end_of_action=end_of_action,
-            detach_value=detach_value,
-            logits_chunk=logits_chunk,
-            reduction=reduction,
-        )
+        super().__init__(reduction, logits_chunk)
+        check_actor("PPOLoss", actor_network)
+        check_head("PPOLoss", "value_network", value_network)
+        check_token("end_of_action", end_of_action, actor_network)
+        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
+        clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
+        for name, number in clocks.items():
+            within(name, number, 0, 1)
+        one_of("bootstrap", bootstrap, ("first", "mean"))
         one_of("loss_critic_type", loss_critic_type, ("l2", "l1", "smooth_l1"))
         one_of("kl_estimator", kl_estimator, ("k1", "k2", "k3", "exact"))
         finite("value_weight", value_weight)
         finite("entropy_weight", entropy_weight, low=None)
         if value_clip is not None:
             positive("value_clip", value_clip)
+        self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
+        self.bootstrap, self.end_of_action, self.detach_value = bootstrap, end_of_action, detach_value
         self.clip_epsilon, self.value_clip = _bounds(clip_epsilon), value_clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
         self.kl_controller = kl_controller(kl_weight)
         self.kl_estimator = kl_estimator
         exact = self.kl_controller is not None and kl_estimator == "exact"
-        if reference is not None and not exact:
-            raise ValueError("A reference is read with a kl_weight and kl_estimator='exact' alone: give both or none.")
-        self.reference = checked_reference(actor_network, reference) if exact else None
+        self.reference = checked_reference(actor_network, reference, is_read=exact)
         self.normalize_advantage, self.loss_critic_type = normalize_advantage, loss_critic_type
         self._row_entries = self._entries_read()
 
@@ -224,7 +216,7 @@ class PPOLoss(AdvantageRowLoss):
         is_first = not self._values_checked
         batch = self._find(tensordict)
         counted = batch.counts
-        given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _ADVICE}
+        given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _SOURCES}
         if is_first and self._values_checked:
             _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
         states = split_actor(self.scorer.language_actor).trunk(batch.rows.copy())
@@ -256,29 +248,16 @@ class PPOLoss(AdvantageRowLoss):
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / rows
         return TensorDict({**out, **metrics})
 
-    def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        try:
-            return super()._entries(tensordict)
-        except KeyError as error:
-            missing = [
-                name for name in self._row_entries if tensordict.get(getattr(self.tensor_keys, name), None) is None
-            ]
-            advice = [f"{name}: {_ADVICE[name]}" for name in missing if name in _ADVICE]
-            if not advice:
-                raise
-            raise KeyError(f"{error.args[0]} {'; '.join(advice)}.") from None
-
     def _given(self, tensordict: TensorDictBase, name: str, batch: TransitionBatch) -> Tensor:
         """An entry of the agent's tokens at the decisions, ``[N]``."""
         entry = tensordict.get(getattr(self.tensor_keys, name))
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
 
     def _scores(self, batch: TransitionBatch, states: TensorDictBase) -> TokenScores:
-        scorer = self.scorer
         return score_decisions(
-            scorer,
+            self.scorer,
             batch,
-            {key: states.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys},
+            states,
             entropy_gradient=bool(self.entropy_weight),
             reference=None if self.reference is None else read_reference(self.reference, batch),
             logits_chunk=self.logits_chunk,
@@ -312,7 +291,7 @@ def _check_finite(given: dict[str, Tensor]) -> None:
         number = int((~value.isfinite()).sum())
         if number:
             raise ValueError(
-                f"{name} is not finite at {number} of {value.shape[0]} tokens that the agent wrote: {_ADVICE[name]}."
+                f"{name} is not finite at {number} of {value.shape[0]} tokens that the agent wrote: {_SOURCES[name]}."
             )
 
 

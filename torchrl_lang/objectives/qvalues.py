@@ -17,13 +17,8 @@ __all__ = ["QValues", "taken_values"]
 class QValues:
     """Q of the ``N`` decisions of a batch. Each form is computed at most once, when a term first asks for it.
 
-    Args:
-        network: ``hidden [N, H] -> action_value [N, n_q, V]``.
-        params: its parameters.
-        states: the network's inputs at the decisions, batch size ``[N]``.
-        action: int64 ``[N]``, the tokens that were written.
-        key: of the network's output.
-        counted: bool ``[N]``, the decisions whose losses count; None where all do.
+    ``states`` are the inputs of ``network`` at the decisions, ``action`` the tokens that were written, int64 ``[N]``,
+    ``key`` that of the output ``[N, n_q, V]``, and ``counted`` the decisions whose losses count, None where all do.
     """
 
     def __init__(
@@ -57,7 +52,7 @@ class QValues:
                     self._taken = taken_values(self._network, self._states, self._action, self._key)
         return self._taken
 
-    def in_pieces(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
+    def in_chunks(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
         """A term over the vocabulary by the network's own method ``name``, which never builds the table.
 
         Returns:

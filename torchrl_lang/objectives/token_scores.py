@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -25,8 +26,6 @@ __all__ = [
     "checked_reference",
     "read_reference",
     "score_decisions",
-    "utterance_end",
-    "utterance_end_token",
 ]
 
 
@@ -44,7 +43,7 @@ class TokenScores(NamedTuple):
 def score_decisions(
     scorer: RowScorer,
     batch: DecisionBatch,
-    states: States,
+    rows: TensorDictBase,
     *,
     entropy_gradient: bool = False,
     reference: tuple[RowScorer, States] | None = None,
@@ -52,17 +51,17 @@ def score_decisions(
 ) -> TokenScores:
     """Log-probability, entropy and divergence of each decision, under the distribution that the policy acts by.
 
-    Logits exist for some decisions at a time, and are computed a second time in the backward pass, wherever there is
-    more than one piece.
+    Logits exist for one chunk of decisions at a time and, with several chunks, are computed again in the backward pass.
 
     Args:
         scorer: of the policy.
         batch: the rows' decisions.
-        states: what the policy's trunk wrote for the rows.
+        rows: the rows with what the policy's trunk wrote.
         entropy_gradient: whether gradients are to flow through the entropy.
         reference: a frozen model of the same kind and what its trunk wrote, for the exact divergence.
         logits_chunk: decisions per chunk; ``"auto"`` for a few dozen megabytes of logits, None for one chunk.
     """
+    states = {key: rows.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys}
 
     def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
         log_prob = scorer.log_softmax(states, place)
@@ -75,42 +74,45 @@ def score_decisions(
             out.append(categorical_kl(log_prob, ref_log_prob))
         return tuple(out)
 
-    pieces = list(_pieces(scorer, batch, states, logits_chunk))
-    if len(pieces) == 1:
+    chunks = list(_chunks(scorer, batch, states, logits_chunk))
+    if len(chunks) == 1:
         parts = [score(batch.place, batch.action)]
     else:
-        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in pieces]
-    log_prob, spread, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _with_certain_ends(scorer, batch, TokenScores(log_prob, spread, kl[0] if kl else None))
+        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
+    log_prob, entropy, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
+    return _with_certain_ends(scorer, batch, TokenScores(log_prob, entropy, kl[0] if kl else None))
 
 
-def utterance_end(actor: object) -> tuple[int, int] | None:
+def _utterance_end(actor: object) -> tuple[int, int] | None:
     """Id of the token that ends an utterance, and their greatest length; None where an actor writes single tokens."""
     if not isinstance(actor, UtteranceActor):
         return None
     return actor.decoder.control.end_of_action, actor.decoder.action_length
 
 
-def utterance_end_token(actor: object, given: int | None) -> int | None:
-    """Id of the token that ends an utterance: the given one, or else that of an UtteranceActor."""
-    known = utterance_end(actor)
-    return given if given is not None or known is None else known[0]
-
-
-def checked_reference(actor: TensorDictModuleBase, reference: FrozenActor | None) -> FrozenActor:
-    """The reference, if there is an exact divergence of ``actor`` from it.
+def checked_reference(
+    actor: TensorDictModuleBase, reference: FrozenActor | None, *, is_read: bool
+) -> FrozenActor | None:
+    """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one.
 
     Raises:
         TypeError: it is no :class:`~torchrl_lang.transforms.FrozenActor`.
-        ValueError: it is another kind of actor, or one that shares a head with adapters.
+        ValueError: no term reads it, it is another kind of actor, or one that shares a head with adapters.
     """
+    if not is_read:
+        if reference is not None:
+            raise ValueError(
+                "A reference is read for an exact divergence with a kl_weight (in PPOLoss with kl_estimator='exact'): "
+                "give both or none."
+            )
+        return None
     if not isinstance(reference, FrozenActor):
         raise TypeError(
             f"kl_estimator='exact' needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
             "frozen_copy(actor) or adapters_off(actor)."
         )
     theirs = RowScorer(reference.actor)
-    if theirs.has_values or utterance_end(theirs.actor) != utterance_end(actor):
+    if theirs.has_values or _utterance_end(reference.actor) != _utterance_end(actor):
         raise ValueError(
             "Policy and reference must be the same kind of actor, as utterance actors of one action_length and without "
             "guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."
@@ -134,7 +136,7 @@ def read_reference(reference: FrozenActor, rows: DecisionBatch) -> tuple[RowScor
         return scorer, scorer.states(rows)
 
 
-def _pieces(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
+def _chunks(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:
     number = batch.place.shape[0]
     if logits_chunk is None or not number:
         return iter([slice(0, number)])
@@ -146,10 +148,8 @@ def _pieces(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chun
 def _with_certain_ends(scorer: RowScorer, batch: DecisionBatch, scores: TokenScores) -> TokenScores:
     """The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn."""
     certain = scorer.certain(batch)
-    if certain is None or not isinstance(scorer.actor, UtteranceActor):
+    if certain is None:
         return scores
-    impossible = batch.action != scorer.actor.decoder.control.end_of_action
-    forced = torch.zeros_like(scores.log_prob).masked_fill(impossible, -torch.inf)
-    log_prob = torch.where(certain, forced, scores.log_prob)
+    log_prob = scorer.with_certain_ends(batch, scores.log_prob)
     kl = None if scores.kl is None else torch.where(certain, 0.0, scores.kl)
     return TokenScores(log_prob, torch.where(certain, 0.0, scores.entropy), kl)

@@ -12,19 +12,11 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
-from torchrl_lang.functional.checks import finite
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
-from torchrl_lang.objectives.base import (
-    LogitsChunk,
-    RowLoss,
-    TransitionBatch,
-    gather_inputs,
-    in_pieces,
-)
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 
@@ -32,23 +24,10 @@ __all__ = ["ValueRowLoss"]
 
 
 class ValueRowLoss(RowLoss):
-    """Base of the losses with Q and V heads on a trunk. Abstract: a loss fills in ``forward``.
+    """Base of the losses with Q and V heads on a trunk. Abstract: a loss fills in ``forward`` and sets the options.
 
     The trunk is a stateful module that runs once a batch. Only the heads are functional, with target parameters of Q
     that TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient.
-
-    Args:
-        actor_network: the language-model actor, or an :class:`~torchrl_lang.modules.UtteranceActor` over one.
-        qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``.
-        value_network: ``hidden [N, H] -> state_value [N, 1]``.
-        value_trunk: a trunk of its own for Q and V.
-        target_trunk: the target heads read a slowly following copy of the trunk.
-        value_min: least target Q.
-        value_max: greatest target Q.
-        detach_value: no gradient from V into the trunk.
-        detach_qvalue: no gradient from Q into the trunk.
-        logits_chunk: see :class:`~torchrl_lang.objectives.ILQLLoss`.
-        reduction: see :class:`RowLoss`.
     """
 
     @dataclass
@@ -61,7 +40,6 @@ class ValueRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
 
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     value_trunk: TensorDictModule | None
     target_value_trunk_params: TensorDictParams
     qvalue_network: TensorDictModule
@@ -71,32 +49,29 @@ class ValueRowLoss(RowLoss):
     value_network_params: TensorDictParams
     target_value_network_params: TensorDictParams
 
-    def __init__(
+    value_min: float | None
+    """Least target Q."""
+    value_max: float | None
+    """Greatest target Q."""
+    detach_value: bool
+    """No gradient flows from V into the trunk."""
+    detach_qvalue: bool
+    """No gradient flows from Q into the trunk."""
+
+    def _set_networks(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         qvalue_network: TensorDictModule,
         value_network: TensorDictModule,
-        *,
-        value_trunk: TensorDictModule | None = None,
-        target_trunk: bool = False,
-        value_min: float | None = None,
-        value_max: float | None = None,
-        detach_value: bool = False,
-        detach_qvalue: bool = False,
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        value_trunk: TensorDictModule | None,
+        target_trunk: bool,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
+        """Check the networks and make the heads functional."""
         name = type(self).__name__
         check_actor(name, actor_network)
-        check_head(name, "qvalue_network", qvalue_network, self.tensor_keys.action_value, "qvalue_module")
-        check_head(name, "value_network", value_network, self.tensor_keys.state_value, "value_module")
+        check_head(name, "qvalue_network", qvalue_network, self.tensor_keys.action_value)
+        check_head(name, "value_network", value_network, self.tensor_keys.state_value)
         check_vocabularies(actor_network, qvalue_network)
-        for option, bound in (("value_min", value_min), ("value_max", value_max)):
-            if bound is not None:
-                finite(option, bound, low=None)
-        if value_min is not None and value_max is not None and value_min > value_max:
-            raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
         self.actor_network = actor_network
         self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
         self.convert_to_functional(value_network, "value_network")
@@ -107,8 +82,6 @@ class ValueRowLoss(RowLoss):
             self.target_value_trunk_params = TensorDictParams(frozen, no_convert=True)
             self._has_update_associated["value_trunk"] = False
         self._check_tie()
-        self.value_min, self.value_max = value_min, value_max
-        self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
 
     def _check_tie(self) -> None:
         """Raise where Q would train an embedding that no optimiser finds in this loss."""
@@ -125,7 +98,7 @@ class ValueRowLoss(RowLoss):
     @property
     def language_actor(self) -> ProbabilisticTensorDictSequential:
         """Trunk, head and distribution of the policy."""
-        return RowScorer(self.actor_network).language_actor
+        return self.scorer.language_actor
 
     @property
     def value_trunk_params(self) -> TensorDict:
@@ -147,7 +120,7 @@ class ValueRowLoss(RowLoss):
 
     def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
         """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
-        inputs = gather_inputs(self.value_network, rows, batch.state_place)
+        inputs = gather_inputs(self.value_network.in_keys, rows, batch.state_place)
         with self.value_network_params.to_module(self.value_network):
             out = self.value_network(inputs.detach() if self.detach_value else inputs)
         value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
@@ -155,7 +128,7 @@ class ValueRowLoss(RowLoss):
 
     def _qvalues(self, batch: TransitionBatch, rows: TensorDictBase) -> QValues:
         """Online Q at the decisions."""
-        states = gather_inputs(self.qvalue_network, rows, batch.place)
+        states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place)
         return QValues(
             self.qvalue_network,
             self.qvalue_network_params,
@@ -172,7 +145,7 @@ class ValueRowLoss(RowLoss):
             trunk = self._value_trunk
             with self.target_value_trunk_params.to_module(trunk):
                 rows = trunk(batch.rows.copy())
-        states = gather_inputs(self.qvalue_network, rows, batch.place).detach()
+        states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
         with self.target_qvalue_network_params.to_module(self.qvalue_network):
             key = self.tensor_keys.action_value
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
@@ -183,20 +156,15 @@ class ValueRowLoss(RowLoss):
     def _vocabulary_term(
         self, term: Callable[..., Tensor], batch: TransitionBatch, qvalues: QValues, **options: Any
     ) -> Tensor:
-        """Reduce a term over the vocabulary, summed over the heads.
+        """Reduce a term ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``, summed over the heads.
 
-        Args:
-            term: ``(action_value [N, n_q, V], action [N], **options) -> [N, n_q]``. Where the vocabulary is large and
-                the head has a method of the same name, that computes it chunk by chunk.
-            batch: the decisions.
-            qvalues: of the decisions.
-            **options: for ``term``.
+        Where the vocabulary is large and the head has a method of the same name, that computes it chunk by chunk.
         """
         if not self._has_method(term.__name__):
             return self._reduce_decisions(term(qvalues.table, batch.action, **options).sum(-1), batch)
         chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
         recompute = self.reduction == "none"
-        total, each = qvalues.in_pieces(term.__name__, chunk_size=chunk_size, recompute=recompute, **options)
+        total, each = qvalues.in_chunks(term.__name__, chunk_size=chunk_size, recompute=recompute, **options)
         if recompute:
             return batch.at_decisions(each).reshape(batch.shape)
         return total if self.reduction == "sum" else total / self._number(batch)
@@ -205,4 +173,4 @@ class ValueRowLoss(RowLoss):
         """Whether the Q head computes a term over the vocabulary itself, and the vocabulary is large."""
         module = getattr(self.qvalue_network, "module", None)
         vocabulary = getattr(module, "vocab_size", None)
-        return vocabulary is not None and hasattr(module, name) and in_pieces(self.logits_chunk, vocabulary)
+        return vocabulary is not None and hasattr(module, name) and in_chunks(self.logits_chunk, vocabulary)

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional import lambda_returns, returns_to_go, shift_right, td_target, turn_end_mask
+from torchrl_lang.functional import lambda_returns, returns_to_go, td_target
 from torchrl_lang.functional.advantages import two_clock_advantages
 from torchrl_lang.objectives.base import TransitionBatch
 
-__all__ = ["Clocks", "Target", "qvalue_target", "turn_ends", "value_target"]
+__all__ = ["Clocks", "Target", "qvalue_target", "value_target"]
 
 Target = Literal["td", "mc", "lambda"]
 
@@ -23,23 +23,13 @@ class Clocks(NamedTuple):
     lmbda: Tensor | float
 
 
-def turn_ends(batch: TransitionBatch, end_of_action: int | None) -> Tensor:
-    """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
-    agent = shift_right(batch.decision)
-    return turn_end_mask(batch.attention_mask, agent, batch.tokens, end_of_action)
-
-
 def value_target(
     kind: Target, batch: TransitionBatch, qvalue: Tensor | None, next_value: Tensor, clocks: Clocks
 ) -> Tensor:
     """What V regresses on at each decision, float ``[N]``.
 
-    Args:
-        kind: ``"td"``: the target Q. ``"mc"``: the rewards to go. ``"lambda"``: lambda-returns over the target Q.
-        batch: the decisions.
-        qvalue: the target Q of the taken tokens, ``[N]``; not read with ``"mc"``.
-        next_value: V of the successors, ``[N]``; only that of the bootstrap state is read.
-        clocks: discounts and lambdas.
+    With ``"td"`` the target Q of the taken tokens, ``qvalue`` ``[N]``; with ``"mc"`` the rewards to go; with
+    ``"lambda"`` lambda-returns over the target Q, bootstrapped from V of the last successors, ``next_value`` ``[N]``.
     """
     if kind == "mc":
         return returns_to_go(batch.next_reward, batch.decision, clocks.gamma).flatten()[batch.place]
@@ -62,12 +52,8 @@ def qvalue_target(
 ) -> Tensor:
     """What Q regresses on at each decision, float ``[N]``: ``r + gamma V(s')``, or TD(lambda) over V.
 
-    Args:
-        batch: the decisions.
-        value: V of the decisions' states, ``[N]``; read with ``lmbda`` above 0.
-        next_value: V of their successors, ``[N]``.
-        gamma: discount of the step after each decision, a number or ``[B, T]``.
-        lmbda: 0 for the one-step target, 1 for the rewards to go with a bootstrap for truncated rows.
+    ``value`` and ``next_value`` are V of the decisions' states and of their successors, ``[N]``; ``gamma`` a number or
+    ``[B, T]``. ``lmbda=0`` is the one-step target, 1 the rewards to go with a bootstrap for truncated rows.
     """
     if not lmbda:
         discount = gamma.flatten()[batch.place] if isinstance(gamma, Tensor) and gamma.ndim else gamma

@@ -46,6 +46,9 @@ class Evaluate(Options):
         at_least=0,
     )
     method: Method | None = option(None, "decoding method; none: greedy, and without values sampling as well")
+    candidates: int = option(
+        8, "samples for each utterance of best_of, which plays the one of highest value", at_least=1
+    )
     seed: int = option(1, "seed of games and sampling", at_least=0)
     plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
 
@@ -108,7 +111,7 @@ def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tu
         for beta in _betas(options, folder, run):
             for method in (options.method,) if options.method else ("greedy",) if beta else ("sample", "greedy"):
                 name = f"{folder.name}{f' beta {beta:g}' if beta else ''} {method}"
-                policy = run.policy(beta, method=method, seed=options.seed)
+                policy = run.policy(beta, method=method, seed=options.seed, candidates=options.candidates)
                 yield folder, name, Player(policy, is_random=method in ("sample", "best_of"))
 
 

@@ -39,6 +39,8 @@ class FinishedRun:
     ) -> UtteranceActor:
         """The policy; with ``beta`` above 0 it is guided by the learned values.
 
+        ``"best_of"`` chooses by the learned value of the whole utterance, and without values by its probability.
+
         Args:
             beta: weight of the values.
             method: of decoding.
@@ -48,11 +50,11 @@ class FinishedRun:
         Raises:
             ValueError: ``beta`` is not 0 and the run has no values.
         """
-        guidance = None
-        if beta:
-            if not self.has_values:
-                raise ValueError(f"This run learned no values, so beta={beta} has nothing to weigh: leave beta at 0.")
-            guidance = ValueGuidance(self.model.heads["target_qvalue"], beta=beta)
+        if beta and not self.has_values:
+            raise ValueError(f"This run learned no values, so beta={beta} has nothing to weigh: leave beta at 0.")
+        by_value = method == "best_of" and self.has_values
+        guidance = ValueGuidance(self.model.heads["target_qvalue"], beta=beta) if beta or by_value else None
+        ranking = {"end_value_weight": 1.0, "log_prob_weight": 0.0} if by_value else {}
         return UtteranceActor(
             language_actor(self.model.lm),
             self.tokenizer.control,
@@ -61,7 +63,7 @@ class FinishedRun:
             method=method,
             seed=seed,
             diagnostics=True,
-            **options,
+            **{**ranking, **options},
         )
 
 

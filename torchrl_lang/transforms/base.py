@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Compose, Transform
 
+from torchrl_lang.schema import missing_entry
 from torchrl_lang.transforms.keys import key_list
 
 __all__ = ["ActionTransform", "required", "required_mask"]
@@ -160,26 +161,16 @@ def _as_acted(tensordict: TensorDictBase, acted: TensorDictBase) -> TensorDictBa
 
 
 def required(name: str, key: NestedKey, advice: str, *sources: TensorDictBase) -> Tensor:
-    """The entry ``key`` of the first source that has it.
-
-    Raises:
-        KeyError: no source has it; the message lists the entries of the first source, then ``advice``.
-    """
+    """The entry ``key`` of the first source that has it; if none has it, a KeyError with ``advice``."""
     for source in sources:
         value: Any = source.get(key, None)
         if value is not None:
             return value
-    present = sorted(map(str, sources[0].keys(True, True)))
-    raise KeyError(f"{name} needs the entry {key!r}; there is {present}. {advice}")
+    raise missing_entry(name, [key], sources[0], advice)
 
 
 def required_mask(name: str, key: NestedKey, *sources: TensorDictBase) -> Tensor:
-    """The mask ``key`` of the first source that has it.
-
-    Raises:
-        KeyError: no source has it.
-        TypeError: it is not bool.
-    """
+    """The mask ``key`` of the first source that has it; a TypeError if it is not bool."""
     mask = required(name, key, "It is the mask of the tokens that count.", *sources)
     if mask.dtype != torch.bool:
         raise TypeError(f"mask_key={key!r} must be bool, got {mask.dtype}: convert it with .bool().")

@@ -25,15 +25,7 @@ _DECISIONS_AT_ONCE = 1024
 
 
 def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024) -> Tensor:
-    """``KL(p || q)`` in closed form; of categorical distributions in chunks of the vocabulary.
-
-    Args:
-        p: batch shape ``[*B]``.
-        q: the same kind of distribution.
-        chunk_size: tokens of the vocabulary at a time.
-
-    Returns:
-        float ``[*B]``.
+    """``KL(p || q)`` in closed form, ``[*B]``; of categorical distributions in chunks of the vocabulary.
 
     Raises:
         NotImplementedError: no closed form is known.
@@ -82,14 +74,8 @@ def row_kl(
     the row, and with less variance than sampled log-ratios (Rao-Blackwellised: arXiv 2504.10637).
 
     Lower layers that both models share run once. Where both heads are linear, logits exist only for ``chunk_size``
-    tokens of the vocabulary at a time; with filters or values in between, a few decisions' whole logits do.
-
-    Args:
-        policy: scores under the policy.
-        reference: scores under the reference.
-        tensordict: rows, see :mod:`torchrl_lang.schema`.
-        forward: ``KL(reference || policy)`` instead of ``KL(policy || reference)``.
-        chunk_size: tokens of the vocabulary at a time.
+    tokens of the vocabulary at a time; with filters or values in between, a few decisions' whole logits do. With
+    ``forward`` it is ``KL(reference || policy)``.
 
     Raises:
         ValueError: policy and reference are different kinds of actors.
@@ -105,13 +91,7 @@ def row_kl(
 
 
 def row_log_probs(policy: RowReference, reference: RowReference, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Log-probability of every token that the agent wrote under both, float ``[*B, T]``; shared lower layers run once.
-
-    Args:
-        policy: scores under the policy.
-        reference: scores under the reference.
-        tensordict: rows, see :mod:`torchrl_lang.schema`.
-    """
+    """Log-probability of every token that the agent wrote under both, ``[*B, T]``; shared lower layers run once."""
     batch = DecisionBatch.read(tensordict)
     if batch.empty:
         return batch.zeros(), batch.zeros()

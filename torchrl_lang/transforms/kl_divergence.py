@@ -15,6 +15,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_lang.functional import KLDirection, kl_estimate
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.schema import missing_entry
 from torchrl_lang.transforms.base import required, required_mask
 from torchrl_lang.transforms.exact_kl import distribution_kl, row_kl
 from torchrl_lang.transforms.keys import KL, REF_LOG_PROB, ActionKeys, key_list
@@ -87,7 +88,7 @@ class KLDivergenceTransform(ReferenceTransform):
         >>> KLDivergenceTransform(log_prob_key="log_prob")(data)
         Traceback (most recent call last):
             ...
-        KeyError: "KLDivergenceTransform needs the policy's log-probability ['log_prob']; ..."
+        KeyError: "KLDivergenceTransform needs 'log_prob', found only ['action_log_prob', 'ref_log_prob']. It is ..."
     """
 
     def __init__(
@@ -174,11 +175,11 @@ class KLDivergenceTransform(ReferenceTransform):
         if self.missing == "zero":
             return ref
         missing = [key for key, value in zip(self.log_prob_keys, found, strict=True) if value is None]
-        raise KeyError(
-            f"{type(self).__name__} needs the policy's log-probability {missing}; the data has "
-            f"{sorted(map(str, root.keys(True, True)))}. Build the actor with return_log_prob=True, name the entry "
-            "with log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'."
+        advice = (
+            "It is the policy's log-probability: build the actor with return_log_prob=True, name the entry with "
+            "log_prob_key=, or, for a random policy (as check_env_specs has), pass missing='zero'."
         )
+        raise missing_entry(type(self).__name__, missing, root, advice)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "acting": None}  # a copy would not learn what the policy learns

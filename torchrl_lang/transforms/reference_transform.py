@@ -28,11 +28,6 @@ class ReferenceTransform(ActionTransform):
 
     Every call, every reset of an environment and every ``state_dict()`` checks that weights which the reference shares
     with the policy are unchanged. A compiled call does not check.
-
-    Args:
-        out_keys: the entries that it writes.
-        reference: None for a transform that needs none.
-        embed_weights: keep the weights of the reference in the ``state_dict``.
     """
 
     def __init__(

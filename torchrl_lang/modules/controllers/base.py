@@ -145,14 +145,11 @@ class KLController(nn.Module, ABC):
             stacklevel=3,
         )
 
-    def _options(self) -> dict[str, object]:
-        """The options that :meth:`extra_repr` shows beside the coefficient."""
-        return {}
-
     def extra_repr(self) -> str:
-        """The present coefficient and the options."""
-        shown = [f"coef={float(self.coef):g}", *(f"{name}={value}" for name, value in self._options().items())]
-        return ", ".join([*shown, "shared"] if self.shared else shown)
+        """The present state and the options."""
+        state = [f"{name}={float(buffer):g}" for name, buffer in self.named_buffers()]
+        options = [f"{name}={value}" for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        return ", ".join([*state, *options, "shared"] if self.shared else [*state, *options])
 
 
 def one_number(name: str, value: Tensor | float) -> float:

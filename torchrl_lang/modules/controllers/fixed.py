@@ -77,9 +77,6 @@ class ScheduledKLController(KLController):
         self.step.add_(n)
         self.coef.fill_(_interpolate(self.knots, int(self.step)))
 
-    def _options(self) -> dict[str, object]:
-        return {"knots": self.knots}
-
 
 def as_controller(coef: Tensor | float | KLController) -> KLController:
     """A :class:`ConstantKLController` of a number; a controller is returned as it is.

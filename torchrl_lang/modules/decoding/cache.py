@@ -127,11 +127,6 @@ class RowCache(Cache):
             self._slots = _slots(self._positions, self._rows, layer.keys.shape[1])
         return layer.write(key_states, value_states, self._slots, self._visible, self._rows)
 
-    def select(self, rows: Tensor) -> None:
-        """Keep the given rows, int64 ``[M]``, in that order; a row may occur more than once."""
-        for layer in self.layers:
-            layer.keys, layer.values = (kept.index_select(0, rows) for kept in (layer.keys, layer.values))
-
     def reordered(self, rows: Tensor, size: int | None = None) -> RowCache:
         """A copy of the given rows, int64 ``[M]``, with their first ``size`` slots; this cache is not changed."""
         size = self.size if size is None else min(size, self.size)
@@ -184,16 +179,7 @@ def _slots(positions: Tensor, rows: Tensor | None, size: int) -> Tensor:
 
 
 def swap_rows(values: Tensor, first: Tensor, second: Tensor) -> None:
-    """Exchange rows of ``values`` in place; ``first`` and ``second`` are int64 ``[M]``, all different.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.decoding.cache import swap_rows
-        >>> values = torch.tensor([10, 11, 12])
-        >>> swap_rows(values, torch.tensor([0]), torch.tensor([2]))
-        >>> values
-        tensor([12, 11, 10])
-    """
+    """Exchange rows of ``values`` in place; ``first`` and ``second`` are int64 ``[M]``, all different."""
     values[torch.cat([first, second])] = values[torch.cat([second, first])]
 
 

@@ -8,13 +8,14 @@ from typing import Any
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.model_runner import check_head_reads, check_writes
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.stacked_heads import StackedHeads
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["check_control", "check_count", "check_model"]
@@ -24,8 +25,7 @@ def check_count(name: str, value: Any) -> None:
     """Raise unless ``value`` is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
+    at_least_one(name, value)
 
 
 def check_control(control: Any) -> None:
@@ -54,24 +54,24 @@ def check_model(
 
 def _check_ids(vocabulary: int | None, rule: NextTokenDistribution, control: ControlTokens) -> None:
     ids, forbidden = set(control.ids()), set(rule.forbidden.tolist())
-    sayable = vocabulary if rule.vocab_size is None else rule.vocab_size
+    allowed = vocabulary if rule.vocab_size is None else rule.vocab_size
     if vocabulary is not None:
-        if sayable is not None and sayable > vocabulary:
+        if allowed is not None and allowed > vocabulary:
             raise ValueError(
-                f"The tokenizer has {sayable} ids, but the model's vocabulary only {vocabulary}: give the model "
+                f"The tokenizer has {allowed} ids, but the model's vocabulary only {vocabulary}: give the model "
                 "embeddings for all of them with fit_vocabulary(lm, tokenizer.vocab_size)."
             )
         _check_range("forbidden", forbidden, vocabulary)
         _check_range("control", ids, vocabulary)
-    if sayable is None:
+    if allowed is None:
         return
-    if control.end_of_action >= sayable:
+    if control.end_of_action >= allowed:
         raise ValueError(
-            f"vocab_size={sayable} excludes the end-of-action token {control.end_of_action}: it must be at least the "
+            f"vocab_size={allowed} excludes the end-of-action token {control.end_of_action}: it must be at least the "
             "number of the tokenizer's ids."
         )
-    if len({token for token in forbidden if token < sayable}) == sayable:
-        raise ValueError(f"forbidden contains all {sayable} ids: no token is left to generate.")
+    if len({token for token in forbidden if token < allowed}) == allowed:
+        raise ValueError(f"forbidden contains all {allowed} ids: no token is left to generate.")
 
 
 def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
@@ -85,8 +85,8 @@ def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
 
 def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
     check_head_reads(trunk.out_keys, head)
-    model, own = getattr(trunk, "module", None), getattr(head, "module", head)
-    if isinstance(model, Trunk) and isinstance(own, StackedHeads) and own.width != model.width:
+    model, own = trunk_of(trunk), getattr(head, "module", head)
+    if model is not None and isinstance(own, StackedHeads) and own.width != model.width:
         raise ValueError(
             f"{type(own).__name__} reads states of width {own.width}, but the trunk's have {model.width}: build it "
             f"with width={model.width}."

@@ -1,4 +1,4 @@
-"""The decoder: generates utterances and computes their log-probabilities, on plain tensors."""
+"""The decoder: generates utterances, on plain tensors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.modules.actor import ActorParts, split_actor
-from torchrl_lang.modules.decoding.checks import check_control, check_count, check_model
-from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks, states_at
+from torchrl_lang.modules.decoding.checks import check_count, check_model
+from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks
 from torchrl_lang.modules.decoding.model_runner import warn_uncached
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
-from torchrl_lang.modules.decoding.search import beam_search, best_of
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances
+from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
-from torchrl_lang.modules.trunk import Trunk
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Decoder", "Method"]
@@ -28,10 +28,9 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 class Decoder(nn.Module):
-    """Generates utterances for rows and computes log-probabilities of given utterances, on plain tensors.
+    """Generates utterances for rows, on plain tensors.
 
-    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options. Without a ``stream`` it has its own,
-    seeded by the operating system, and so has each copy.
+    :class:`UtteranceActor` wraps it with TorchRL's keys and documents the options.
     """
 
     def __init__(
@@ -41,22 +40,24 @@ class Decoder(nn.Module):
         control: ControlTokens,
         action_length: int,
         *,
-        value: nn.Module | None = None,
-        beams: int = 4,
-        candidates: int = 4,
-        advantage_weight: float = 0.0,
-        log_prob_weight: float = 1.0,
-        stream: RandomStream | None = None,
-        diagnostics: bool = False,
-        cached: bool = True,
+        value: nn.Module | None,
+        beams: int,
+        candidates: int,
+        advantage_weight: float,
+        end_value_weight: float,
+        log_prob_weight: float,
+        stream: RandomStream,
+        diagnostics: bool,
+        cached: bool,
     ) -> None:
         super().__init__()
-        check_control(control)
         for name, count in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
             check_count(name, count)
         check_model(split_actor(actor), rule, control, value)
         if advantage_weight and (rule.guidance is None or rule.guidance.value is None):
             raise ValueError("advantage_weight ranks by Q - V: pass guidance=ValueGuidance(qvalue, value, …).")
+        if end_value_weight and rule.guidance is None:
+            raise ValueError("end_value_weight ranks by Q: pass guidance=ValueGuidance(qvalue, beta=…).")
         self.actor = actor
         self.rule = rule
         self.value = value
@@ -65,14 +66,15 @@ class Decoder(nn.Module):
         self.beams = beams
         self.candidates = candidates
         self.advantage_weight = advantage_weight
+        self.end_value_weight = end_value_weight
         self.log_prob_weight = log_prob_weight
-        self.stream = RandomStream() if stream is None else stream
+        self.stream = stream
         self.diagnostics = diagnostics
         self.cached = cached
         if cached:
-            warn_uncached([split_actor(actor).trunk, self._value_trunk])
+            warn_uncached([split_actor(actor).trunk, self.value_trunk])
 
-    def utter(
+    def generate(
         self,
         tokens: Tensor,
         attention_mask: Tensor,
@@ -80,81 +82,47 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
-        memory: PrefixCache | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> Utterances:
         """Generate ``N * candidates`` utterances for rows, int64 ``[*B, T]`` flattened to ``N``.
 
         More than one candidate requires ``"sample"``; the candidates of a row are adjacent. Rows that are ``done``,
-        bool ``[*B, 1]``, get an empty utterance. With a ``memory`` only the new tokens of rows are read.
+        bool ``[*B, 1]``, get an empty utterance. With a ``prefix_cache`` only the new tokens of rows are read.
         """
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
         drawn = {"sample": candidates, "best_of": self.candidates}.get(method, 0)
-        uniform = self._uniform(n, drawn, device) if drawn else None
-        speaks, count = _speaking(done, n)
-        silent = Utterances.empty(n * candidates, self.action_length, self.control, device)
-        if count == 0:
+        # For all rows, done or not, before the first token: a row's numbers do not depend on other rows.
+        shape = (n, drawn, self.action_length)
+        uniform = self.stream.uniform(shape, torch.float32).to(device) if drawn else None
+        active = torch.ones(n, dtype=torch.bool, device=device) if done is None else ~done.reshape(n)
+        empty = Utterances.empty(n * candidates, self.action_length, self.control, device)
+        if not active.any():
             with gathered(self._sharded):  # other processes may have rows
-                return silent
+                return empty
         with torch.no_grad(), eval_mode(self):
-            transcripts = None if memory is None else self._remembered(memory, tokens, length)
-            speaking = _places(speaks, n, device) if transcripts is None else transcripts.seat(speaks)
-            prompt = self._prompt(tokens[speaking], length[speaking])
-            uniform = None if uniform is None else uniform[speaking].flatten(0, 1)
+            transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
+            rows = active.nonzero().squeeze(-1) if transcripts is None else transcripts.move_to_front(active)
+            prompt = self.prompt(tokens[rows], length[rows])
+            uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
-                said = self._decode(prompt, method, uniform, candidates, transcripts)
-        if memory is not None and transcripts is not None:
-            memory.put(transcripts)
-        place = (speaking[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
-        return silent.place(place, said)
+                generated = self._decode(prompt, method, uniform, candidates, transcripts)
+        if prefix_cache is not None and transcripts is not None:
+            prefix_cache.put(transcripts)
+        place = (rows[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
+        return empty.place(place, generated)
 
-    def token_log_prob(self, tokens: Tensor, attention_mask: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of each token of given utterances, from one pass over row and utterance.
-
-        Args:
-            tokens: int64 ``[N, T]``.
-            attention_mask: bool ``[N, T]``.
-            action: int64 ``[N, K]``.
-
-        Returns:
-            float ``[N, K]``: zero after the end; ``-inf`` in the last slot of an utterance without an end.
-        """
-        if action.shape[0] == 0:
-            return torch.zeros(action.shape, device=action.device)
-        k, end = self.action_length, self.control.end_of_action
-        prompt = self._prompt(tokens.long(), attention_mask.sum(-1))
-        is_end = action == end
-        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
-        out = torch.zeros(action.shape, device=action.device)
-        out[:, -1] = torch.where(active[:, -1] & ~is_end[:, -1], -torch.inf, 0.0)
-        slot = torch.arange(k, device=action.device)
-        place = prompt.length[:, None] + slot
-        rows = torch.cat([prompt.tokens, prompt.tokens.new_zeros(action.shape[0], k)], -1).scatter(-1, place, action)
-        row, chosen = active[:, :-1].nonzero(as_tuple=True)  # the last slot has probability one
-        if row.shape[0] == 0:
-            return out
-        states = states_at(
-            self._parts,
-            self._value_trunk,
-            rows[:, :-1],
-            prompt.length + active.sum(-1) - 1,
-            row,
-            place[row, chosen] - 1,
-        )
-        log_prob = gather_token(self.rule(states), action[row, chosen])
-        return out.to(log_prob.dtype).index_put((row, chosen), log_prob)
-
-    def _remembered(self, memory: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
+    def _cached_rows(self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
-        trunks = cacheable_trunks(self._parts, self._value_trunk) if self.cached else []
+        trunks = cacheable_trunks(self._parts, self.value_trunk) if self.cached else []
         if not trunks:
-            memory.forget()
+            prefix_cache.clear()
             return None
         n, width = tokens.shape
         limit = trunks[0].max_length
         size = width + self.action_length if limit is None else min(width + self.action_length, limit)
-        transcripts = memory.take(trunks, n, size, tokens.device)
-        transcripts.recall(tokens, length)
+        transcripts = prefix_cache.take(trunks, n, size, tokens.device)
+        transcripts.keep_common_prefix(tokens, length)
         return transcripts
 
     def _decode(
@@ -162,25 +130,28 @@ class Decoder(nn.Module):
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
         runner = LanguageModelRunner(
-            self._parts, self._value_trunk, size=size, cached=self.cached, transcripts=transcripts
+            self._parts, self.value_trunk, size=size, cached=self.cached, transcripts=transcripts
         )
         common = (runner, self.rule, prompt, self.control, self.action_length)
+        row = torch.arange(prompt.length.shape[0], device=prompt.length.device)
         if method == "beam":
             found, _ = beam_search(*common, beams=self.beams, diagnostics=self.diagnostics)
-            return found.select(torch.arange(prompt.length.shape[0], device=prompt.length.device) * self.beams)
-        if method == "best_of" and uniform is not None:
-            chosen, _ = best_of(
-                *common,
-                uniform=uniform,
-                candidates=self.candidates,
-                advantage_weight=self.advantage_weight,
-                log_prob_weight=self.log_prob_weight,
-                diagnostics=self.diagnostics,
-            )
-            return chosen
-        return sample_utterances(
-            *common, uniform=uniform, candidates=candidates, diagnostics=self.diagnostics, value=self.value
+            return found.select(row * self.beams)
+        ranked = method == "best_of"
+        drawn = sample_utterances(
+            *common,
+            uniform=uniform,
+            candidates=self.candidates if ranked else candidates,
+            diagnostics=self.diagnostics,
+            advantage=ranked and self.advantage_weight != 0,
+            end_value=ranked and self.end_value_weight != 0,
+            value=self.value,
         )
+        if not ranked:
+            return drawn
+        score = self.advantage_weight * drawn.advantage + self.end_value_weight * drawn.end_value
+        score = score + self.log_prob_weight * drawn.token_log_prob.sum(-1)
+        return drawn.select(row * self.candidates + score.reshape(-1, self.candidates).argmax(-1))
 
     @property
     def _parts(self) -> ActorParts:
@@ -190,42 +161,24 @@ class Decoder(nn.Module):
     @property
     def _sharded(self) -> list[nn.Module]:
         """Sharded language models of all trunks."""
-        trunks = [getattr(trunk, "module", None) for trunk in (self._parts.trunk, self._value_trunk)]
-        roots = [trunk.sharded_root for trunk in trunks if isinstance(trunk, Trunk)]
-        return [root for root in roots if root is not None]
+        trunks = [trunk_of(self._parts.trunk), trunk_of(self.value_trunk)]
+        return [trunk.sharded_root for trunk in trunks if trunk is not None and trunk.sharded_root is not None]
 
     @property
-    def _value_trunk(self) -> TensorDictModuleBase | None:
+    def value_trunk(self) -> TensorDictModuleBase | None:
+        """The trunk of the values of guidance, if it is not the actor's."""
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
-    def _prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
-        """Trim to the longest row and check the length."""
+    def prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
+        """Rows ``[N, T]`` trimmed to the longest; a ValueError if one is empty or too long for an utterance."""
         shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
-        model = getattr(self._parts.trunk, "module", None)
-        limit = model.max_length if isinstance(model, Trunk) else None
+        trunk = trunk_of(self._parts.trunk)
+        limit = None if trunk is None else trunk.max_length
         if limit is not None and longest + self.action_length > limit:
             raise ValueError(
                 f"A row of {longest} tokens and an utterance of action_length={self.action_length} exceed the "
                 f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
             )
         return Prompt(tokens[:, :longest], length)
-
-    def _uniform(self, n: int, candidates: int, device: torch.device) -> Tensor:
-        # Drawn for all rows, done or not, before the first token: a row's numbers do not depend on other rows.
-        shape = (n, candidates, self.action_length)
-        return self.stream.uniform(shape, torch.float32).to(device)
-
-
-def _speaking(done: Tensor | None, n: int) -> tuple[Tensor | None, int]:
-    """Rows that are not done, bool ``[N]``, and their number; None stands for all rows."""
-    if done is None:
-        return None, n
-    speaks = ~done.reshape(n)
-    count = int(speaks.sum())
-    return (None if count == n else speaks), count
-
-
-def _places(speaks: Tensor | None, n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device) if speaks is None else speaks.nonzero().squeeze(-1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
+from torchrl_lang.modules.row_scoring import row_log_prob
 
 __all__ = ["UtteranceDistribution"]
 
@@ -40,19 +42,32 @@ class UtteranceDistribution(Distribution):
         self.attention_mask = attention_mask
 
     def token_log_prob(self, action: Tensor) -> Tensor:
-        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible."""
+        """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible.
+
+        The last slot of an utterance without an end is impossible.
+        """
         if action.shape != (*self.batch_shape, *self.event_shape):
             raise ValueError(
                 f"Utterances of shape {(*self.batch_shape, *self.event_shape)} expected (batch, action_length), got "
                 f"{tuple(action.shape)}."
             )
-        k = action.shape[-1]
-        flat = self.decoder.token_log_prob(
-            self.tokens.reshape(-1, self.tokens.shape[-1]),
-            self.attention_mask.reshape(-1, self.tokens.shape[-1]),
-            action.reshape(-1, k),
+        if not action.numel():
+            return torch.zeros(action.shape, device=action.device)
+        flat = action.reshape(-1, action.shape[-1])
+        tokens, length = self.tokens.reshape(-1, self.tokens.shape[-1]).long(), self.attention_mask.sum(-1).flatten()
+        prompt = self.decoder.prompt(tokens, length)
+        is_end = flat == self.decoder.control.end_of_action
+        active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
+        place = length[:, None] + torch.arange(flat.shape[-1], device=flat.device)
+        tokens = torch.cat([prompt.tokens, torch.zeros_like(flat)], -1).scatter(-1, place, flat)
+        position = torch.arange(tokens.shape[-1], device=flat.device)
+        rows = TensorDict(
+            tokens=tokens,
+            attention_mask=position < (length + active.sum(-1))[:, None],
+            action_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
+            batch_size=tokens.shape[:1],
         )
-        return flat.reshape(action.shape)
+        return row_log_prob(self.decoder, rows).gather(-1, place).reshape(action.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of each utterance, int64 ``[*B, K] -> [*B]``."""
@@ -61,7 +76,7 @@ class UtteranceDistribution(Distribution):
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
-        drawn = self.decoder.utter(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
+        drawn = self.decoder.generate(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
         return (
             drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
             .movedim(-2, 0)
@@ -71,8 +86,8 @@ class UtteranceDistribution(Distribution):
     @property
     def mode(self) -> Tensor:
         """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
-        said = self.decoder.utter(self.tokens, self.attention_mask, method=self._mode)
-        return said.action.reshape(*self.batch_shape, *self.event_shape)
+        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode)
+        return found.action.reshape(*self.batch_shape, *self.event_shape)
 
     @property
     def deterministic_sample(self) -> Tensor:

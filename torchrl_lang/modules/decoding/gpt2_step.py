@@ -37,27 +37,27 @@ _KINDS: set[Any] = {*_PARTS, *(kind for parts in _PARTS.values() for kind in par
 _FORWARDS: dict[Any, Any] = {kind: kind.forward for kind in _KINDS}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
-_KEPT = 1 << 22
+_REUSED = 1 << 22
 
 
-def fast_gelu(x: Tensor, room: Tensor) -> Tensor:
+def fast_gelu(x: Tensor, buffer: Tensor) -> Tensor:
     """GELU in its tanh approximation (arXiv 1606.08415), by ``x (1 + tanh u) / 2 = x sigmoid(2u)``.
 
     PyTorch's takes twice as long on a CPU; it is used on other devices and for lower precision. May write into
-    ``room``, which has the shape of ``x``.
+    ``buffer``, which has the shape of ``x``.
     """
     if not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
         return F.gelu(x, approximate="tanh")
     slope = math.sqrt(8 / math.pi)
-    u = torch.addcmul(x.new_full((), slope), x, x, value=0.044715 * slope, out=room).mul_(x)
+    u = torch.addcmul(x.new_full((), slope), x, x, value=0.044715 * slope, out=buffer).mul_(x)
     return u.sigmoid_().mul_(x)
 
 
 _ACTIVATIONS: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
     NewGELUActivation: fast_gelu,
     GELUTanh: fast_gelu,
-    GELUActivation: lambda x, room: F.gelu(x),
-    nn.ReLU: lambda x, room: x.relu_(),
+    GELUActivation: lambda x, buffer: F.gelu(x),
+    nn.ReLU: lambda x, buffer: x.relu_(),
 }
 
 
@@ -67,9 +67,6 @@ class GPT2Step:
     Equal to the model up to rounding. If there are several tokens per row, the last layer computes only the requested
     ones. The step holds the model's weights at construction: it is valid until a :class:`WeightSnapshot` detects a
     change, and while :meth:`accepts` is true.
-
-    Args:
-        trunk: a trunk for which :meth:`accepts` is true.
     """
 
     def __init__(self, trunk: Trunk) -> None:
@@ -78,7 +75,7 @@ class GPT2Step:
         self.tokens, self.positions = model.wte.weight, model.wpe.weight
         self.blocks = [_Block(block) for block in model.h]
         self.final_norm = _norm(model.ln_f)
-        self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._buffers: dict[tuple[str, int], Tensor] = {}
 
     @classmethod
     def of(cls, trunk: Trunk) -> GPT2Step | None:
@@ -122,18 +119,10 @@ class GPT2Step:
         *,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Add tokens to the cache and return the states of one token of each row.
-
-        Args:
-            cache: the cache of the rows.
-            tokens: int64 ``[N, q]``; this and the next two as in :meth:`RowCache.extend`.
-            positions: int64 ``[N, q]`` or None.
-            visible: number of slots to attend to.
-            last: int64 ``[N]``, the index in ``q`` of the token.
-            rows: int64 ``[N]``, the rows of the cache.
+        """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
 
         Returns:
-            ``hidden`` ``[N, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
+            ``hidden`` ``[N, H]`` at the indices ``last`` (int64 ``[N]``) and, if exposed, ``hidden_pre_norm``.
         """
         n, q = tokens.shape
         slots = cache.expect(tokens, positions, visible, rows=rows)
@@ -141,27 +130,27 @@ class GPT2Step:
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
         x = F.embedding(tokens, self.tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):
-            query, keys, values = block.project(x, n, self._room)
+            query, keys, values = block.project(x, n, self._buffer)
             keys, values = cache.update(keys, values, i)
             if q > 1 and i == len(self.blocks) - 1:  # only the requested tokens are needed from here
                 row = torch.arange(n, device=tokens.device)
                 x, query = x.view(n, q, -1)[row, last], query[row, :, last].unsqueeze(2)
                 mask = scores(place[row, last].unsqueeze(-1), keys.shape[2], x.dtype)
-            x = block.finish(x, query, keys, values, mask, self._room)
+            x = block.finish(x, query, keys, values, mask, self._buffer)
         hidden = F.layer_norm(x, *self.final_norm)
         return (hidden, x) if self.expose_pre_norm else (hidden,)
 
-    def _room(self, name: str, rows: int, width: int) -> Tensor:
+    def _buffer(self, name: str, rows: int, width: int) -> Tensor:
         """Reused memory for ``[rows, width]`` numbers, because mapping new pages costs as much as the computation."""
-        if rows * width > _KEPT:
+        if rows * width > _REUSED:
             return self.tokens.new_empty(rows, width)
-        found = self._rooms.get((name, width))
+        found = self._buffers.get((name, width))
         if found is None or found.shape[0] < rows:
-            found = self._rooms[name, width] = self.tokens.new_empty(rows, width)
+            found = self._buffers[name, width] = self.tokens.new_empty(rows, width)
         return found[:rows]
 
 
-_Room = Callable[[str, int, int], Tensor]
+_Buffer = Callable[[str, int, int], Tensor]
 
 
 class _Block:
@@ -175,21 +164,21 @@ class _Block:
         self.into, self.out, self.up, self.down = ((layer.bias, layer.weight) for layer in layers)
         self.activation = _ACTIVATIONS[type(mlp.act)]
 
-    def project(self, x: Tensor, n: int, room: _Room) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, n: int, buffer: _Buffer) -> tuple[Tensor, ...]:
         """Queries, keys and values, ``[N q, H] -> [N, heads, q, D]``."""
         bias, weight = self.into
-        out = room("attention", x.shape[0], weight.shape[1])
+        out = buffer("attention", x.shape[0], weight.shape[1])
         torch.addmm(bias, F.layer_norm(x, *self.norm_1), weight, out=out)
         return out.view(n, -1, 3, self.heads, x.shape[-1] // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
 
     def finish(
-        self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, room: _Room
+        self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, buffer: _Buffer
     ) -> Tensor:
         """Attention and MLP, ``[N q, H] -> [N q, H]``; writes into ``x``."""
         causal = mask is None and query.shape[2] > 1
         seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=self.scaling)
         x = x.add_(torch.addmm(self.out[0], seen.transpose(1, 2).reshape(x.shape), self.out[1]))
-        inner, more = (room(name, x.shape[0], self.up[1].shape[1]) for name in ("inner", "activation"))
+        inner, more = (buffer(name, x.shape[0], self.up[1].shape[1]) for name in ("inner", "activation"))
         inner = self.activation(torch.addmm(self.up[0], F.layer_norm(x, *self.norm_2), self.up[1], out=inner), more)
         return x.add_(torch.addmm(self.down[0], inner, self.down[1]))
 

@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
@@ -70,12 +71,10 @@ class ValueGuidance(nn.Module):
         value_trunk: Trunk | TensorDictModuleBase | None = None,
     ) -> None:
         super().__init__()
-        if weighting not in ("exp", "sign"):
-            raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
+        one_of("weighting", weighting, ("exp", "sign"))
         if weighting == "sign" and not 0 <= beta <= 1:
             raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
-        if not math.isfinite(beta):
-            raise ValueError(f"beta must be finite, got {beta}.")
+        finite("beta", beta, low=None)
         check_writes("qvalue", qvalue, ACTION_VALUE)
         check_writes("value", value, STATE_VALUE)
         self.needs_value = weighting == "sign" or clip is not None
@@ -108,6 +107,13 @@ class ValueGuidance(nn.Module):
         """``A = min_k Q_k - V`` of every next token, ``[N, V]``, or of some as in :meth:`term`."""
         own = self._own(states)
         return self._least_q(own, tokens) - self._v(own)
+
+    def end_value(self, states: Mapping[str, Tensor], end_of_action: int) -> Tensor:
+        """``min_k Q_k`` of ending the utterance in each state, ``[N]``."""
+        own = self._own(states)
+        state = next(iter(own.values()))
+        end = torch.full((state.shape[0], 1), end_of_action, device=state.device)
+        return self._least_q(own, end).squeeze(-1)
 
     def _own(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if self.value_trunk is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
@@ -15,24 +14,19 @@ from torchrl_lang.modules.decoding.model_runner import (
     apply_head,
     cacheable,
     make_runner,
-    read_rows,
 )
-from torchrl_lang.modules.decoding.prefill_chunk import prefill_chunks
+from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.trunk import Trunk
 
-__all__ = ["LanguageModelRunner", "cacheable_trunks", "states_at"]
+__all__ = ["LanguageModelRunner", "cacheable_trunks"]
 
 
 class LanguageModelRunner(ModelRunner):
-    """Runs all trunks of a model on rows and evaluates the language-model head at the last token.
+    """Runs all trunks of a model on rows of up to ``size`` tokens and evaluates the head at the last token.
 
-    Args:
-        parts: the actor's parts.
-        value_trunk: the values' own trunk, if any; its states are named ``value_…``.
-        size: maximal row length.
-        cached: False reads the whole row for every token.
-        transcripts: the cached parts of these rows, for :func:`cacheable_trunks`; new tokens are added.
+    States of a separate ``value_trunk`` are named ``value_…``. Without ``cached`` the whole row is read for each token.
+    New tokens are added to the ``transcripts``, the cached parts of these rows.
     """
 
     def __init__(
@@ -55,14 +49,12 @@ class LanguageModelRunner(ModelRunner):
             kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
             self.runners = [CachedRunner(trunk, cache, size, step=step) for trunk, cache, step in kept]
 
-    def prefill(self, tokens: Tensor, length: Tensor) -> States:
-        """See :class:`ModelRunner`."""
-        if self.transcripts is None:
-            return self._complete([runner.prefill(tokens, length) for runner in self.runners])
-        plan = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
-        states = [runner.resume(tokens, length, plan) for runner in self.runners if isinstance(runner, CachedRunner)]
-        self.transcripts.read(tokens, length)
-        return self._complete(states)
+    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
+        """See :class:`ModelRunner`; the cached rows determine the chunks."""
+        if self.transcripts is not None:
+            chunks = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
+            self.transcripts.read(tokens, length)
+        return self._complete([runner.prefill(tokens, length, chunks) for runner in self.runners])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`ModelRunner`."""
@@ -86,7 +78,11 @@ class LanguageModelRunner(ModelRunner):
                 runner.compact(moves)
 
     def _complete(self, states: list[States]) -> States:
-        return _complete(self.parts, states[0], states[1] if len(states) > 1 else {})
+        """The states of all trunks, and the logits."""
+        own, *value = states
+        if self.parts.head is not None:
+            own[LOGITS] = apply_head(self.parts.head, own, LOGITS)
+        return own | {VALUE_PREFIX + key: tensor for part in value for key, tensor in part.items()}
 
 
 def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None) -> list[Trunk]:
@@ -94,35 +90,3 @@ def cacheable_trunks(parts: ActorParts, value_trunk: TensorDictModuleBase | None
     found = [cacheable(trunk) for trunk in (parts.trunk, value_trunk) if trunk is not None]
     models = [model for model in found if model is not None]
     return models if len(models) == len(found) else []
-
-
-def states_at(
-    parts: ActorParts,
-    value_trunk: TensorDictModuleBase | None,
-    tokens: Tensor,
-    length: Tensor,
-    row: Tensor,
-    position: Tensor,
-) -> States:
-    """The states at ``M`` positions of whole rows, from one pass of each trunk and the head at these positions.
-
-    Args:
-        parts: of the actor.
-        value_trunk: the values' own trunk, if any.
-        tokens: int64 ``[N, T]``.
-        length: int64 ``[N]``, real tokens.
-        row: int64 ``[M]``.
-        position: int64 ``[M]``.
-    """
-    attention = torch.arange(tokens.shape[-1], device=tokens.device) < length[:, None]
-
-    def read(trunk: TensorDictModuleBase) -> States:
-        return {key: value[row, position] for key, value in read_rows(trunk, tokens, attention).items()}
-
-    return _complete(parts, read(parts.trunk), {} if value_trunk is None else read(value_trunk))
-
-
-def _complete(parts: ActorParts, states: States, value: States) -> States:
-    if parts.head is not None:
-        states[LOGITS] = apply_head(parts.head, states, LOGITS)
-    return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}

@@ -20,7 +20,7 @@ from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk
 from torchrl_lang.modules.decoding.prefix_cache import Compaction
 from torchrl_lang.modules.stacked_heads import StackedHeads
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = [
@@ -44,8 +44,11 @@ class ModelRunner(ABC):
     """Reads a batch of rows and returns the states of each row's last token."""
 
     @abstractmethod
-    def prefill(self, tokens: Tensor, length: Tensor) -> States:
-        """Read prompts, int64 ``[N, P]`` with ``length`` ``[N]`` (at least 1) real tokens each."""
+    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
+        """Read prompts, int64 ``[N, P]`` with ``length`` ``[N]`` (at least 1) real tokens each.
+
+        Of prompts whose beginnings are in a cache ``chunks`` are the parts to read.
+        """
 
     @abstractmethod
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
@@ -76,16 +79,13 @@ class CachedRunner(ModelRunner):
         self.size = size
         self._step = GPT2Step.of(trunk) if step is None else step
 
-    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
         """See :class:`ModelRunner`."""
-        return self.resume(tokens, length, [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])])
-
-    def resume(self, tokens: Tensor, length: Tensor, parts: list[PrefillChunk]) -> States:
-        """Read the parts of prompts that are not in the cache."""
-        if len(parts) == 1:
-            return self._named(self._read(tokens, length, parts[0]))
-        read = [self._read(tokens[part.rows], length[part.rows], part) for part in parts]
-        back = torch.cat([part.rows for part in parts if part.rows is not None]).argsort()
+        chunks = [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])] if chunks is None else chunks
+        if len(chunks) == 1:
+            return self._named(self._read(tokens, length, chunks[0]))
+        read = [self._read(tokens[chunk.rows], length[chunk.rows], chunk) for chunk in chunks]
+        back = torch.cat([chunk.rows for chunk in chunks if chunk.rows is not None]).argsort()
         return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
@@ -101,13 +101,13 @@ class CachedRunner(ModelRunner):
         """See :class:`ModelRunner`."""
         self.cache.swap(moves.holes, moves.movers)
 
-    def _read(self, tokens: Tensor, length: Tensor, part: PrefillChunk) -> Sequence[Tensor]:
-        if part.width == part.longest:  # from the beginning: the fast causal kernel, without a mask
-            return self._extend(tokens[:, : part.width], None, None, length - 1, part.rows)
+    def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk) -> Sequence[Tensor]:
+        if chunk.width == chunk.longest:  # from the beginning: the fast causal kernel, without a mask
+            return self._extend(tokens[:, : chunk.width], None, None, length - 1, chunk.rows)
         # The last tokens of each row, so that all end together; tokens in the cache may be read a second time.
-        begin = (length - part.width).clamp_min(0)
-        positions = begin[:, None] + torch.arange(part.width, device=tokens.device)
-        return self._extend(tokens.gather(-1, positions), positions, part.longest, length - 1 - begin, part.rows)
+        begin = (length - chunk.width).clamp_min(0)
+        positions = begin[:, None] + torch.arange(chunk.width, device=tokens.device)
+        return self._extend(tokens.gather(-1, positions), positions, chunk.longest, length - 1 - begin, chunk.rows)
 
     def _extend(
         self,
@@ -136,7 +136,7 @@ class RecomputingRunner(ModelRunner):
         self.trunk = trunk
         self.size = size
 
-    def prefill(self, tokens: Tensor, length: Tensor) -> States:
+    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
         """See :class:`ModelRunner`."""
         self.tokens = torch.cat([tokens, tokens.new_zeros(tokens.shape[0], self.size - tokens.shape[1])], -1)
         return self._read(length - 1, tokens.shape[1])
@@ -159,15 +159,15 @@ class RecomputingRunner(ModelRunner):
 
 def cacheable(trunk: TensorDictModuleBase) -> Trunk | None:
     """The trunk in a module if it can read rows incrementally."""
-    model = getattr(trunk, "module", None)
-    return model if isinstance(model, Trunk) and model.supports_cache else None
+    model = trunk_of(trunk)
+    return model if model is not None and model.supports_cache else None
 
 
 def warn_uncached(trunks: Iterable[TensorDictModuleBase | None]) -> None:
     """Warn, once per process and kind of model, about models that cannot read rows incrementally."""
     for trunk in trunks:
-        model = getattr(trunk, "module", None)
-        if isinstance(model, Trunk) and model.cache_obstacle is not None:
+        model = trunk_of(trunk)
+        if model is not None and model.cache_obstacle is not None:
             _warn_once(type(model.model).__name__, model.cache_obstacle)
 
 

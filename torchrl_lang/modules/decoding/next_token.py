@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.functional import filter_logits
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.action_values import few_of_many
 from torchrl_lang.modules.actor import LOGITS
@@ -23,8 +24,8 @@ _TIES = 14
 class NextTokenDistribution(nn.Module):
     """``log softmax(filter(logits / temperature) + guidance)`` over the tokens that are allowed.
 
-    Forbidden tokens are masked first, so they do not count in top-k or top-p. Temperature, top-k and top-p apply to the
-    language model's logits only, before the value term; a token that they remove stays removed. If filter and a
+    Forbidden tokens are masked first, so they do not count in the filters. Temperature, top-k, top-p and min-p apply to
+    the language model's logits only, before the value term; a token that they remove stays removed. If filter and a
     ``"sign"`` term together would remove all tokens, the value term is omitted.
 
     If ``top_k`` is small compared with the vocabulary, only these tokens are computed: filters, values and
@@ -36,6 +37,7 @@ class NextTokenDistribution(nn.Module):
         temperature: above zero.
         top_k: number of tokens to keep.
         top_p: probability to keep.
+        min_p: least probability to keep, relative to that of the most likely token.
         guidance: the value term.
 
     Examples:
@@ -56,18 +58,20 @@ class NextTokenDistribution(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         guidance: ValueGuidance | None = None,
     ) -> None:
         super().__init__()
         # Invalid settings should fail here, not at the first token.
-        filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p)
-        if vocab_size is not None and vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}.")
+        filter_logits(torch.zeros(1, 2), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        if vocab_size is not None:
+            at_least_one("vocab_size", vocab_size)
         self.register_buffer("forbidden", torch.tensor(list(forbidden), dtype=torch.int64), persistent=False)
         self.vocab_size = vocab_size
         self.temperature = temperature
         self.top_k = top_k
         self.top_p = top_p
+        self.min_p = min_p
         self.guidance = guidance
 
     def forward(self, states: States) -> Tensor:
@@ -90,7 +94,9 @@ class NextTokenDistribution(nn.Module):
 
     def _log_prob(self, logits: Tensor, states: States, tokens: Tensor | None = None) -> Tensor:
         """Log-probability among some tokens, with their logits; by default among all."""
-        logits = filter_logits(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        logits = filter_logits(
+            logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
+        )
         if self.guidance is None:
             return logits.log_softmax(-1)
         # A constant: it depends on the logits only through the set of removed tokens.

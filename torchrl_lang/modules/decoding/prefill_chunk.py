@@ -42,9 +42,9 @@ def prefill_chunks(length: Tensor, known: Tensor) -> list[PrefillChunk]:
     whole, new = torch.stack([length, length - known]).cpu()  # the only synchronization with the device
     n = new.shape[0]
     ordered, order = new.sort(stable=True)
-    spared = torch.arange(n) * (ordered[-1] - torch.cat([ordered[:1], ordered[:-1]]))  # tokens saved by a second group
-    cut = int(spared.argmax())
-    if spared[cut] < max(_WORTH_A_CALL, _WORTH_A_GATHER * n * int(ordered[-1])):
+    saved = torch.arange(n) * (ordered[-1] - torch.cat([ordered[:1], ordered[:-1]]))  # tokens saved by a second group
+    cut = int(saved.argmax())
+    if saved[cut] < max(_WORTH_A_CALL, _WORTH_A_GATHER * n * int(ordered[-1])):
         return [PrefillChunk(None, int(ordered[-1]), int(whole.max()))]
     groups = order[:cut].sort().values, order[cut:].sort().values
     return [PrefillChunk(rows.to(length.device), int(new[rows].max()), int(whole[rows].max())) for rows in groups]

@@ -47,16 +47,10 @@ class Transcripts:
     """The cached rows of one batch, with a key-value cache per trunk.
 
     A row may be at another place in the cache than in the batch, because active rows are in front.
-
-    Args:
-        trunks: the trunks whose keys and values are cached.
-        n: number of rows of the batch.
-        size: tokens per row.
-        device: device of the tokens.
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
-        self.watch = WeightSnapshot(trunks)
+        self.snapshot = WeightSnapshot(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
         self._steps = [GPT2Step.of(trunk) for trunk in trunks]  # valid until the snapshot detects a change
@@ -69,10 +63,6 @@ class Transcripts:
         found = zip(self._steps, trunks, strict=True)
         return [step if step is not None and GPT2Step.accepts(trunk) else None for step, trunk in found]
 
-    def fits(self, n: int, device: torch.device) -> bool:
-        """Whether these are for a batch of ``n`` rows on this device."""
-        return self.place.shape[0] == n and self.place.device == device
-
     def grow(self, size: int) -> None:
         """Make room for ``size`` tokens per row."""
         added = self.tokens.new_zeros(self.tokens.shape[0], size - self.size)
@@ -81,15 +71,9 @@ class Transcripts:
         for cache in self.caches:
             cache.grow(size)
 
-    def seat(self, speaking: Tensor | None) -> Tensor:
-        """Move the active rows, bool ``[N]`` by place in the batch, to the front; None means all rows.
-
-        Returns:
-            int64 ``[M]``: the place in the batch of each of them.
-        """
-        if speaking is None:
-            return self.place.clone()
-        moves = compaction(speaking[self.place])
+    def move_to_front(self, active: Tensor) -> Tensor:
+        """Move the active rows, bool ``[N]`` by place in the batch, to the front; their places, int64 ``[M]``."""
+        moves = compaction(active[self.place])
         self.swap(moves)
         return self.place[: moves.order.shape[0]].clone()
 
@@ -102,20 +86,16 @@ class Transcripts:
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 
-    def recall(self, tokens: Tensor, length: Tensor) -> None:
-        """Compare with new rows and drop cached tokens from the first difference; the last token is always read again.
+    def keep_common_prefix(self, tokens: Tensor, length: Tensor) -> None:
+        """Drop cached tokens from the first difference to new rows ``[N, T]``; the last token is always read again.
 
         If no row continues, all rows return to their own places, so that the order of computation is that of a new
         actor.
-
-        Args:
-            tokens: int64 ``[N, T]``, by place in the batch.
-            length: int64 ``[N]``.
         """
         width = min(tokens.shape[-1], self.size)
         position = torch.arange(width, device=tokens.device)
-        believed = position < torch.minimum(self.known, length[self.place] - 1)[:, None]
-        same = believed & (self.tokens[:, :width] == tokens[self.place, :width])
+        cached = position < torch.minimum(self.known, length[self.place] - 1)[:, None]
+        same = cached & (self.tokens[:, :width] == tokens[self.place, :width])
         self.known = torch.where(same, width, position).amin(-1)
         if not bool(self.known.any()):
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
@@ -144,16 +124,10 @@ class PrefixCache:
         self._transcripts: Transcripts | None = None
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
-        """Transcripts of ``n`` rows with room for ``size`` tokens; empty if there are none of such a batch.
-
-        Args:
-            trunks: the trunks to cache; if their weights have changed, the cached tokens are dropped.
-            n: number of rows of the batch.
-            size: tokens per row.
-            device: device of the tokens.
-        """
+        """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
         found, self._transcripts = self._transcripts, None
-        if found is None or not found.fits(n, device) or not found.watch.unchanged(trunks):
+        fits = found is not None and found.place.shape[0] == n and found.place.device == device
+        if found is None or not fits or not found.snapshot.unchanged(trunks):
             del found  # free its memory before allocating
             return Transcripts(trunks, n, size, device)
         if size > found.size:
@@ -164,7 +138,7 @@ class PrefixCache:
         """Store the transcripts for the next call."""
         self._transcripts = transcripts
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Free the stored transcripts."""
         self._transcripts = None
 

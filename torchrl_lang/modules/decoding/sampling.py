@@ -42,6 +42,8 @@ class Utterances(NamedTuple):
     """float32 ``[N, K]``, of the distribution that was sampled from; zero unless requested."""
     advantage: Tensor
     """float32 ``[N]``, sum of ``A = min_k Q_k - V`` over the tokens; zero unless requested."""
+    end_value: Tensor
+    """float32 ``[N]``, ``min_k Q_k`` of the end in each utterance's last state; zero unless requested."""
     state_value: Tensor
     """float32 ``[N, K]``, V of the state in which each token was generated; zero on padding and unless requested, NaN
     in a forced last slot."""
@@ -52,7 +54,8 @@ class Utterances(NamedTuple):
         action = torch.full((n, k), control.pad, dtype=torch.int64, device=device)
         action[:, 0] = control.end_of_action
         zeros = torch.zeros(n, k, device=device)
-        return cls(action, zeros, zeros.clone(), zeros.clone(), torch.zeros(n, device=device), zeros.clone())
+        totals = zeros[:, 0]
+        return cls(action, zeros, zeros.clone(), zeros.clone(), totals.clone(), totals.clone(), zeros.clone())
 
     def select(self, rows: Tensor) -> Utterances:
         """The rows ``rows``, int64 ``[M]``, in this order."""
@@ -74,7 +77,7 @@ def pick(log_prob: Tensor, uniform: Tensor | None) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.modules.decoding import pick
+        >>> from torchrl_lang.modules.decoding.sampling import pick
         >>> log_prob = torch.tensor([[0.25, 0.75], [0.25, 0.75]]).log()
         >>> pick(log_prob, torch.tensor([0.2, 0.3])), pick(log_prob, None)
         (tensor([0, 1]), tensor([1, 1]))
@@ -99,6 +102,7 @@ def sample_utterances(
     candidates: int = 1,
     diagnostics: bool = False,
     advantage: bool = False,
+    end_value: bool = False,
     value: nn.Module | None = None,
 ) -> Utterances:
     """Generate one utterance for each prompt, of at most ``action_length`` tokens including its end.
@@ -115,6 +119,7 @@ def sample_utterances(
         candidates: utterances per prompt, which is read once. Row ``i`` continues prompt ``i // candidates``.
         diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
         advantage: also compute ``advantage``.
+        end_value: also compute ``end_value``; utterances of full length cost one more step for it.
         value: also compute ``state_value``, with this head; see :class:`ValueGuidance` for the accepted heads.
     """
     position, longest = prompt.length, prompt.tokens.shape[-1]
@@ -134,28 +139,34 @@ def sample_utterances(
     for slot in range(action_length - 1):
         log_prob = rule(states)
         token = pick(log_prob, None if uniform is None else uniform[:, slot])
-        said = {"action": token, "token_log_prob": gather_token(log_prob, token)}
+        found = {"action": token, "token_log_prob": gather_token(log_prob, token)}
         if diagnostics:
-            said["behavior_log_prob"] = gather_token(rule.behavior(states), token)
-            said["token_entropy"] = categorical_entropy(log_prob)
+            found["behavior_log_prob"] = gather_token(rule.behavior(states), token)
+            found["token_entropy"] = categorical_entropy(log_prob)
         if value is not None:
-            said["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
-        records.add(row, slot, finished, said)
+            found["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
+        records.add(row, slot, finished, found)
         if advantage and rule.guidance is not None:
             gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
             out.advantage[row] += gained.to(out.advantage.dtype)
+        if end_value and rule.guidance is not None:
+            ending = (token == control.end_of_action) & ~finished
+            out.end_value[row[ending]] = rule.guidance.end_value(states, control.end_of_action)[ending]
         finished = finished | (token == control.end_of_action)
         if slot == action_length - 2:
-            # The last slot is always the end of the action, so nothing is computed.
+            # The last slot is always the end of the action, so only its value may be computed.
             certain = {"action": torch.full_like(token, control.end_of_action)}
             if value is not None:
-                certain["state_value"] = torch.full_like(said["state_value"], torch.nan)
+                certain["state_value"] = torch.full_like(found["state_value"], torch.nan)
             records.add(row, slot + 1, finished, certain)
+            if end_value and rule.guidance is not None:
+                states = runner.decode(token, position, longest + slot + 1)
+                out.end_value[row[~finished]] = rule.guidance.end_value(states, control.end_of_action)[~finished]
             break
-        speaking = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
-        if speaking == 0:
+        active = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
+        if active == 0:
             break
-        if speaking <= 0.75 * finished.shape[0]:
+        if active <= 0.75 * finished.shape[0]:
             moves = compaction(~finished)
             runner.compact(moves)
             row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
@@ -179,18 +190,18 @@ class _Records:
         A name must be present from the first slot on, or never.
         """
         self._places.append((row, slot, finished))
-        for name, found in values.items():
-            self._values.setdefault(name, []).append(found)
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
 
     def write(self, out: Utterances, pad: int) -> None:
         """Write all values, with padding after the ends."""
         k = out.action.shape[1]
         place = torch.cat([row * k + slot for row, slot, _ in self._places])
-        silent = torch.cat([finished for _, _, finished in self._places])
+        ended = torch.cat([finished for _, _, finished in self._places])
         for name, parts in self._values.items():
             entry, values = getattr(out, name), torch.cat(parts)
             n = values.shape[0]  # other entries than the tokens have no values in the last slot
-            kept = values.masked_fill(silent[:n], pad if name == "action" else 0).to(entry.dtype)
+            kept = values.masked_fill(ended[:n], pad if name == "action" else 0).to(entry.dtype)
             entry.view(-1).index_copy_(0, place[:n], kept)
 
 

@@ -1,4 +1,4 @@
-"""Choose among several utterances: beam search, and best of N samples by advantage and probability."""
+"""Beam search for the most likely utterances."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from torchrl_lang.functional import categorical_entropy
 from torchrl_lang.modules.decoding.model_runner import ModelRunner
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
-from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token, sample_utterances
+from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, gather_token
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["beam_search", "best_of"]
+__all__ = ["beam_search"]
 
 
 def beam_search(
@@ -29,14 +29,7 @@ def beam_search(
     A finished beam keeps its score and competes with the others. At the first token there is one beam per prompt; with
     width 1 this is greedy decoding.
 
-    Args:
-        runner: for rows of at least ``P + action_length`` tokens.
-        rule: distribution of the next token.
-        prompt: ``N`` rows.
-        control: ids of the control tokens.
-        action_length: ``K``.
-        beams: ``W``.
-        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
+    The arguments are those of :func:`sample_utterances`, and ``beams``, ``W``.
 
     Returns:
         ``N * W`` utterances, adjacent for each prompt with the best first, and their summed log-probabilities, float
@@ -47,18 +40,15 @@ def beam_search(
     if action_length == 1 or n == 0:
         only_first = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf)
         return out, only_first.expand(n, beams)
-    home = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
+    prompt_of = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
     first = torch.arange(n, device=device).unsqueeze(-1) * beams  # the first beam of each prompt
-    states = {key: value[home] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}
-    runner.reorder(home)
-    position = prompt.length[home]
+    states = {key: value[prompt_of] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}
+    runner.reorder(prompt_of)
+    position = prompt.length[prompt_of]
     score = torch.full((n, beams), -torch.inf, device=device)
     score[:, 0] = 0.0
     finished = torch.zeros(n * beams, dtype=torch.bool, device=device)
-    for slot in range(action_length):
-        if slot == action_length - 1:  # the forced end, as in sampling
-            out.action[:, slot] = torch.where(finished, control.pad, control.end_of_action)
-            break
+    for slot in range(action_length - 1):
         log_prob = rule(states)
         # A finished beam continues with padding only, which has probability one.
         only_pad = torch.full_like(log_prob[0], -torch.inf)
@@ -78,60 +68,10 @@ def beam_search(
             )
             out.token_entropy[:, slot] = categorical_entropy(log_prob)
         finished = finished | (token == control.end_of_action)
-        if bool(finished.all()):  # the only synchronization with the device
+        if slot == action_length - 2 or bool(finished.all()):  # the only synchronization with the device
             break
-        if slot < action_length - 2:
-            runner.reorder(parent)
-            states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
-            position = position + 1
+        runner.reorder(parent)
+        states = runner.decode(token, position, prompt.tokens.shape[-1] + slot + 1)
+        position = position + 1
+    out.action[:, -1] = torch.where(finished, control.pad, control.end_of_action)  # the forced end, as in sampling
     return out, score
-
-
-def best_of(
-    runner: ModelRunner,
-    rule: NextTokenDistribution,
-    prompt: Prompt,
-    control: ControlTokens,
-    action_length: int,
-    *,
-    uniform: Tensor,
-    candidates: int,
-    advantage_weight: float = 0.0,
-    log_prob_weight: float = 1.0,
-    diagnostics: bool = False,
-) -> tuple[Utterances, Tensor]:
-    """Sample several utterances for each prompt and keep the one with the highest score.
-
-    The score is ``advantage_weight * sum(Q - V) + log_prob_weight * sum(log p)`` over the agent's tokens, without the
-    prompt and padding.
-
-    Args:
-        runner: for rows of at least ``P + action_length`` tokens.
-        rule: distribution of the next token.
-        prompt: ``N`` rows.
-        control: ids of the control tokens.
-        action_length: ``K``.
-        uniform: float ``[N * candidates, K]``, see :func:`sample_utterances`.
-        candidates: samples per prompt.
-        advantage_weight: weight of the summed advantages; not computed at zero.
-        log_prob_weight: weight of the summed log-probabilities.
-        diagnostics: also compute ``behavior_log_prob`` and ``token_entropy``.
-
-    Returns:
-        ``N`` utterances and the scores of all candidates, float ``[N, candidates]``.
-    """
-    drawn = sample_utterances(
-        runner,
-        rule,
-        prompt,
-        control,
-        action_length,
-        uniform=uniform,
-        candidates=candidates,
-        diagnostics=diagnostics,
-        advantage=advantage_weight != 0,
-    )
-    score = advantage_weight * drawn.advantage + log_prob_weight * drawn.token_log_prob.sum(-1)
-    score = score.reshape(-1, candidates)
-    best = score.argmax(-1) + torch.arange(score.shape[0], device=score.device) * candidates
-    return drawn.select(best), score

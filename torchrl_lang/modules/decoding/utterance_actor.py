@@ -11,6 +11,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from torchrl_lang.functional import RandomStream
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.checks import check_control
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
@@ -18,7 +19,7 @@ from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
-from torchrl_lang.modules.stochastic import is_stochastic
+from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import (
     ACTION,
     ACTION_LOG_PROB,
@@ -61,12 +62,17 @@ class UtteranceActor(TensorDictModuleBase):
             ``"sample"`` and ``"greedy"``.
         method: ``"sample"``, ``"greedy"``, ``"beam"`` or ``"best_of"`` (samples, ranked). With ``"best_of"`` the
             log-probabilities are those of sampling, without the choice.
-        temperature: of the language model's logits, like ``top_k`` and ``top_p``; the value term is not filtered.
+        temperature: of the language model's logits; like the filters ``top_k``, ``top_p`` and ``min_p`` it does not
+            change the value term.
         top_k: number of tokens to keep.
         top_p: probability to keep.
+        min_p: least probability to keep, relative to that of the most likely token: keeps guidance to tokens that the
+            data support.
         beams: beam width.
         candidates: number of samples of ``"best_of"``.
         advantage_weight: weight of the summed advantages in the ranking of ``"best_of"``.
+        end_value_weight: weight in that ranking of ``min_k Q_k`` of the end of the action: the learned value of the
+            whole utterance. Costs a step of decoding for utterances of full length.
         log_prob_weight: weight of the summed log-probabilities in that ranking.
         forbidden: ids that must not be generated; default all control tokens except the end of the action.
         vocab_size: number of ids that may be generated; default all of the tokenizer's, ``control.vocab_size``, because
@@ -132,9 +138,11 @@ class UtteranceActor(TensorDictModuleBase):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         beams: int = 4,
         candidates: int = 4,
         advantage_weight: float = 0.0,
+        end_value_weight: float = 0.0,
         log_prob_weight: float = 1.0,
         forbidden: Sequence[int] | None = None,
         vocab_size: int | None = None,
@@ -145,8 +153,7 @@ class UtteranceActor(TensorDictModuleBase):
         reuse_prefix: bool = True,
     ) -> None:
         super().__init__()
-        if method not in ("sample", "greedy", "beam", "best_of"):
-            raise ValueError(f"method must be 'sample', 'greedy', 'beam' or 'best_of', got {method!r}.")
+        one_of("method", method, ("sample", "greedy", "beam", "best_of"))
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
         check_control(control)
@@ -156,11 +163,12 @@ class UtteranceActor(TensorDictModuleBase):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             guidance=guidance,
         )
         self.method = method
         self.diagnostics = diagnostics
-        self._memory = PrefixCache() if reuse_prefix else None
+        self._prefix_cache = PrefixCache() if reuse_prefix else None
         self.decoder = Decoder(
             actor,
             rule,
@@ -170,6 +178,7 @@ class UtteranceActor(TensorDictModuleBase):
             beams=beams,
             candidates=candidates,
             advantage_weight=advantage_weight,
+            end_value_weight=end_value_weight,
             log_prob_weight=log_prob_weight,
             stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
@@ -190,7 +199,7 @@ class UtteranceActor(TensorDictModuleBase):
         if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
         done = tensordict.get(DONE, None)
-        found = self.decoder.utter(tokens, attention_mask, method=method, done=done, memory=self._memory)
+        found = self.decoder.generate(tokens, attention_mask, method=method, done=done, prefix_cache=self._prefix_cache)
         shape = (*tokens.shape[:-1], found.action.shape[-1])
         tensordict.set(ACTION, found.action.reshape(shape))
         tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
@@ -204,8 +213,8 @@ class UtteranceActor(TensorDictModuleBase):
 
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""
-        if self._memory is not None:
-            self._memory.forget()
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 __all__ = ["WeightSnapshot"]
 
 _ADAPTERS = "_disable_adapters"  # attribute of PEFT layers: whether their adapters are off
-_PIECE = 1 << 22  # number of half-precision entries that are converted to float32 at a time
+_CHUNK = 1 << 22  # number of half-precision entries that are converted to float32 at a time
 
 
 class WeightSnapshot:
@@ -39,11 +39,11 @@ class WeightSnapshot:
         >>> import torch
         >>> from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
         >>> net = torch.nn.Linear(3, 2)
-        >>> watch = WeightSnapshot([net])
-        >>> watch.unchanged([net])
+        >>> snapshot = WeightSnapshot([net])
+        >>> snapshot.unchanged([net])
         True
         >>> _ = net.weight.data[0, 0].add_(1e-3)
-        >>> watch.unchanged([net])
+        >>> snapshot.unchanged([net])
         False
     """
 
@@ -85,7 +85,7 @@ class WeightSnapshot:
         probe = self._probe(matrix.shape[1], tensor.device)
         if matrix.dtype in (torch.float32, torch.float64):
             return matrix.mv(probe.to(matrix.dtype))
-        return torch.cat([piece.float().mv(probe) for piece in matrix.split(max(_PIECE // matrix.shape[1], 1))])
+        return torch.cat([chunk.float().mv(probe) for chunk in matrix.split(max(_CHUNK // matrix.shape[1], 1))])
 
     def _probe(self, length: int, device: torch.device) -> Tensor:
         if device not in self._probes:
@@ -108,10 +108,5 @@ def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]
         facts.append((tensor.data_ptr(), version, tensor.dtype, tensor.shape))
     for kind in sorted({tensor.device.type for tensor in tensors}):
         facts += [torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)]
-    return facts + [_adapters(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
-
-
-def _adapters(layer: nn.Module) -> tuple[Any, ...]:
-    """The active PEFT adapters of a layer."""
-    own = vars(layer)
-    return own[_ADAPTERS], str(own.get("_active_adapter"))
+    layers = [vars(child) for module in modules for child in module.modules() if _ADAPTERS in vars(child)]
+    return facts + [(layer[_ADAPTERS], str(layer.get("_active_adapter"))) for layer in layers]

@@ -1,20 +1,42 @@
-"""The current policy as a reference, for divergences that have to run it."""
+"""Actors that a transform or loss runs: what they have in common, and the current policy."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.frozen.held_actor import HeldActor
 
-__all__ = ["CurrentPolicy"]
+__all__ = ["CurrentPolicy", "HeldActor"]
+
+
+class HeldActor(ABC):
+    """An actor that a transform or loss runs without having its weights among its own parameters.
+
+    It is no ``nn.Module``, so that an object that has it as an attribute does not register its weights.
+    """
+
+    actor: TensorDictModuleBase
+    """The module to run."""
+    _thread: int | None = None
+
+    @abstractmethod
+    def eval_mode(self) -> AbstractContextManager[Any]:
+        """The context in which to run the actor."""
+
+    def _in_own_thread(self) -> bool:
+        """Whether this thread made this object or, for a copy, was the first that asked; True when compiling."""
+        if torch.compiler.is_compiling():
+            return True
+        if self._thread is None:
+            self._thread = threading.get_ident()
+        return self._thread == threading.get_ident()
 
 
 class CurrentPolicy(HeldActor):
@@ -57,14 +79,5 @@ class CurrentPolicy(HeldActor):
         with torch.no_grad(), eval_mode(self.actor):
             yield
 
-    def check_unchanged(self) -> None:
-        """Does nothing, because the policy may change."""
-
-    def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Does nothing, because no weights are owned."""
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_original": False, "_thread": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)

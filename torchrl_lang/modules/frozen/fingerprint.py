@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 __all__ = ["defining_weights", "fingerprint"]
 
-_PIECE = 1 << 22  # elements copied to the CPU at a time
+_CHUNK = 1 << 22  # elements copied to the CPU at a time
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
@@ -35,15 +35,10 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
     digest = hashlib.blake2b(digest_size=32)
     for name, tensor in tensors:
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode() + b"\n")
-        for piece in _pieces(tensor):
-            digest.update(piece.view(torch.uint8).numpy().data)
+        flat = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().reshape(-1)
+        for chunk in flat.split(_CHUNK):
+            digest.update(chunk.cpu().contiguous().view(torch.uint8).numpy().data)
     return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-
-
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    flat = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().reshape(-1)
-    for piece in flat.split(_PIECE):
-        yield piece.cpu().contiguous()
 
 
 def defining_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torchrl_lang.modules.frozen.adapters import adapter_layers, adapter_weights, refuse_merged, without_adapters
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.frozen.fingerprint import defining_weights, fingerprint
-from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.sharding import refuse_sharded
 
 __all__ = ["FrozenActor", "adapters_off", "frozen_copy"]

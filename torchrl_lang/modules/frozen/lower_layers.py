@@ -105,14 +105,14 @@ class SharedLowerLayers:
         """
         depth = self.depth
         # A compiled trunk ignores that a block was replaced.
-        depth = 0 if self.policy.compiled or self.reference.compiled or _drops(self.policy, depth) else depth
+        depth = 0 if self.policy.compiled or self.reference.compiled or _applies_dropout(self.policy, depth) else depth
         with _recording(self.policy, depth) as outputs:
             mine = self.policy(tokens, attention_mask)
         with self.eval_mode(), _replaying(self.reference, depth, outputs):
             return mine, self.reference(tokens, attention_mask)
 
 
-class _Recall(nn.Module):
+class _RecordedBlock(nn.Module):
     """Replaces a block: returns the recorded outputs one after the other, whatever its input."""
 
     def __init__(self, block: nn.Module, outputs: list[Any]) -> None:
@@ -149,7 +149,7 @@ def _replaying(trunk: Trunk, depth: int, outputs: list[Any]) -> Iterator[None]:
     originals = list(blocks[:depth])
     try:
         for index, block in enumerate(originals):
-            blocks[index] = _Recall(block, outputs)
+            blocks[index] = _RecordedBlock(block, outputs)
         yield
     finally:
         for index, block in enumerate(originals):
@@ -167,7 +167,7 @@ def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Ten
     return mine.keys() == its.keys() and all(its[name] is w and not w.requires_grad for name, w in mine.items())
 
 
-def _drops(trunk: Trunk, depth: int) -> bool:
+def _applies_dropout(trunk: Trunk, depth: int) -> bool:
     """Whether the first ``depth`` blocks, or the modules below them, would apply dropout now."""
     if not depth or not trunk.training:
         return False

@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.held_actor import HeldActor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.transforms.keys import ActionKeys
 
 __all__ = ["Reference"]
@@ -29,6 +29,7 @@ class Reference(ABC):
     action_keys: ActionKeys
     in_keys: list[NestedKey]
     frozen: HeldActor | None = None
+    _why_no_env: str | None = None  # the error where a reference cannot score the steps of an environment
 
     @abstractmethod
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -56,7 +57,12 @@ class Reference(ABC):
         Args:
             env: the environment; its action spec is used.
             specs: its output specs at the transform's place of the chain.
+
+        Raises:
+            ValueError: this kind of reference does not score single steps.
         """
+        if self._why_no_env is not None:
+            raise ValueError(self._why_no_env)
         step = self.example_step(env, specs)
         with torch.no_grad():
             log_prob = self.log_prob(step, step.copy())

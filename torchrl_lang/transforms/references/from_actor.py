@@ -16,7 +16,8 @@ from tensordict.nn import (
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchrl_lang.modules.frozen.held_actor import HeldActor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
+from torchrl_lang.schema import missing_entry
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference
@@ -90,11 +91,8 @@ class ActorReference(Reference):
         inputs = tensordict.select(*self.in_keys, strict=False).copy()  # copies nested tensordicts, too
         missing = [key for key in self.in_keys if inputs.get(key, None) is None]
         if missing:
-            raise KeyError(
-                f"The reference reads {missing}, which the data lacks: there is "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Keep those entries in the data, or name with "
-                "in_keys= the entries that the actor needs."
-            )
+            advice = "Keep those entries in the data, or name with in_keys= the entries that the actor needs."
+            raise missing_entry("The reference", missing, tensordict, advice)
         return inputs
 
     def _dist(self, inputs: TensorDictBase) -> Any:

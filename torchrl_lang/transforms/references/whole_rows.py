@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec
-from torchrl.envs import EnvBase
 
-from torchrl_lang.modules.frozen.held_actor import HeldActor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys
@@ -46,6 +44,10 @@ class RowReference(Reference):
     """
 
     frozen: HeldActor
+    _why_no_env = (
+        "A language actor scores whole rows, in a replay buffer or as postproc of a collector. In an environment pass "
+        "an UtteranceActor, which scores the turn that was just taken."
+    )
 
     def __init__(self, frozen: HeldActor) -> None:
         self.frozen = frozen
@@ -57,14 +59,3 @@ class RowReference(Reference):
         """See :class:`Reference`."""
         with self.frozen.eval_mode():
             return row_log_prob(self.frozen.actor, tensordict)
-
-    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
-        """Not in an environment, whose rows are not yet whole episodes.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            "A language actor scores whole rows, in a replay buffer or as postproc of a collector. In an environment "
-            "pass an UtteranceActor, which scores the turn that was just taken."
-        )

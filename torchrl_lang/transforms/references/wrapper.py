@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.data import Composite, TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_lang.modules import language_actor
+from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
-from torchrl_lang.modules.frozen.held_actor import HeldActor
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, REWARD, TOKENS
 from torchrl_lang.transforms.base import required
@@ -68,6 +66,10 @@ class WrapperReference(Reference):
     """
 
     frozen: HeldActor
+    _why_no_env = (
+        "TorchRL's language-model wrappers score conversations whose length changes from step to step: use the "
+        "transform in a replay buffer or as postproc of a collector. In an environment pass an UtteranceActor."
+    )
 
     def __init__(self, wrapper: Any, *, assistant_only: bool = True) -> None:
         if not isinstance(wrapper, HeldActor):
@@ -105,17 +107,6 @@ class WrapperReference(Reference):
         with self.frozen.eval_mode():
             log_prob = row_log_prob(self.frozen.actor, rows)
         return torch.zeros_like(log_prob).scatter(-1, order, log_prob)
-
-    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
-        """Not in an environment, where the length of a conversation changes from step to step.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            "TorchRL's language-model wrappers score conversations whose length changes from step to step: use the "
-            "transform in a replay buffer or as postproc of a collector. In an environment pass an UtteranceActor."
-        )
 
 
 def is_wrapper(module: object) -> bool:
