@@ -10,14 +10,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 
-from torchrl_lang.training import (
-    Checkpointer,
-    RandomState,
-    adamw,
-    make_log,
-    train_steps,
-    warmup_cosine,
-)
+from torchrl_lang.training import Checkpointer, RandomState, adamw, make_log, train_steps, warmup_cosine
 
 
 class Regression(torch.nn.Module):

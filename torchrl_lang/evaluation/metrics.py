@@ -127,12 +127,9 @@ def summarize(
     )
 
 
-def solved(records: GameRecords, *, winning_reward: float = 0.0) -> Tensor:
-    """Games that terminated with ``winning_reward`` in the last turn, bool ``[N]``.
-
-    The default fits games such as Wordle, in which every turn except the winning one has a negative reward.
-    """
-    return records.terminated & (records.last_reward == winning_reward)
+def solved(records: GameRecords) -> Tensor:
+    """Games that terminated without a penalty in the last turn, as in Wordle, bool ``[N]``."""
+    return records.terminated & (records.last_reward == 0)
 
 
 def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:

@@ -43,7 +43,6 @@ def play_games(
     seed: int = 0,
     keep: Sequence[str] = (),
     exploration: ExplorationType = ExplorationType.RANDOM,
-    progress: Callable[[int], Any] | None = None,
 ) -> GameRecords:
     """Play exactly the episodes ``0 .. games - 1`` of a seed in parallel, each to its end.
 
@@ -65,7 +64,6 @@ def play_games(
         keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to keep, such as ``["won"]`` if the
             environment writes it: ``records.kept["won"]``.
         exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, if the policy supports it.
-        progress: called after every turn with the number of games finished so far.
 
     Returns:
         The :class:`GameRecords`, in the order of the episodes.
@@ -98,7 +96,7 @@ def play_games(
     with _own_streams(policy, seed), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:
-            wave = _play_wave(env, policy, games - played, played, keep, progress)
+            wave = _play_wave(env, policy, games - played, keep)
             waves.append(wave)
             played += len(wave)
     result: Any = torch.cat(waves, 0)  # typed as a tensor by torch
@@ -107,12 +105,7 @@ def play_games(
 
 
 def _play_wave(
-    env: EnvBase,
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    wanted: int,
-    played: int,
-    keep: Sequence[str],
-    progress: Callable[[int], Any] | None,
+    env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase], wanted: int, keep: Sequence[str]
 ) -> TensorDict:
     """One game on each row of the environment, of which at most ``wanted`` are returned."""
     td = env.reset()
@@ -124,10 +117,7 @@ def _play_wave(
         td = env.step(policy(td))
         record = _add_turn(record, td, live, keep)
         live = live & ~td.get(("next", DONE)).reshape(n)
-        unfinished = int(live.sum())
-        if progress is not None:
-            progress(played + min(n, wanted) - unfinished)
-        if not unfinished:
+        if not live.any():
             return TensorDict(record, batch_size=[n])[:wanted].cpu()
         td = step_mdp(td)
 

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.storage import write_file
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
 
@@ -99,9 +100,6 @@ def write_transcripts(
         games: the number of games to write, or their indices.
         title: first line of the file.
         spelling: as in :func:`format_transcript`.
-
-    Returns:
-        The path of the file.
     """
     chosen = range(min(games, len(records))) if isinstance(games, int) else games
     blocks = [f"{title}\n{'=' * len(title)}"] if title else []
@@ -112,7 +110,5 @@ def write_transcripts(
         end = "ended" if records.terminated[game] else "cut off"
         head = f"game {game}: return {float(records.returns[game]):g}, {turns} turn{'s' * (turns != 1)}, {end}"
         blocks.append(f"{head}\n{format_transcript(records.rows[game], tokenizer, spelling=spelling)}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-    return path
+    write_file(path, "\n\n".join(blocks) + "\n")
+    return Path(path)

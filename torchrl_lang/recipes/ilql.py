@@ -110,7 +110,7 @@ def main(options: ILQL) -> float:
     def check(rows: TensorDictBase) -> dict[str, float]:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
-    best = train_offline(options, dataset, task, loss, policy, save, target_updater=updater, check=check)
+    best = train_offline(options, dataset, task, loss, policy, save, check, target_updater=updater)
     kept = held_out_rows(dataset, options.held_out)
     if len(kept):
         found = report(kept.to(lm.device))

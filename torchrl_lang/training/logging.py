@@ -75,14 +75,10 @@ class RunLog:
         return int(self._rows[-1]["step"]) if self._rows else None
 
     def log(self, step: int, figures: Mapping[str, Any]) -> dict[str, Scalar]:
-        """Log the metrics of a step.
-
-        Args:
-            step: not before the last logged step.
-            figures: dict or tensordict of numbers and one-element tensors, which are copied from their device together.
+        """Log numbers and one-element tensors of a step, which is not before the last logged one.
 
         Returns:
-            The metrics as plain numbers.
+            The metrics as plain numbers; tensors are copied from their device together.
         """
         scalars = to_scalars(figures)
         last = self.last_step

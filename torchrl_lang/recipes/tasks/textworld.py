@@ -240,10 +240,7 @@ class TextWorldTask(Task):
         numbers |= {name: notes.at_least(name, 0) for name in ("valid", "test", "seed")}
         words = {name: notes.take(name, str) for name in ("kind", "template", "apart")}
         options = tuple(sorted(notes.take("options", dict).items()))
-        try:
-            return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
+        return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""
