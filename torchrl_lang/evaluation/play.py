@@ -73,20 +73,11 @@ def play_games(
         ValueError: ``games`` is below 1, or an entry of ``keep`` has more than one value per game.
 
     Examples:
-        >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
-        >>> from torchrl_lang.envs.language_env import LanguageEnv, Reply
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> from torchrl_lang.evaluation import play_games
-        >>> class Echo(LanguageEnv):  # repeats the utterance, with reward 1 for an "a"
-        ...     def _open(self, episode, fresh, options):
-        ...         return episode.new_zeros(len(episode), 0), torch.zeros_like(episode), {}
-        ...     def _reply(self, utterance, task, live):
-        ...         token = utterance.tokens[:, 0]
-        ...         return Reply(token[:, None], torch.ones_like(token), (token == 0).float(), token == 0), task
-        >>> env = Echo(CharTokenizer.from_alphabet("ab"), row_length=16, action_length=1, max_turns=2, batch_size=4)
-        >>> policy = lambda td: td.set("action", torch.zeros(4, 1, dtype=torch.int64))
-        >>> play_games(env, policy, games=6).returns
-        tensor([1., 1., 1., 1., 1., 1.])
+        >>> env = CorridorEnv(length=3, batch_size=[4])
+        >>> play_games(env, CorridorPlayer(env.tokenizer, length=3), games=6).turns
+        tensor([7, 8, 8, 8, 5, 7])
     """
     if games < 1:
         raise ValueError(f"games must be at least 1, got {games}.")

@@ -57,17 +57,11 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
         spelling: replacements for symbols in the environment's text, such as :data:`TILES`.
 
     Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import TILES, format_transcript
         >>> tokenizer = CharTokenizer.from_alphabet(["a", "b", "<g>", "<y>"])
-        >>> c = tokenizer.control
-        >>> ids = [c.begin_action, 0, 1, c.end_of_action, 2, 3, c.end_of_state]
-        >>> agent = torch.tensor([False, True, True, True, False, False, False])
-        >>> row = TensorDict(tokens=torch.tensor(ids), attention_mask=torch.ones(7, dtype=torch.bool),
-        ...                  action_mask=agent, token_reward=torch.tensor([0.0, 0, 0, -1, 0, 0, 0]))
-        >>> print(format_transcript(row, tokenizer, spelling=TILES))
+        >>> rows = to_rows([Episode([Turn("ab", reward=-1.0), Turn("<g><y>")], True)], tokenizer, 9)
+        >>> print(format_transcript(rows[0], tokenizer, spelling=TILES))
         > ab  (-1)
         < 🟩🟨
     """

@@ -41,10 +41,9 @@ class InitialPolicy:
 def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     """Seed everything and load the model of the run in ``options.start``.
 
-    Args:
-        options: ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is
-            the model without them. ``top_layers`` trains only the last blocks, and the reference shares the others.
-            Policies in worker processes each draw a random seed.
+    ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is the model
+    without them. ``top_layers`` trains only the last blocks, and the reference shares the others. Policies in worker
+    processes each draw a random seed.
 
     Raises:
         FileNotFoundError: there is no finished run.

@@ -101,10 +101,7 @@ def load_run(folder: Path) -> FinishedRun:
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
     check_tokenizer(task, tokenizer, folder / "model")
-    return FinishedRun(task, model, tokenizer, _values_note(folder / "values.json"))
-
-
-def _values_note(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    return Fields.read(path, remedy="train again, or remove the file").take("summary", str)
+    values = folder / "values.json"
+    remedy = "train again, or remove the file"
+    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
+    return FinishedRun(task, model, tokenizer, note)

@@ -86,16 +86,11 @@ def train_steps(
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.training import adamw, train_steps
-        >>> class Square(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.x = torch.nn.Parameter(torch.tensor(1.0))
-        ...     def forward(self, batch):
-        ...         return TensorDict(loss_square=(self.x - batch["target"]) ** 2)
-        >>> module = Square()
+        >>> from torchrl_lang.training import train_steps
+        >>> x = torch.nn.Parameter(torch.tensor(1.0))
+        >>> loss = lambda batch: TensorDict(loss_square=(x - batch["target"]) ** 2)
         >>> batch = TensorDict(target=torch.tensor(0.0))
-        >>> for step, figures in train_steps(module, lambda: batch, adamw(module, 0.1), steps=50):
+        >>> for step, figures in train_steps(loss, lambda: batch, torch.optim.AdamW([x], 0.1), steps=50):
         ...     pass
         >>> step, bool(figures["loss"] < 0.01)
         (50, True)
