@@ -127,12 +127,7 @@ def seconds(job: Callable[[], Any]) -> float:
 
 
 def interleaved(
-    jobs: dict[str, Callable[[], Any]],
-    repeats: int,
-    *,
-    warm_up: bool = True,
-    budget: float = math.inf,
-    least: int = 3,
+    jobs: dict[str, Callable[[], Any]], repeats: int, *, warm_up: bool = True, budget: float = math.inf, least: int = 3
 ) -> dict[str, list[float]]:
     """Seconds of each job; the jobs take turns, so that a busy moment hits all of them.
 

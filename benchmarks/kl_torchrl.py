@@ -89,10 +89,7 @@ def _jobs(
     return {
         "scoring: TorchRL's RetrieveLogProb": (_retrieve(reference), dense),
         "scoring: ReferenceModelLogProbTransform": (score, rows),
-        "scoring: the same of a TransformersWrapper": (
-            ReferenceModelLogProbTransform(_scorer(reference)),
-            dense,
-        ),
+        "scoring: the same of a TransformersWrapper": (ReferenceModelLogProbTransform(_scorer(reference)), dense),
         "penalty: TorchRL's RetrieveKL": (_retrieve_kl(policy, reference), ragged),
         "penalty: KLConstrainedTransform": (KLConstrainedTransform(ref_actor, COEF), acted),
         "penalty: KLConstrainedTransform, policy run again": (

@@ -156,10 +156,7 @@ def _gpt2_small(repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     case = Case(50_257, 4, 64, 4, {})
     model = make_model(case, layers=12, width=768, heads=12)
-    forms = {
-        "CQL on": make_loss(model),
-        "CQL on, tied heads": make_loss(model, tied=True),
-    }
+    forms = {"CQL on": make_loss(model), "CQL on, tied heads": make_loss(model, tied=True)}
     batch = make_batch(case, case.rows)
     times = interleaved(cleared_steps(model.lm, forms, batch), repeats)
     return [

@@ -12,15 +12,7 @@ from torch import nn
 
 from benchmarks.common import along, device, median, one_core, ratio, row
 from benchmarks.figures import described
-from benchmarks.large_vocabulary import (
-    LAYERS,
-    WIDTH,
-    Case,
-    cleared_steps,
-    make_batch,
-    make_loss,
-    make_model,
-)
+from benchmarks.large_vocabulary import LAYERS, WIDTH, Case, cleared_steps, make_batch, make_loss, make_model
 from benchmarks.memory import peak_bytes
 from benchmarks.naive_ilql import NaiveILQL
 from benchmarks.scaling_envs import measure_envs

@@ -30,7 +30,7 @@ def measure_envs(quick: bool, rounds: int, budget: float) -> list[dict[str, Any]
     """Whole TensorDicts every turn, without and with the sets of consistent words; a compiled rollout keeps less."""
     words = guess_words()[:: len(guess_words()) // N_WORDS][:N_WORDS]
     places = QUICK_ENVS if quick else ENVS
-    guesses = {n: _guesses(words, n) for n in places}
+    guesses = {n: random_guesses(words, n) for n in places}
     times = along({n: _games(words, actions) for n, actions in guesses.items()}, rounds, budget=budget)
     rates = {form: {n: _rate(n, times[n][form]) for n in places} for form in (*FORMS, COMPILED)}
     peaks = {form: {n: _peak(words, actions, form) for n, actions in guesses.items()} for form in FORMS}
@@ -56,10 +56,11 @@ def _rate(n: int, taken: list[float]) -> Median:
 def _peak(words: list[str], actions: list[Tensor], form: str) -> float:
     """MB of a new env and a game in it."""
     n = actions[0].shape[0]
-    return peak_bytes(lambda: _play(_env(words, n, FORMS[form]), actions), device()) / 2**20
+    return peak_bytes(lambda: play_game(_env(words, n, FORMS[form]), actions), device()) / 2**20
 
 
-def _guesses(words: list[str], n: int) -> list[Tensor]:
+def random_guesses(words: list[str], n: int) -> list[Tensor]:
+    """Actions of ``n`` games, turn by turn."""
     letters = WordIndex(words).letters
     drawn = torch.randint(len(words), (TURNS, n), generator=torch.Generator().manual_seed(0))
     end = torch.full((n, 1), wordle_tokenizer().control.end_of_action)
@@ -73,12 +74,13 @@ def _env(words: list[str], n: int, consistent: Consistent = False) -> WordleEnv:
 def _games(words: list[str], actions: list[Tensor]) -> dict[str, Callable[[], Any]]:
     n = actions[0].shape[0]
     games: dict[str, Callable[[], Any]] = {
-        form: partial(_play, _env(words, n, consistent), actions) for form, consistent in FORMS.items()
+        form: partial(play_game, _env(words, n, consistent), actions) for form, consistent in FORMS.items()
     }
     return games | {COMPILED: CompiledRollout(_env(words, n), _Drawn(actions), TURNS, keep="turns")}
 
 
-def _play(env: WordleEnv, actions: list[Tensor]) -> None:
+def play_game(env: WordleEnv, actions: list[Tensor]) -> None:
+    """A game, a whole TensorDict each turn."""
     tensordict = env.reset()
     for action in actions:
         tensordict = env.step(tensordict.set(ACTION, action))["next"]

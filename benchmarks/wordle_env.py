@@ -12,10 +12,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from benchmarks.common import one_core
-from benchmarks.common import row as _row
+from benchmarks.common import one_core, row
+from benchmarks.scaling_envs import play_game, random_guesses
 from torchrl_lang.envs import CompiledRollout
-from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words
+from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words, wordle_tokenizer
 from torchrl_lang.schema import ACTION, DONE
 
 N_WORDS, BATCH = 2300, 4096
@@ -36,12 +36,12 @@ def _run(repeats: int, games: int) -> list[dict[str, Any]]:
     rows = []
     for consistent, with_sets in SETS.items():
         env = WordleEnv(words, batch_size=[BATCH], consistent=consistent, seed=0)
-        actions = _random_actions(words)
+        actions = random_guesses(words, BATCH)
         target = MIN_TURNS_PER_SECOND[consistent]
-        rate = len(actions) * BATCH / _median(lambda env=env, actions=actions: _play(env, actions), repeats)
-        rows.append(_row(f"env.step, a reset a game{with_sets}", rate, "turns/s", target))
+        rate = len(actions) * BATCH / _median(lambda env=env, actions=actions: play_game(env, actions), repeats)
+        rows.append(row(f"env.step, a reset a game{with_sets}", rate, "turns/s", target))
         rate = len(actions) * BATCH / _median(lambda env=env, actions=actions: _play_on(env, actions), repeats)
-        rows.append(_row(f"env.step_and_maybe_reset{with_sets}", rate, "turns/s", None))
+        rows.append(row(f"env.step_and_maybe_reset{with_sets}", rate, "turns/s", None))
     rows += _compiled(words, repeats)
     rows += _expert(words, repeats, games)
     return [{**entry, "name": f"wordle: {entry['name']}"} for entry in rows]
@@ -53,20 +53,6 @@ def _words() -> list[str]:
     others = sorted(set(guess_words()) - set(common))
     missing = N_WORDS - len(common)
     return common + others[:: len(others) // missing][:missing]
-
-
-def _random_actions(words: list[str], turns: int = 6) -> list[Tensor]:
-    letters = WordIndex(words).letters
-    drawn = torch.randint(len(words), (turns, BATCH), generator=torch.Generator().manual_seed(0))
-    end = torch.full((BATCH, 1), WordleEnv(["crane"]).tokenizer.control.end_of_action)
-    return [torch.cat([letters[guess], end], -1) for guess in drawn]
-
-
-def _play(env: WordleEnv, actions: list[Tensor]) -> None:
-    """A game of six turns, a whole TensorDict each."""
-    tensordict = env.reset()
-    for action in actions:
-        tensordict = env.step(tensordict.set(ACTION, action))["next"]
 
 
 def _play_on(env: WordleEnv, actions: list[Tensor]) -> None:
@@ -83,7 +69,7 @@ class _RandomGuesses(TensorDictModuleBase):
         super().__init__()
         self.in_keys, self.out_keys = [], [ACTION]
         letters = WordIndex(words).letters
-        end = torch.full((len(words), 1), WordleEnv(["crane"]).tokenizer.control.end_of_action)
+        end = torch.full((len(words), 1), wordle_tokenizer().control.end_of_action)
         self.actions = torch.cat([letters, end], -1)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -96,13 +82,13 @@ def _compiled(words: list[str], repeats: int) -> list[dict[str, Any]]:
     rows = []
     for keep, steps in (("turns", ROLLOUT_STEPS), ("rows", ROLLOUT_STEPS), ("steps", 12)):
         rate = steps * BATCH / _median(_rollout(words, keep, steps), repeats)
-        rows.append(_row(f"compiled rollout, keep='{keep}', one core", rate, "turns/s"))
+        rows.append(row(f"compiled rollout, keep='{keep}', one core", rate, "turns/s"))
     env, policy = WordleEnv(words, batch_size=[BATCH], seed=0), _RandomGuesses(words)
     rate = 12 * BATCH / _median(lambda: env.rollout(12, policy, break_when_any_done=False), repeats)
-    rows.append(_row("env.rollout, one core", rate, "turns/s"))
+    rows.append(row("env.rollout, one core", rate, "turns/s"))
     for keep, target in (("turns", MIN_COMPILED_ON_TWO_CORES), ("rows", None)):
         rate = _two_processes(words, keep, repeats)
-        rows.append(_row(f"compiled rollout, keep='{keep}', two processes of one core", rate, "turns/s", target))
+        rows.append(row(f"compiled rollout, keep='{keep}', two processes of one core", rate, "turns/s", target))
     return rows
 
 
@@ -150,10 +136,10 @@ def _expert(words: list[str], repeats: int, games: int) -> list[dict[str, Any]]:
     total = _expert_games(player, words, games)
     seconds = time.perf_counter() - start
     return [
-        _row("expert, building its table", built, "s", None),
-        _row("expert, first move of a game, empty cache", milliseconds, "ms", MAX_FIRST_MOVE_MS, at_most=True),
-        _row(f"expert, {games:,} games", seconds, "s", MAX_EXPERT_SECONDS * games / 100_000, at_most=True),
-        _row(f"expert, mean return of {games:,} games", total / games, "", None),
+        row("expert, building its table", built, "s", None),
+        row("expert, first move of a game, empty cache", milliseconds, "ms", MAX_FIRST_MOVE_MS, at_most=True),
+        row(f"expert, {games:,} games", seconds, "s", MAX_EXPERT_SECONDS * games / 100_000, at_most=True),
+        row(f"expert, mean return of {games:,} games", total / games, "", None),
     ]
 
 

@@ -27,24 +27,18 @@ Load = Callable[[], tuple[Any, Callable[[Any], Any]]]
 """Imports a recipe and returns its options class and its function; ``--help`` does not wait for that."""
 
 
-def _recipe(module: str, options: str) -> Load:
+def _recipe(module: str, options: str, task: str | None = None) -> Load:
+    """A recipe whose options class is its module's, or a task's."""
+
     def load() -> tuple[Any, Callable[[Any], Any]]:
         recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
-        return getattr(recipe, options), recipe.main
-
-    return load
-
-
-def _of_task(task: str, module: str, options: str) -> Load:
-    def load() -> tuple[Any, Callable[[Any], Any]]:
-        recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
-        return getattr(task_class(task), options), recipe.main
+        return getattr(recipe if task is None else task_class(task), options), recipe.main
 
     return load
 
 
 COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
-    "generate": ("generate a dataset", {task: _of_task(task, "datasets", "data_options") for task in TASKS}),
+    "generate": ("generate a dataset", {task: _recipe("datasets", "data_options", task) for task in TASKS}),
     "train": (
         "train on a dataset, or on games of a policy",
         {
@@ -54,19 +48,13 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),
-    "play": (
-        "play yourself, or watch a policy",
-        {task: _of_task(task, "play", "play_options") for task in TASKS},
-    ),
+    "play": ("play yourself, or watch a policy", {task: _recipe("play", "play_options", task) for task in TASKS}),
 }
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {
     "evaluate": ("evaluate a finished run", _recipe("evaluate", "Evaluate")),
     "demo": ("generate, train and compare on Wordle in ten minutes", _recipe("demo", "Demo")),
-    "textworld": (
-        "the same on TextWorld in half an hour",
-        _recipe("textworld_demo", "TextWorldDemo"),
-    ),
+    "textworld": ("the same on TextWorld in half an hour", _recipe("textworld_demo", "TextWorldDemo")),
 }
 """Commands that take options alone."""
 RESUMABLE = ("train", "demo", "textworld")

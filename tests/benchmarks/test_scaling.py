@@ -87,15 +87,15 @@ def test_steps_and_games_run_on_a_cuda_device(monkeypatch):
     with using(torch.device("cuda")):
         rows = scaling._axis("vocabulary", (32, 64), budget=0.0)
         assert all(entry["value"] > 0 for entry in rows if "peak memory" in entry["name"])
-        actions = scaling_envs._guesses(["crane", "slate"], 4)
-        scaling_envs._play(scaling_envs._env(["crane", "slate"], 4), actions)
+        actions = scaling_envs.random_guesses(["crane", "slate"], 4)
+        scaling_envs.play_game(scaling_envs._env(["crane", "slate"], 4), actions)
 
 
 def test_more_envs_take_more_memory_and_packed_sets_more_still():
     words = [f"{a}{b}cde" for a in "abcdefghij" for b in "klmnopqrst"]
     size = {}
     for n in (64, 128):
-        actions = scaling_envs._guesses(words, n)
+        actions = scaling_envs.random_guesses(words, n)
         for form in scaling_envs.FORMS:
             size[form, n] = scaling_envs._peak(words, actions, form)
     assert size["env.step", 64] < size["env.step", 128]
@@ -104,7 +104,7 @@ def test_more_envs_take_more_memory_and_packed_sets_more_still():
 
 def test_the_compiled_rollout_plays_the_same_guesses():
     words = ["crane", "slate", "point", "bumpy"]
-    actions = scaling_envs._guesses(words, 8)
+    actions = scaling_envs.random_guesses(words, 8)
     kept = scaling_envs.CompiledRollout(
         scaling_envs._env(words, 8), scaling_envs._Drawn(actions), scaling_envs.TURNS, backend="eager"
     )()

@@ -15,40 +15,10 @@ from pathlib import Path
 from tests.campaigns.isolation import captured
 from torchrl_lang.__main__ import main
 
-MODEL = [
-    "--layers",
-    "1",
-    "--width",
-    "8",
-    "--heads",
-    "2",
-    "--batch-size",
-    "8",
-    "--eval-games",
-    "4",
-    "--log-every",
-    "1",
-    "--eval-every",
-    "1",
-]
-ONLINE = [
-    "--iterations",
-    "3",
-    "--games",
-    "4",
-    "--turns",
-    "3",
-    "--batch-size",
-    "4",
-    "--eval-every",
-    "1",
-    "--eval-games",
-    "4",
-    "--kl-horizon",
-    "16",
-    "--value-warmup",
-    "1",
-]
+MODEL = ["--layers", "1", "--width", "8", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
+MODEL += ["--log-every", "1", "--eval-every", "1"]
+ONLINE = ["--iterations", "3", "--games", "4", "--turns", "3", "--batch-size", "4", "--eval-every", "1"]
+ONLINE += ["--eval-games", "4", "--kl-horizon", "16"]
 ANSWERS = "y\n" * 100
 """Given on standard input: whatever a library asks, a user may say yes."""
 
@@ -113,7 +83,7 @@ def train(recipe: str, data: Path, out: Path, *more: object) -> list[object]:
 
 
 def train_online(recipe: str, start: Path, out: Path, *more: object) -> list[object]:
-    options = ONLINE if recipe == "ppo" else ONLINE[:-2]
+    options = [*ONLINE, "--value-warmup", "1"] if recipe == "ppo" else ONLINE
     return ["train", recipe, "--start", start, "--out", out, *options, *more]
 
 

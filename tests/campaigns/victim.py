@@ -57,11 +57,7 @@ class Killer:
             self._count(event, os.fsdecode(arguments[0]))
 
     def _wrap(
-        self,
-        module: Any,
-        name: str,
-        path_of: Callable[..., str],
-        tear: Callable[[str], None] | None = None,
+        self, module: Any, name: str, path_of: Callable[..., str], tear: Callable[[str], None] | None = None
     ) -> None:
         function = getattr(module, name)
 

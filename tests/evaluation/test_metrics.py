@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.evaluation import GameRecords, Summary, format_line, format_table, play_games, summarize, unanswered
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, play_games, summarize, unanswered
 
 
 def records(returns: list[float], turns: list[int], won: list[bool], **extra: torch.Tensor) -> GameRecords:
@@ -43,13 +43,12 @@ def test_by_hand():
     assert summary.invalid_rate is None
 
 
-def test_a_metric_of_the_task_is_in_summary_log_table_and_line():
+def test_a_metric_of_the_task_is_in_summary_log_and_table():
     summary = summarize(records(*GAMES), name="ilql", metrics={"optimality": lambda games: games.turns / 4})
     assert summary.metrics == {"optimality": 13 / 16}
     assert summary.scalars()["optimality"] == summary.as_dict()["metrics"]["optimality"] == 13 / 16
     table = format_table([summary, summarize(records(*GAMES), name="bc")]).splitlines()
     assert [line.split()[-1] for line in (table[0], *table[2:])] == ["optimality", "0.812", "-"]
-    assert format_line(summary).endswith("optimality 0.812")
 
 
 def test_kl_and_entropy_are_weighted_by_tokens():
@@ -61,11 +60,7 @@ def test_kl_and_entropy_are_weighted_by_tokens():
 
 
 def test_won_and_invalid_are_the_callers():
-    summary = summarize(
-        records(*GAMES),
-        won=lambda r: r.returns >= -2,
-        invalid=lambda r: torch.tensor([0, 1, 0, 1]),
-    )
+    summary = summarize(records(*GAMES), won=lambda r: r.returns >= -2, invalid=lambda r: torch.tensor([0, 1, 0, 1]))
     assert (summary.win_rate, summary.lost, summary.guesses) == (0.5, 2, {2: 1, 3: 1})
     assert summary.invalid_rate == pytest.approx(2 / 13)
 
@@ -128,7 +123,3 @@ def test_table_lines_up_and_leaves_out_empty_columns():
     assert len({len(line) for line in lines}) == 1
     assert "-3.25 ± 0.12" in lines[3]
     assert lines[3].endswith("-")  # nothing won, so no mean number of turns
-
-
-def test_line_leaves_out_what_is_unknown():
-    assert format_line(Summary("a", 10, -1.0, None, 0.5, None, 2.0)) == "a: games 10, return -1.00, won 50.0 %"

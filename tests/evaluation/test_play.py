@@ -140,13 +140,6 @@ def test_what_the_data_says_of_its_ends_is_believed(guess, bisect):
         assert torch.equal(again.truncated, ends[1])
 
 
-def test_progress_ends_at_the_number_of_games(guess, bisect):
-    env, seen = guess(4), []
-    play_games(env, bisect(env), games=10, progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == 10
-
-
 def test_entries_of_the_last_observation_are_kept(guess, bisect):
     env, base = guess(4), guess(11)
     counted = TransformedEnv(env, StepCounter())

@@ -14,9 +14,7 @@ from torchrl_lang.evaluation import (
     write_transcripts,
 )
 
-TOKENIZER = CharTokenizer(
-    [*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"],
-)
+TOKENIZER = CharTokenizer([*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"])
 
 
 def row(text: list[str], agent: str, reward: dict[int, float], width: int) -> TensorDict:

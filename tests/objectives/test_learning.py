@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.data import row_buffer, rows_from_rollout
@@ -19,7 +20,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss
-from torchrl_lang.training import adamw, seed_everything, train_steps
+from torchrl_lang.training import adamw, train_steps
 
 LENGTH, WIDTH = 4, 32
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def walks(env):
 
 @pytest.fixture
 def actor(env):
-    seed_everything(0)
+    torch.manual_seed(0)
     vocabulary = env.tokenizer.vocab_size
     lm = causal_lm(vocab_size=vocabulary, layers=1, width=WIDTH, heads=2, max_length=48, initializer_range=0.1)
     return language_actor(lm)

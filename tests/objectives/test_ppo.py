@@ -22,7 +22,7 @@ from torchrl_lang.functional import decision_mask, find_decisions, shift_left
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, row_log_prob, value_module
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.training import adamw, seed_everything, total_loss
+from torchrl_lang.training import adamw, total_loss
 from torchrl_lang.transforms import (
     AdaptiveKLController,
     ReferenceModelLogProbTransform,
@@ -407,7 +407,7 @@ def corridor(n=64, **options):
 
 def speaker(env, seed=0, spread=0.3, **options):
     """An utterance actor; the larger the spread of its weights, the further from uniform what it says."""
-    seed_everything(seed)
+    torch.manual_seed(seed)
     vocabulary = env.tokenizer.vocab_size
     lm = causal_lm(vocab_size=vocabulary, layers=1, width=32, heads=2, max_length=48, initializer_range=spread)
     return UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=seed, **options)

@@ -12,7 +12,6 @@ from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
 from torchrl_lang.recipes.bc import BC
-from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import held_out_rows
@@ -96,7 +95,7 @@ def test_a_start_needs_the_same_tokens_and_no_pretrained_model(runs, tmp_path, c
 
 
 def test_beta_auto_is_the_best_on_other_games_and_stands_in_the_table(runs, capsys):
-    found = choose_beta(load_run(runs / "ilql"), seed=5, games=16, betas=(8.0, 1.0))
+    found = load_run(runs / "ilql").choose_beta(seed=5, games=16, betas=(8.0, 1.0))
     assert set(found) == {1.0, 8.0}
     assert list(found.values()) == sorted(found.values(), reverse=True)
     assert main(["evaluate", "--run", str(runs / "ilql"), "--beta", "0", "auto", "--games", "16"]) == 0
@@ -122,7 +121,7 @@ def test_of_equal_betas_the_smaller_one_is_chosen(runs, monkeypatch):
     run = load_run(runs / "ilql")
     same = run.task.evaluate(run.policy(1.0, method="greedy"), games=4, seed=0)
     monkeypatch.setattr(type(run.task), "evaluate", lambda *args, **options: same)
-    assert next(iter(choose_beta(run, seed=0, betas=(4.0, 2.0, 16.0)))) == 2.0
+    assert next(iter(run.choose_beta(seed=0, betas=(4.0, 2.0, 16.0)))) == 2.0
 
 
 def test_runs_without_values_cannot_choose_beta(runs, capsys):
@@ -130,6 +129,6 @@ def test_runs_without_values_cannot_choose_beta(runs, capsys):
     names = [player["name"] for player in json.loads((runs / "bc" / "evaluation.json").read_text())["players"]]
     assert {"bc sample", "bc greedy"} <= set(names)
     with pytest.raises(ValueError, match="learned no values"):
-        choose_beta(load_run(runs / "bc"), seed=0)
+        load_run(runs / "bc").choose_beta(seed=0)
     assert main(["evaluate", "--run", str(runs / "ilql"), "--beta", "often"]) == 2
     assert "invalid float value: 'often'" in capsys.readouterr().err

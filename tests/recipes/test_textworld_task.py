@@ -109,11 +109,7 @@ class Glutton(ExpertPlayer):
 
 @pytest.mark.parametrize(
     "transforms",
-    [
-        [],
-        [LivingCost(1.0), WinReward(0.5, -2.0), AdmissibleBonus(0.9)],
-        [ScoreReward(-1.0), WinReward(0.0, 3.0)],
-    ],
+    [[], [LivingCost(1.0), WinReward(0.5, -2.0), AdmissibleBonus(0.9)], [ScoreReward(-1.0), WinReward(0.0, 3.0)]],
     ids=["points", "more", "losing pays"],
 )
 def test_a_won_game_is_known_by_its_records(meals, transforms):

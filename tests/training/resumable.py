@@ -10,15 +10,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 
-from torchrl_lang.training import (
-    Checkpointer,
-    RandomState,
-    adamw,
-    make_log,
-    seed_everything,
-    train_steps,
-    warmup_cosine,
-)
+from torchrl_lang.training import Checkpointer, RandomState, adamw, make_log, train_steps, warmup_cosine
 
 
 class Regression(torch.nn.Module):
@@ -37,7 +29,7 @@ class Regression(torch.nn.Module):
 def main(folder: Path, steps: int) -> None:
     """Train, from wherever the last run in this folder got to."""
     torch.set_num_threads(1)
-    seed_everything(0)
+    torch.manual_seed(0)
     loss = Regression()
     x = torch.randn(50, 4)
     generator = torch.Generator().manual_seed(1)

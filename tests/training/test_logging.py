@@ -7,22 +7,23 @@ import torch
 from tensordict import TensorDict
 from torchrl.record.loggers import get_logger
 
+from torchrl_lang.evaluation import read_columns
 from torchrl_lang.storage import FileError
-from torchrl_lang.training import CSVLog, RunLog, make_log, to_scalars
+from torchrl_lang.training import RunLog, make_log, to_scalars
 
 
-def lines(log: CSVLog) -> list[str]:
+def lines(log: RunLog) -> list[str]:
     return log.path.read_text().splitlines()
 
 
 def test_rows_and_growing_columns(tmp_path):
-    log = CSVLog(tmp_path / "new" / "log.csv")
+    log = RunLog(tmp_path / "new" / "log.csv")
     log.log(1, {"loss": torch.tensor(0.5)})
     log.log(2, {"loss": 0.25, "count": torch.tensor(3)})
     log.log(3, {"return": -1.5})
     log.log(3, {"loss": 0.125})
     assert lines(log) == ["step,loss,count,return", "1,0.5,,", "2,0.25,3,", "3,0.125,,-1.5"]
-    columns = CSVLog(log.path).columns()
+    columns = read_columns(log.path)
     assert columns["step"] == [1, 2, 3]
     assert math.isnan(columns["return"][0])
     assert columns["return"][2] == -1.5
@@ -30,28 +31,28 @@ def test_rows_and_growing_columns(tmp_path):
 
 def test_numbers_come_back_exactly(tmp_path):
     values = torch.randn(20, dtype=torch.float64).tolist() + [float("inf"), 1e-300, 2**53 + 1]
-    log = CSVLog(tmp_path / "log.csv")
+    log = RunLog(tmp_path / "log.csv")
     for step, value in enumerate(values):
         log.log(step, {"value": value})
-    assert CSVLog(log.path).columns()["value"] == [float(value) for value in values]
+    assert read_columns(log.path)["value"] == [float(value) for value in values]
 
 
 @pytest.mark.parametrize("torn", ["3", "3,0.", '"3,0.5'])
 def test_a_torn_row_is_dropped_and_the_rest_continued(tmp_path, torn):
-    log = CSVLog(tmp_path / "log.csv")
+    log = RunLog(tmp_path / "log.csv")
     log.log(1, {"loss": 0.5})
     log.log(2, {"loss": 0.25})
     with open(log.path, "a") as file:
         file.write(torn)
     with pytest.warns(UserWarning, match=r"Dropped the last line of .*log.csv, which is incomplete after a crash"):
-        again = CSVLog(log.path)
+        again = RunLog(log.path)
     assert again.last_step == 2
     again.log(3, {"loss": 0.125})
     assert lines(again) == ["step,loss", "1,0.5", "2,0.25", "3,0.125"]
 
 
 def test_rewind(tmp_path):
-    log = CSVLog(tmp_path / "log.csv")
+    log = RunLog(tmp_path / "log.csv")
     for step in range(0, 50, 10):
         log.log(step, {"loss": float(step)})
     log.rewind(25)
@@ -64,7 +65,7 @@ def test_rewind(tmp_path):
 
 
 def test_order_and_names(tmp_path):
-    log = CSVLog(tmp_path / "log.csv")
+    log = RunLog(tmp_path / "log.csv")
     log.log(10, {"loss": 1.0})
     with pytest.raises(ValueError, match=r"rewind\(5\)"):
         log.log(5, {"loss": 1.0})
@@ -72,7 +73,7 @@ def test_order_and_names(tmp_path):
         log.log(11, {"step": 1.0})
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"its first line is \['a', 'b'\], not 'step'"):
-        CSVLog(tmp_path / "other.csv")
+        RunLog(tmp_path / "other.csv")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, conte
     path = tmp_path / "log.csv"
     path.write_bytes(content)
     with pytest.raises(FileError, match=found) as caught:
-        CSVLog(path)
+        RunLog(path)
     assert str(caught.value).endswith("correct it, or move it away to begin a new log.")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -104,10 +105,10 @@ def test_a_damaged_log_is_an_error_in_one_line_and_left_as_it_is(tmp_path, conte
 def test_an_empty_log_is_begun_and_a_cut_header_dropped(tmp_path):
     path = tmp_path / "log.csv"
     path.write_bytes(b"")
-    assert CSVLog(path).last_step is None
+    assert RunLog(path).last_step is None
     path.write_bytes(b"step,lo")
     with pytest.warns(UserWarning, match="incomplete after a crash"):
-        log = CSVLog(path)
+        log = RunLog(path)
     log.log(1, {"loss": 0.5})
     assert lines(log) == ["step,loss", "1,0.5"]
 
@@ -117,7 +118,7 @@ def test_the_name_of_a_run_cannot_lead_elsewhere(tmp_path, name):
     pytest.importorskip("tensorboard")
     (tmp_path / "run_name.txt").write_text(name)
     with pytest.raises(FileError, match=r"run_name.txt holds .*: delete it to continue under a new name"):
-        make_log(tmp_path, trackers="tensorboard")
+        make_log(tmp_path, trackers=["tensorboard"])
 
 
 def test_scalars():
@@ -135,23 +136,23 @@ def told(folder, name: str) -> list[str]:
 
 def test_trackers_are_told_the_same(tmp_path):
     tracker = get_logger("csv", str(tmp_path / "theirs"), "run")
-    log = RunLog(CSVLog(tmp_path / "log.csv"), [tracker])
+    log = RunLog(tmp_path / "log.csv", [tracker])
     for step in (1, 2, 3):
         assert log.log(step, {"loss": torch.tensor(step / 4)}) == {"loss": step / 4}
     # Killed; the checkpoint was at step 1.
-    again = RunLog(CSVLog(tmp_path / "log.csv"), [tracker])
+    again = RunLog(tmp_path / "log.csv", [tracker])
     again.rewind(1)
     for step in (2, 3, 4):
         again.log(step, {"loss": step / 4})
     again.close()
-    assert lines(again.csv) == ["step,loss", "1,0.25", "2,0.5", "3,0.75", "4,1.0"]
+    assert lines(again) == ["step,loss", "1,0.25", "2,0.5", "3,0.75", "4,1.0"]
     assert set(told(tmp_path / "theirs", "loss")) == {"1,0.25", "2,0.5", "3,0.75", "4,1.0"}
 
 
 def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
     pytest.importorskip("tensorboard")
     for step in (1, 2):
-        log = make_log(tmp_path, trackers="tensorboard")
+        log = make_log(tmp_path, trackers=["tensorboard"])
         log.log(step, {"loss": 0.5})
         log.close()
     (run,) = (tmp_path / "tensorboard").iterdir()
@@ -160,9 +161,9 @@ def test_a_resumed_run_keeps_its_name_with_trackers(tmp_path):
 
 
 def test_names_of_loggers(tmp_path, monkeypatch):
-    make_log(tmp_path, trackers="csv").log(1, {"loss": 1.0})
-    with pytest.raises(ValueError, match="choose among csv, tensorboard"):
-        make_log(tmp_path, trackers="pigeon")
+    make_log(tmp_path, trackers=["csv"]).log(1, {"loss": 1.0})
+    with pytest.raises(ValueError, match=r"one of .*csv.*tensorboard"):
+        make_log(tmp_path, trackers=["pigeon"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install wandb"):
         make_log(tmp_path, trackers=["csv", "wandb"])

@@ -80,12 +80,7 @@ def test_a_head_may_have_a_rate_of_its_own():
         torch.testing.assert_close(before[name] - p, torch.full_like(p, moved))
     assert [
         (group["lr"], group["weight_decay"]) for group in adamw(modules, 0.01, rates=[(head, 0.1)]).param_groups
-    ] == [
-        (0.01, 0.01),
-        (0.01, 0.0),
-        (0.1, 0.01),
-        (0.1, 0.0),
-    ]
+    ] == [(0.01, 0.01), (0.01, 0.0), (0.1, 0.01), (0.1, 0.0)]
     with pytest.raises(ValueError, match=r"must not be negative, got -0.1"):
         adamw(modules, 0.01, rates=[(head, -0.1)])
     with pytest.raises(ValueError, match="not among those to train"):

@@ -36,18 +36,9 @@ def test_few_lines():
     assert last.endswith("loss 999")
 
 
-def test_silence_if_asked():
-    stream = io.StringIO()
-    with Progress(4, stream=stream, every=0, piped="silent") as progress:
-        progress.update(4, {"loss": 1.0})
-    assert stream.getvalue() == ""
-    with pytest.raises(ValueError, match="piped"):
-        Progress(4, stream=stream, piped="loud")
-
-
 def test_a_bar_in_a_terminal():
     stream = Terminal()
-    with Progress(4, label="train", unit="game", stream=stream, piped="silent") as progress:
+    with Progress(4, label="train", unit="game", stream=stream) as progress:
         for done in range(1, 5):
             progress.update(done, {"loss": 0.5})
     assert "train" in stream.getvalue()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Program
-from torchrl_lang.training import CSVLog
+from torchrl_lang.evaluation import read_columns
 
 SCRIPT = Path(__file__).with_name("resumable.py")
 STEPS = 400
@@ -46,4 +46,4 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     # Bit for bit: parameters, and every figure that was logged, each once.
     assert (killed / "final.safetensors").read_bytes() == (whole / "final.safetensors").read_bytes()
     assert (killed / "log.csv").read_text() == (whole / "log.csv").read_text()
-    assert CSVLog(whole / "log.csv").columns()["step"][-1] == STEPS
+    assert read_columns(whole / "log.csv")["step"][-1] == STEPS

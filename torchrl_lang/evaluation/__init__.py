@@ -5,7 +5,7 @@ from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswer
 from torchrl_lang.evaluation.play import play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
 from torchrl_lang.evaluation.records import GameRecords
-from torchrl_lang.evaluation.tables import format_line, format_table
+from torchrl_lang.evaluation.tables import format_table
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
 from torchrl_lang.evaluation.value_report import ValueReport, value_report
 
@@ -14,7 +14,6 @@ __all__ = [
     "GameRecords",
     "Summary",
     "ValueReport",
-    "format_line",
     "format_table",
     "format_transcript",
     "imitation_loss",

@@ -127,12 +127,9 @@ def summarize(
     )
 
 
-def solved(records: GameRecords, *, winning_reward: float = 0.0) -> Tensor:
-    """Games that terminated with ``winning_reward`` in the last turn, bool ``[N]``.
-
-    The default fits games such as Wordle, in which every turn except the winning one has a negative reward.
-    """
-    return records.terminated & (records.last_reward == winning_reward)
+def solved(records: GameRecords) -> Tensor:
+    """Games that terminated without a penalty in the last turn, as in Wordle, bool ``[N]``."""
+    return records.terminated & (records.last_reward == 0)
 
 
 def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
@@ -146,17 +143,11 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
         control: the control tokens of the rows.
 
     Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import unanswered
-        >>> c = CharTokenizer.from_alphabet("ab").control
-        >>> ids = [c.begin_action, 0, c.end_of_action, 1, c.end_of_state, 0, c.end_of_action, c.pad]
-        >>> rows = TensorDict(  # "a" was answered with "b", the second "a" was not
-        ...     tokens=torch.tensor([ids]),
-        ...     attention_mask=torch.tensor([[True] * 7 + [False]]),
-        ...     action_mask=torch.tensor([[False, True, True, False, False, True, True, False]]), batch_size=[1])
-        >>> unanswered(rows, c)
+        >>> tokenizer = CharTokenizer.from_alphabet("ab")
+        >>> turns = [Turn("a", reward=0.0), Turn("b"), Turn("a", reward=0.0)]  # the second "a" was not answered
+        >>> unanswered(to_rows([Episode(turns, True)], tokenizer, 9), tokenizer.control)
         tensor([1])
     """
     tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))

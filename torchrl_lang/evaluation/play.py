@@ -43,7 +43,6 @@ def play_games(
     seed: int = 0,
     keep: Sequence[str] = (),
     exploration: ExplorationType = ExplorationType.RANDOM,
-    progress: Callable[[int], Any] | None = None,
 ) -> GameRecords:
     """Play exactly the episodes ``0 .. games - 1`` of a seed in parallel, each to its end.
 
@@ -65,7 +64,6 @@ def play_games(
         keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to keep, such as ``["won"]`` if the
             environment writes it: ``records.kept["won"]``.
         exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, if the policy supports it.
-        progress: called after every turn with the number of games finished so far.
 
     Returns:
         The :class:`GameRecords`, in the order of the episodes.
@@ -75,20 +73,11 @@ def play_games(
         ValueError: ``games`` is below 1, or an entry of ``keep`` has more than one value per game.
 
     Examples:
-        >>> import torch
-        >>> from torchrl_lang.data import CharTokenizer
-        >>> from torchrl_lang.envs.language_env import LanguageEnv, Reply
+        >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
         >>> from torchrl_lang.evaluation import play_games
-        >>> class Echo(LanguageEnv):  # repeats the utterance, with reward 1 for an "a"
-        ...     def _open(self, episode, fresh, options):
-        ...         return episode.new_zeros(len(episode), 0), torch.zeros_like(episode), {}
-        ...     def _reply(self, utterance, task, live):
-        ...         token = utterance.tokens[:, 0]
-        ...         return Reply(token[:, None], torch.ones_like(token), (token == 0).float(), token == 0), task
-        >>> env = Echo(CharTokenizer.from_alphabet("ab"), row_length=16, action_length=1, max_turns=2, batch_size=4)
-        >>> policy = lambda td: td.set("action", torch.zeros(4, 1, dtype=torch.int64))
-        >>> play_games(env, policy, games=6).returns
-        tensor([1., 1., 1., 1., 1., 1.])
+        >>> env = CorridorEnv(length=3, batch_size=[4])
+        >>> play_games(env, CorridorPlayer(env.tokenizer, length=3), games=6).turns
+        tensor([7, 8, 8, 8, 5, 7])
     """
     if games < 1:
         raise ValueError(f"games must be at least 1, got {games}.")
@@ -98,7 +87,7 @@ def play_games(
     with _own_streams(policy, seed), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:
-            wave = _play_wave(env, policy, games - played, played, keep, progress)
+            wave = _play_wave(env, policy, games - played, keep)
             waves.append(wave)
             played += len(wave)
     result: Any = torch.cat(waves, 0)  # typed as a tensor by torch
@@ -107,12 +96,7 @@ def play_games(
 
 
 def _play_wave(
-    env: EnvBase,
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    wanted: int,
-    played: int,
-    keep: Sequence[str],
-    progress: Callable[[int], Any] | None,
+    env: EnvBase, policy: Callable[[TensorDictBase], TensorDictBase], wanted: int, keep: Sequence[str]
 ) -> TensorDict:
     """One game on each row of the environment, of which at most ``wanted`` are returned."""
     td = env.reset()
@@ -124,10 +108,7 @@ def _play_wave(
         td = env.step(policy(td))
         record = _add_turn(record, td, live, keep)
         live = live & ~td.get(("next", DONE)).reshape(n)
-        unfinished = int(live.sum())
-        if progress is not None:
-            progress(played + min(n, wanted) - unfinished)
-        if not unfinished:
+        if not live.any():
             return TensorDict(record, batch_size=[n])[:wanted].cpu()
         td = step_mdp(td)
 

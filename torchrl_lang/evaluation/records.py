@@ -52,16 +52,11 @@ class GameRecords:
             control: the control tokens of the rows.
 
         Examples:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from torchrl_lang.data import CharTokenizer
+            >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
             >>> from torchrl_lang.evaluation import GameRecords
-            >>> control = CharTokenizer.from_alphabet("ab").control
-            >>> tokens = torch.tensor([[control.begin_action, 0, control.end_of_action, control.end_of_dialogue]])
-            >>> rows = TensorDict(tokens=tokens, attention_mask=tokens >= 0,
-            ...                   action_mask=torch.tensor([[False, True, True, False]]),
-            ...                   token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]), batch_size=[1])
-            >>> records = GameRecords.from_rows(rows, control)
+            >>> tokenizer = CharTokenizer.from_alphabet("ab")
+            >>> rows = to_rows([Episode([Turn("a", reward=-1.0)], True)], tokenizer, 6)
+            >>> records = GameRecords.from_rows(rows, tokenizer.control)
             >>> records.returns, records.turns, records.terminated
             (tensor([-1.]), tensor([1]), tensor([True]))
         """

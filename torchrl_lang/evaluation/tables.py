@@ -7,7 +7,10 @@ from functools import partial
 
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = ["format_line", "format_table"]
+__all__ = ["format_table"]
+
+
+_Column = tuple[str, str, Callable[[Summary], str | None]]
 
 
 def _pm(value: float, error: float | None, digits: int) -> str:
@@ -29,8 +32,12 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
+def _metric(name: str, summary: Summary) -> str | None:
+    return _number(summary.metrics.get(name))
+
+
 # Title, alignment, and function that formats a summary's cell (None if not measured).
-_COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
+_COLUMNS: list[_Column] = [
     ("player", "<", lambda s: s.name),
     ("games", ">", lambda s: str(s.games)),
     ("return", ">", lambda s: _pm(s.mean_return, s.return_error, 2)),
@@ -40,16 +47,6 @@ _COLUMNS: list[tuple[str, str, Callable[[Summary], str | None]]] = [
     ("KL/token", ">", lambda s: _number(s.kl_per_token)),
     ("entropy", ">", lambda s: _number(s.entropy)),
 ]
-
-
-def _metric_columns(rows: Sequence[Summary]) -> list[tuple[str, str, Callable[[Summary], str | None]]]:
-    """A column for each metric of the task."""
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    return [(name, ">", partial(_metric, name)) for name in names]
-
-
-def _metric(name: str, summary: Summary) -> str | None:
-    return _number(summary.metrics.get(name))
 
 
 def format_table(rows: Sequence[Summary]) -> str:
@@ -68,7 +65,9 @@ def format_table(rows: Sequence[Summary]) -> str:
         ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.00
     """
     columns = []
-    for title, align, show in _COLUMNS + _metric_columns(rows):
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    metrics: list[_Column] = [(name, ">", partial(_metric, name)) for name in names]
+    for title, align, show in _COLUMNS + metrics:
         cells = [show(row) for row in rows]
         if any(cell is not None for cell in cells):
             texts = [title, *("-" if cell is None else cell for cell in cells)]
@@ -76,15 +75,3 @@ def format_table(rows: Sequence[Summary]) -> str:
             columns.append([f"{text:{align}{width}}" for text in texts])
     lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def format_line(summary: Summary) -> str:
-    """One line of text for progress reports.
-
-    Examples:
-        >>> from torchrl_lang.evaluation import Summary, format_line
-        >>> format_line(Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290))
-        'BC: games 1000, return -4.06 ± 0.06, won 71.0 ± 1.4 %, turns 3.58'
-    """
-    cells = [(title, show(summary)) for title, _, show in _COLUMNS[1:] + _metric_columns([summary])]
-    return f"{summary.name}: " + ", ".join(f"{title} {cell}" for title, cell in cells if cell is not None)

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.schema import ROW_KEYS
+from torchrl_lang.storage import write_file
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
 
@@ -56,17 +57,11 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
         spelling: replacements for symbols in the environment's text, such as :data:`TILES`.
 
     Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.evaluation import TILES, format_transcript
         >>> tokenizer = CharTokenizer.from_alphabet(["a", "b", "<g>", "<y>"])
-        >>> c = tokenizer.control
-        >>> ids = [c.begin_action, 0, 1, c.end_of_action, 2, 3, c.end_of_state]
-        >>> agent = torch.tensor([False, True, True, True, False, False, False])
-        >>> row = TensorDict(tokens=torch.tensor(ids), attention_mask=torch.ones(7, dtype=torch.bool),
-        ...                  action_mask=agent, token_reward=torch.tensor([0.0, 0, 0, -1, 0, 0, 0]))
-        >>> print(format_transcript(row, tokenizer, spelling=TILES))
+        >>> rows = to_rows([Episode([Turn("ab", reward=-1.0), Turn("<g><y>")], True)], tokenizer, 9)
+        >>> print(format_transcript(rows[0], tokenizer, spelling=TILES))
         > ab  (-1)
         < 🟩🟨
     """
@@ -99,9 +94,6 @@ def write_transcripts(
         games: the number of games to write, or their indices.
         title: first line of the file.
         spelling: as in :func:`format_transcript`.
-
-    Returns:
-        The path of the file.
     """
     chosen = range(min(games, len(records))) if isinstance(games, int) else games
     blocks = [f"{title}\n{'=' * len(title)}"] if title else []
@@ -112,7 +104,5 @@ def write_transcripts(
         end = "ended" if records.terminated[game] else "cut off"
         head = f"game {game}: return {float(records.returns[game]):g}, {turns} turn{'s' * (turns != 1)}, {end}"
         blocks.append(f"{head}\n{format_transcript(records.rows[game], tokenizer, spelling=spelling)}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-    return path
+    write_file(path, "\n\n".join(blocks) + "\n")
+    return Path(path)

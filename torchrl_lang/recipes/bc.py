@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
-from torchrl_lang.training import seed_everything
 
 __all__ = ["BC", "main"]
 
@@ -25,7 +26,7 @@ class BC(OfflineOptions):
 def main(options: BC) -> float:
     """Train; returns the best mean return."""
     dataset, task = open_dataset(options.data)
-    seed_everything(options.seed)
+    torch.manual_seed(options.seed)
     lm = build_lm(options, dataset)
     actor = build_actor(options, lm)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")

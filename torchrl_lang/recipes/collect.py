@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.envs import EnvBase
 from torchrl.weight_update import SharedMemWeightSyncScheme
@@ -136,7 +135,8 @@ class Games:
             if to_end:
                 self._begin_anew()
             if fresh.any():
-                return CollectedGames(every[fresh], _mean(age.float(), agent), dropped)
+                staleness = float(age[agent].float().mean()) if agent.any() else 0.0
+                return CollectedGames(every[fresh], staleness, dropped)
         raise ValueError(
             f"In {_PATIENCE} batches no game has ended that is recent enough, {dropped} were too old: allow a larger "
             f"max_staleness than {self.max_staleness}, or play more turns between updates."
@@ -174,7 +174,7 @@ class Games:
         Raises:
             ChildProcessError: a worker has died.
         """
-        if any(not is_alive(worker) for worker in self._workers()):
+        if self._worker_died():
             raise ChildProcessError(_DIED)
 
     def _ended(self, *, to_end: bool) -> TensorDict:
@@ -185,33 +185,34 @@ class Games:
         every: Any = torch.cat(found)  # typed as a tensor by torch
         return every
 
-    def _workers(self) -> list[Any]:
-        return list(getattr(self._collector, "procs", ()))
+    def _worker_died(self) -> bool:
+        return any(not is_alive(worker) for worker in getattr(self._collector, "procs", ()))
 
     def _open(self) -> None:
         if self._env is not None:
             self._collector = self._make(policy=self._policy)
         else:
             self._scheme = SharedMemWeightSyncScheme()
-            self._collector = self._start(self._scheme)
+            make = functools.partial(
+                self._make,
+                # Workers share the memory of their policy; with a copy they never see half of an optimizer step.
+                policy=deepcopy(self._policy),
+                weight_sync_schemes={"policy": self._scheme},
+                init_fn=functools.partial(end_with_parent, os.getpid()),
+            )
+            try:
+                self._collector = start_workers(make)
+            except RuntimeError as error:
+                if isinstance(error.__cause__, EOFError):  # the worker died without a message
+                    raise ChildProcessError(_DIED) from error
+                raise
             threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
         self._steps = iter(self._collector)
-
-    def _start(self, scheme: SharedMemWeightSyncScheme) -> Any:
-        # Workers share the memory of their policy; with a copy they never see half of an optimizer step.
-        options = {"policy": deepcopy(self._policy), "weight_sync_schemes": {"policy": scheme}}
-        ends = functools.partial(end_with_parent, os.getpid())
-        try:
-            return start_workers(functools.partial(self._make, init_fn=ends, **options))
-        except RuntimeError as error:
-            if isinstance(error.__cause__, EOFError):  # the worker died without a message
-                raise ChildProcessError(_DIED) from error
-            raise
 
     def _watch(self, collector: Any) -> None:
         """Interrupt this process if a worker has died: it might wait forever for an answer or for a lock."""
         while collector is self._collector:
-            if any(not is_alive(worker) for worker in self._workers()):
+            if self._worker_died():
                 time.sleep(_GRACE)  # the collector mostly notices by itself
                 if collector is self._collector:
                     os.kill(os.getpid(), signal.SIGINT)
@@ -259,7 +260,3 @@ class AutocastPolicy(TensorDictModuleBase):
         device = next(self.policy.parameters()).device.type
         with torch.autocast(device, dtype=self.dtype):
             return self.policy(tensordict)
-
-
-def _mean(values: Tensor, counted: Tensor) -> float:
-    return float(values[counted].mean()) if counted.any() else 0.0

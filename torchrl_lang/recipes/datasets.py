@@ -70,11 +70,7 @@ def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise unless the tokenizer of the dataset or model in ``folder`` is the task's current tokenizer.
-
-    Raises:
-        ValueError: the two differ, so that token ids would be misread.
-    """
+    """Raise ValueError unless the dataset or model in ``folder`` has the task's current tokenizer."""
     if task.tokenizer().config() != tokenizer.config():
         raise ValueError(
             f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
@@ -83,14 +79,9 @@ def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def check_place(folder: Path, *, new: bool = False) -> None:
-    """Raise if output would be written into a file, or into a dataset.
+    """Raise FileError if output would be written into a file, or into a dataset.
 
-    Args:
-        folder: of the output.
-        new: the output is a dataset. An existing dataset in ``folder`` itself is then left to the writer's checks.
-
-    Raises:
-        FileError: naming the folder.
+    If the output is a ``new`` dataset, an existing dataset in ``folder`` itself is left to the writer's checks.
     """
     remedy = "give another folder as out"
     if folder.exists() and not folder.is_dir():

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
-from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import Options, option, positional, required
-from torchrl_lang.recipes.run_common import options_for_notes
 from torchrl_lang.recipes.tasks.base import Player
 from torchrl_lang.storage import write_file
 
@@ -30,14 +28,13 @@ class Evaluate(Options):
     """Evaluate a finished run on its task, beside the task's scripted players."""
 
     preset: ClassVar[str] = "evaluate"
+    task_from: ClassVar[tuple[str, str]] = ("run", "config.json")
 
     run: Path = required("folder of a finished run")
     task: str | None = positional("name of the task, to check that it is the run's")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
     games: int | None = option(
-        None,
-        "number of games; none: 1000, or a split's games once (five times where actions are sampled)",
-        at_least=1,
+        None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", at_least=1
     )
     split: str | None = option(None, "games of which split; none: the task's own choice")
     beta: tuple[float | Literal["auto"], ...] = option(
@@ -51,11 +48,6 @@ class Evaluate(Options):
     )
     seed: int = option(1, "seed of games and sampling", at_least=0)
     plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the command line, with the preset of the run's task."""
-        return options_for_notes(cls, given, given["run"] / "config.json")
 
 
 def main(options: Evaluate) -> Path:
@@ -122,7 +114,7 @@ def _betas(options: Evaluate, folder: Path, run: FinishedRun) -> tuple[float, ..
         return tuple(beta for beta in given if not beta) or (given if given and folder == options.run else (0.0,))
     betas: list[float] = [beta for beta in options.beta if beta != "auto"]
     if "auto" in options.beta:
-        found = choose_beta(run, seed=options.seed + _OTHER_GAMES)
+        found = run.choose_beta(seed=options.seed + _OTHER_GAMES)
         returns = ", ".join(f"{beta:g}: {value:.2f}" for beta, value in found.items())
         print(f"{folder.name}: mean return by beta on other games: {returns}", flush=True)
         betas.append(next(iter(found)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
 from transformers import PreTrainedModel
@@ -27,7 +28,6 @@ from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.storage import write_file
-from torchrl_lang.training import seed_everything
 
 __all__ = ["ILQL", "build_loss", "main"]
 
@@ -80,7 +80,7 @@ def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[
 def main(options: ILQL) -> float:
     """Train; returns the best mean return."""
     dataset, task = open_dataset(options.data)
-    seed_everything(options.seed)
+    torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
     lm = build_lm(options, dataset)
     loss, qvalue, value = build_loss(options, lm, tokenizer.control.end_of_action)
@@ -110,7 +110,7 @@ def main(options: ILQL) -> float:
     def check(rows: TensorDictBase) -> dict[str, float]:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
-    best = train_offline(options, dataset, task, loss, policy, save, target_updater=updater, check=check)
+    best = train_offline(options, dataset, task, loss, policy, save, check, target_updater=updater)
     kept = held_out_rows(dataset, options.held_out)
     if len(kept):
         found = report(kept.to(lm.device))

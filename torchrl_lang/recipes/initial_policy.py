@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import UtteranceActor, ValueHead, language_actor, save_language_model, train_top_layers
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.training import seed_everything
 from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
 
 __all__ = ["InitialPolicy", "load_initial_policy"]
@@ -40,10 +41,9 @@ class InitialPolicy:
 def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     """Seed everything and load the model of the run in ``options.start``.
 
-    Args:
-        options: ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is
-            the model without them. ``top_layers`` trains only the last blocks, and the reference shares the others.
-            Policies in worker processes each draw a random seed.
+    ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is the model
+    without them. ``top_layers`` trains only the last blocks, and the reference shares the others. Policies in worker
+    processes each draw a random seed.
 
     Raises:
         FileNotFoundError: there is no finished run.
@@ -53,7 +53,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     rank, top_layers = options.lora_rank, options.top_layers
     if rank is not None and top_layers is not None:
         raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
-    seed_everything(options.seed)
+    torch.manual_seed(options.seed)
     run, device = load_run(options.start), options.torch_device()
     lm: Any = run.model.lm.to(device)
     if rank is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,10 @@ from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["FinishedRun", "Method", "load_run"]
+__all__ = ["BETAS", "FinishedRun", "Method", "load_run"]
+
+BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
@@ -37,15 +41,10 @@ class FinishedRun:
     def policy(
         self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any
     ) -> UtteranceActor:
-        """The policy; with ``beta`` above 0 it is guided by the learned values.
+        """The policy, a :class:`~torchrl_lang.modules.UtteranceActor` with these and further ``options``.
 
-        ``"best_of"`` chooses by the learned value of the whole utterance, and without values by its probability.
-
-        Args:
-            beta: weight of the values.
-            method: of decoding.
-            seed: of sampling.
-            options: further options of :class:`~torchrl_lang.modules.UtteranceActor`.
+        With ``beta`` above 0 it is guided by the learned values. ``"best_of"`` chooses by the learned value of the whole
+        utterance, and without values by its probability.
 
         Raises:
             ValueError: ``beta`` is not 0 and the run has no values.
@@ -65,6 +64,21 @@ class FinishedRun:
             diagnostics=True,
             **{**ranking, **options},
         )
+
+    def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] = BETAS) -> dict[float, float]:
+        """Play games greedily with each weight of the values, on games that no result is reported on.
+
+        Give another ``seed`` than that of the games that are reported. Returns the mean return of each weight, the
+        best one first; of equal ones the smaller weight.
+
+        Raises:
+            ValueError: the run has no values.
+        """
+        returns = {}
+        for beta in sorted(betas):
+            summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)
+            returns[beta] = summary.mean_return
+        return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
 
 def load_run(folder: Path) -> FinishedRun:
@@ -88,10 +102,7 @@ def load_run(folder: Path) -> FinishedRun:
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
     check_tokenizer(task, tokenizer, folder / "model")
-    return FinishedRun(task, model, tokenizer, _values_note(folder / "values.json"))
-
-
-def _values_note(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    return Fields.read(path, remedy="train again, or remove the file").take("summary", str)
+    values = folder / "values.json"
+    remedy = "train again, or remove the file"
+    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
+    return FinishedRun(task, model, tokenizer, note)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,19 +19,10 @@ from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import (
-    RunOptions,
-    finish,
-    is_due,
-    make_optimizer,
-    options_for_notes,
-    record_run,
-    resume,
-    run_folder,
-)
+from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
-from torchrl_lang.training import Checkpointer, FiniteCheck, Progress, RandomState, check_parameters, train_steps
+from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
 __all__ = ["OfflineOptions", "build_actor", "build_lm", "held_out_rows", "train_offline"]
 
@@ -39,6 +30,8 @@ __all__ = ["OfflineOptions", "build_actor", "build_lm", "held_out_rows", "train_
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions(RunOptions):
     """Options of all offline recipes."""
+
+    task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
 
     data: Path = required("folder of a dataset, see `generate`")
     steps: int = option(8000, "training steps", at_least=1)
@@ -70,11 +63,6 @@ class OfflineOptions(RunOptions):
             raise ValueError(
                 f"Start from a run or from a pretrained model: got start={self.start} and pretrained={self.pretrained}."
             )
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the command line, with the preset of the dataset's task."""
-        return options_for_notes(cls, given, given["data"] / MANIFEST)
 
 
 def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
@@ -134,9 +122,9 @@ def train_offline(
     loss: LossModule,
     policy: TensorDictModuleBase,
     save: Callable[[Path], Any],
+    check: Callable[[TensorDictBase], Mapping[str, float]],
     *,
     target_updater: TargetNetUpdater | None = None,
-    check: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
 ) -> float:
     """Train, evaluate and checkpoint; at the end the checkpoint with the best return becomes the run's model.
 
@@ -151,8 +139,8 @@ def train_offline(
         loss: to minimize.
         policy: to evaluate; shares its weights with the loss.
         save: writes the trained model to a folder.
-        target_updater: updates the loss's target parameters.
         check: maps the held-out rows to numbers, logged with each evaluation.
+        target_updater: updates the loss's target parameters.
 
     Returns:
         The best mean return of the evaluations.
@@ -162,68 +150,49 @@ def train_offline(
         NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
     contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
-    with run_folder(options.out) as checkpoints:
-        record_run(
-            options,
-            resumed=bool(checkpoints.steps()),
-            free=("data", "length_groups", "compile", "checkpointing"),
-            fixed={"notes": dataset.manifest["notes"], "dataset": contents},
+    fixed = {"notes": dataset.manifest["notes"], "dataset": contents}
+    with open_run(options, free=("data", "length_groups", "compile", "checkpointing"), fixed=fixed) as checkpoints:
+        device = options.torch_device()
+        kept = held_out_rows(dataset, options.held_out)
+        rows = dataset.rows[: len(dataset) - len(kept)]
+        if options.fraction < 1:
+            rows = best_rows(rows, fraction=options.fraction)
+        buffer = row_buffer(rows, options.batch_size, seed=options.seed)
+        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
+        parts: dict[str, Any] = {
+            "loss": TrainableState(loss),
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "sampler": buffer.sampler,
+            "random": RandomState(),
+        }
+        start, log = resume(options, checkpoints, parts)
+        finite = FiniteCheck()
+        training = train_steps(
+            loss,
+            lambda: buffer.sample().to(device),
+            optimizer,
+            steps=options.steps,
+            start=start,
+            scheduler=scheduler,
+            target_updater=target_updater,
+            max_grad_norm=options.max_grad_norm,
+            autocast=torch.bfloat16 if options.bf16 else None,
+            finite=finite,
         )
-        _train(options, dataset, task, loss, policy, checkpoints, target_updater, check)
+        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
+        with closing(log), progress:
+            for step, figures in training:
+                progress.update(step, figures)
+                if is_due(step, options.log_every, options.steps):
+                    log.log(step, figures)
+                if is_due(step, options.eval_every, options.steps):
+                    finite.check()
+                    check_parameters(loss, f"after step {step}")
+                    summary, _ = task.evaluate(policy, games=options.eval_games, seed=options.seed + 1, device=device)
+                    log.log(step, summary.scalars())
+                    if len(kept):
+                        log.log(step, check(kept.to(device)))
+                    progress.update(step, {"return": summary.mean_return})
+                    checkpoints.save(step, summary.scalars())
         return finish(options, checkpoints, save, unit="step")
-
-
-def _train(
-    options: OfflineOptions,
-    dataset: RowDataset,
-    task: Task,
-    loss: LossModule,
-    policy: TensorDictModuleBase,
-    checkpoints: Checkpointer,
-    target_updater: TargetNetUpdater | None,
-    check: Callable[[TensorDictBase], Mapping[str, float]] | None,
-) -> None:
-    """The remaining steps."""
-    device = options.torch_device()
-    kept = held_out_rows(dataset, options.held_out)
-    rows = dataset.rows[: len(dataset) - len(kept)]
-    if options.fraction < 1:
-        rows = best_rows(rows, fraction=options.fraction)
-    buffer = row_buffer(rows, options.batch_size, seed=options.seed)
-    optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
-    parts: dict[str, Any] = {
-        "loss": TrainableState(loss),
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "sampler": buffer.sampler,
-        "random": RandomState(),
-    }
-    start, log = resume(options, checkpoints, parts)
-    finite = FiniteCheck()
-    training = train_steps(
-        loss,
-        lambda: buffer.sample().to(device),
-        optimizer,
-        steps=options.steps,
-        start=start,
-        scheduler=scheduler,
-        target_updater=target_updater,
-        max_grad_norm=options.max_grad_norm,
-        autocast=torch.bfloat16 if options.bf16 else None,
-        finite=finite,
-    )
-    progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
-    with closing(log), progress:
-        for step, figures in training:
-            progress.update(step, figures)
-            if is_due(step, options.log_every, options.steps):
-                log.log(step, figures)
-            if is_due(step, options.eval_every, options.steps):
-                finite.check()
-                check_parameters(loss, f"after step {step}")
-                summary, _ = task.evaluate(policy, games=options.eval_games, seed=options.seed + 1, device=device)
-                log.log(step, summary.scalars())
-                if check is not None and len(kept):
-                    log.log(step, check(kept.to(device)))
-                progress.update(step, {"return": summary.mean_return})
-                checkpoints.save(step, summary.scalars())

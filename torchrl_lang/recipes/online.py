@@ -20,7 +20,7 @@ from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.run_common import finish, is_due, make_optimizer, record_run, resume, run_folder
+from torchrl_lang.recipes.run_common import finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.training import (
@@ -119,14 +119,9 @@ class OnlineRun:
         return own | dict(self.learner.parts())
 
     def iterate(self, iteration: int, *, to_end: bool = False) -> dict[str, Any]:
-        """Play games, add the KL penalty, learn, and send the new weights to the workers.
+        """Play games, add the KL penalty, learn, and send the new weights to the workers; returns metrics.
 
-        Args:
-            iteration: number of the iteration.
-            to_end: play all games to their end, because new ones start after this iteration.
-
-        Returns:
-            Metrics.
+        With ``to_end`` all games are played to their end, because new ones start after this iteration.
         """
         began = time.perf_counter()
         collected = self.games.play(to_end=to_end)
@@ -190,12 +185,11 @@ class OnlineRun:
 
 
 def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrainedTransform, learner: Learner) -> float:
-    """Train; at the end the checkpoint with the best return becomes the run's model.
+    """Train as :func:`~torchrl_lang.recipes.offline.train_offline` does, on games of the current policy.
 
-    The run's folder contains ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
-    killed resumes from its last checkpoint; with ``collector="single"`` it ends with the same numbers as an
-    uninterrupted one. Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start``
-    again, and a changed ``start`` is refused. One process at a time trains in a folder.
+    A run that was killed and resumed ends with the same numbers as an uninterrupted one if ``collector="single"``.
+    Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
+    ``start`` is refused.
 
     Returns:
         The best mean return of the evaluations.
@@ -204,14 +198,9 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
         FileExistsError: another process trains in this folder.
         NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
-    with run_folder(options.out) as checkpoints:
-        record_run(
-            options,
-            resumed=bool(checkpoints.steps()),
-            free=("start", "workers"),  # a changed start is recognized by its weights
-            fixed={"notes": start.task.notes()},
-            reference=f"the model in {options.start / 'model'}, frozen",
-        )
+    free = ("start", "workers")  # a changed start is recognized by its weights
+    reference = f"the model in {options.start / 'model'}, frozen"
+    with open_run(options, free=free, fixed={"notes": start.task.notes()}, reference=reference) as checkpoints:
         run = OnlineRun(options, start, kl, learner)
         with closing(run.games):
             try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar
 
 from torchrl_lang.recipes.collect import CollectorKind
 from torchrl_lang.recipes.options import option, required, with_defaults
-from torchrl_lang.recipes.run_common import RunOptions, options_for_notes
+from torchrl_lang.recipes.run_common import RunOptions
 
 __all__ = ["OnlineOptions"]
 
@@ -16,6 +15,8 @@ __all__ = ["OnlineOptions"]
 @with_defaults(lr=3e-4, warmup=10, final_lr=0.1, optimizer="adamw", eval_every=20, eval_games=512, log_every=1)
 class OnlineOptions(RunOptions):
     """Options of all recipes that learn from games of the current policy."""
+
+    task_from: ClassVar[tuple[str, str]] = ("start", "config.json")
 
     start: Path = required("folder of a finished run: the initial policy, and the reference of the KL penalty")
     iterations: int = option(200, "training iterations, each with new games", at_least=1)
@@ -52,8 +53,3 @@ class OnlineOptions(RunOptions):
                 f"kl_coef must be above 0 with kl_target={self.kl_target}, got 0. For rewards without a KL penalty "
                 "give --kl-coef 0 --kl-target none."
             )
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the command line, with the preset of the initial policy's task."""
-        return options_for_notes(cls, given, given["start"] / "config.json")

@@ -66,6 +66,9 @@ class Options:
     preset: ClassVar[str] = ""
     """Name under which a task keeps option values for this recipe in :attr:`Task.presets`."""
 
+    task_from: ClassVar[tuple[str, str] | None] = None
+    """An option with a folder, and the file there that names the task."""
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -76,8 +79,19 @@ class Options:
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the values that were given on the command line."""
-        return cls(**given)
+        """Options from the values given on the command line, with the preset of the task that ``task_from`` names.
+
+        A missing file is reported by the recipe, after the checks of the options.
+        """
+        from torchrl_lang.recipes.tasks import TASKS, task_class
+        from torchrl_lang.storage import Fields
+
+        path = given[cls.task_from[0]] / cls.task_from[1] if cls.task_from else None
+        if path is None or not path.is_file():
+            return cls(**given)
+        notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
+        name = notes.take("task", str)
+        return cls.for_task(task_class(name), **given) if name in TASKS else cls(**given)
 
 
 def option(default: Any, text: str, **ends: float) -> Any:
@@ -229,7 +243,7 @@ def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else defines a run, as JSON."""
     from torchrl_lang.storage import write_file
 
-    record = {"version": _VERSION, **_plain(options), **more}
+    record = {"version": _VERSION, **dataclasses.asdict(options), **more}
     write_file(path, json.dumps(record, indent=2, default=str) + "\n")
 
 
@@ -263,7 +277,7 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
     from torchrl_lang.storage.errors import shorten
 
     before = read_options(path).content
-    now = json.loads(json.dumps(_plain(options) | more, default=str))
+    now = json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))
     # An option that the run's version of the library did not have yet had the effect of its default.
     defaults = json.loads(json.dumps({field.name: field.default for field in dataclasses.fields(options)}, default=str))
     changed = [key for key, value in now.items() if before.get(key, defaults.get(key)) != value and key not in free]
@@ -276,7 +290,3 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
         raise ValueError(
             f"{path.parent} holds a run with other options: {', '.join(shown)}. Give another --out, or delete it."
         )
-
-
-def _plain(options: Any) -> dict[str, Any]:
-    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}

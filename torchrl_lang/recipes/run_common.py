@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
@@ -16,29 +16,10 @@ from torchrl.objectives import LossModule
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
-from torchrl_lang.recipes.tasks import TASKS, task_class
-from torchrl_lang.storage import Fields, folder_lock, remove_leftovers
-from torchrl_lang.training import (
-    LOGGERS,
-    Checkpointer,
-    RunLog,
-    Stateful,
-    adamw,
-    make_log,
-    muon_adamw,
-    warmup_cosine,
-)
+from torchrl_lang.storage import folder_lock, remove_leftovers
+from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
-__all__ = [
-    "RunOptions",
-    "finish",
-    "is_due",
-    "make_optimizer",
-    "options_for_notes",
-    "record_run",
-    "resume",
-    "run_folder",
-]
+__all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resume"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,55 +60,32 @@ class RunOptions(Options):
         return torch.device(name)
 
 
-T = TypeVar("T", bound=Options)
-
-
-def options_for_notes(options: type[T], given: Mapping[str, Any], path: Path) -> T:
-    """Options with the preset of the task that a manifest or a record names; without one if the file is missing.
-
-    A missing file is reported by the recipe, after the checks of the options.
-    """
-    if not path.is_file():
-        return options(**given)
-    notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
-    name = notes.take("task", str)
-    return options.for_task(task_class(name), **given) if name in TASKS else options(**given)
-
-
 @contextmanager
-def run_folder(folder: Path) -> Iterator[Checkpointer]:
-    """Hold the folder of a run exclusively; remove temporary files that a killed process left there.
-
-    Raises:
-        FileExistsError: another process trains there.
-        FileError: the folder is a file, or lies in a dataset.
-    """
-    check_place(folder)
-    with folder_lock(folder, "trains"):
-        remove_leftovers(folder)
-        yield Checkpointer(folder / "checkpoints")
-
-
-def record_run(
-    options: RunOptions, *, resumed: bool, free: tuple[str, ...], fixed: Mapping[str, Any], **more: Any
-) -> None:
-    """Write ``config.json``, or check that a resumed run has the same options and the same ``fixed`` content.
+def open_run(
+    options: RunOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], **more: Any
+) -> Iterator[Checkpointer]:
+    """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
 
     Args:
         options: of the run.
-        resumed: whether there is a checkpoint.
         free: options that may change when a run is resumed.
-        fixed: further content that must stay the same, the task among it.
+        fixed: further content of ``config.json`` that must stay the same, the task among it.
         more: further content.
 
     Raises:
+        FileExistsError: another process trains in the folder.
+        FileError: the folder is a file, or lies in a dataset.
         ValueError: an option or something fixed has changed.
     """
-    path = options.out / "config.json"
-    if resumed:
-        check_record(path, options, free=("out", "logger", "device", *free), **fixed)
-    else:
-        write_options(path, options, **fixed, **more)
+    check_place(options.out)
+    with folder_lock(options.out, "trains"):
+        remove_leftovers(options.out)
+        checkpoints, record = Checkpointer(options.out / "checkpoints"), options.out / "config.json"
+        if checkpoints.steps():
+            check_record(record, options, free=("out", "logger", "device", *free), **fixed)
+        else:
+            write_options(record, options, **fixed, **more)
+        yield checkpoints
 
 
 def make_optimizer(options: RunOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
@@ -151,11 +109,6 @@ def resume(options: RunOptions, checkpoints: Checkpointer, parts: Mapping[str, S
 def is_due(step: int, every: int, last: int) -> bool:
     """Whether ``step`` is a multiple of ``every`` or the last one."""
     return step % every == 0 or step == last
-
-
-def print_stage(name: str, number: int, text: str) -> None:
-    """Print a headline of a demo with four stages."""
-    print(f"\n[{name} {number}/4] {text}".replace("[ ", "["), flush=True)
 
 
 def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path], Any], *, unit: str) -> float:

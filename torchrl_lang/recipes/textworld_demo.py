@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torchrl_lang.recipes import bc, evaluate, ppo
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.options import Options, option
-from torchrl_lang.recipes.run_common import print_stage
 from torchrl_lang.recipes.tasks.textworld import TextWorldData, TextWorldTask
 from torchrl_lang.storage import folder_lock
 
@@ -66,12 +65,16 @@ def _run(options: TextWorldDemo, kind: Kind, folder: Path) -> None:
         {**chosen[kind], **(quick if options.quick else {}), "seed": options.seed}
         for chosen, quick in zip((_DATA, _BC, _PPO), _QUICK, strict=True)
     )
-    print_stage(kind, 1, "generate games by experts, some of whom make random moves")
+    _print_stage(kind, 1, "generate games by experts, some of whom make random moves")
     data = generate_once(TextWorldData(out=folder / "data", kind=kind, **data_options))
-    print_stage(kind, 2, "train a model from scratch on them (bc)")
+    _print_stage(kind, 2, "train a model from scratch on them (bc)")
     bc.main(bc.BC.for_task(TextWorldTask, data=data, out=folder / "bc", **bc_options))
-    print_stage(kind, 3, "continue on its own games with a KL penalty (ppo)")
+    _print_stage(kind, 3, "continue on its own games with a KL penalty (ppo)")
     ppo.main(ppo.PPO.for_task(TextWorldTask, start=folder / "bc", out=folder / "ppo", **ppo_options))
-    print_stage(kind, 4, "evaluate on games with other solutions than those of training")
+    _print_stage(kind, 4, "evaluate on games with other solutions than those of training")
     runs = {"run": folder / "ppo", "also": (folder / "bc",)}
     evaluate.main(evaluate.Evaluate.for_task(TextWorldTask, **runs, seed=options.seed + 1))
+
+
+def _print_stage(kind: Kind, number: int, text: str) -> None:
+    print(f"\n[{kind} {number}/4] {text}", flush=True)

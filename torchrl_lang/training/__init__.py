@@ -2,7 +2,6 @@
 
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
 from torchrl_lang.training.checkpoint_files import CheckpointError
-from torchrl_lang.training.csv_log import CSVLog
 from torchrl_lang.training.finite import FiniteCheck, NonFiniteError, check_parameters
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
@@ -10,13 +9,12 @@ from torchrl_lang.training.muon import MuonAdamW, muon_adamw
 from torchrl_lang.training.optim import adamw, warmup_cosine
 from torchrl_lang.training.progress import Progress
 from torchrl_lang.training.scalars import Scalar, to_scalars
-from torchrl_lang.training.seeding import RandomState, seed_everything
+from torchrl_lang.training.seeding import RandomState
 from torchrl_lang.training.state import join_state, split_state
 from torchrl_lang.training.torchrl_trainer import EpisodeRowsHook, OfflineCollector
 
 __all__ = [
     "LOGGERS",
-    "CSVLog",
     "CheckpointError",
     "Checkpointer",
     "EpisodeRowsHook",
@@ -34,7 +32,6 @@ __all__ = [
     "join_state",
     "make_log",
     "muon_adamw",
-    "seed_everything",
     "split_state",
     "to_scalars",
     "total_loss",

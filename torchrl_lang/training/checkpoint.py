@@ -126,10 +126,9 @@ class Checkpointer:
         return path
 
     def prune(self) -> None:
-        """Delete all checkpoints but the ``keep`` latest and the best, as :meth:`save` does.
+        """Delete all checkpoints but the ``keep`` latest and the best.
 
-        A run that was killed between writing its last checkpoint and deleting the old ones needs it, because it saves
-        no more.
+        :meth:`save` does it, unless the run is killed in between, and after its last checkpoint a run saves no more.
         """
         wanted = {*list(self._at_hand().values())[-self.keep :], self._best()}
         for _, _, path in self._folders():
@@ -164,7 +163,9 @@ class Checkpointer:
 
     def _restore_latest(self) -> int | None:
         damaged: dict[Path, CheckpointError] = {}
-        for _, _, path in reversed(self._whole()):
+        for _, _, path in reversed(self._folders()):
+            if path in self._damaged:
+                continue
             try:
                 info, state = _read(path)
             except CheckpointError as error:
@@ -223,12 +224,8 @@ class Checkpointer:
         return max(reversed(ranked), key=scores.__getitem__, default=None)
 
     def _at_hand(self) -> dict[int, Path]:
-        """Folder of each step, in order; for a step that was saved again the last one."""
-        return {step: path for step, _, path in self._whole()}
-
-    def _whole(self) -> list[tuple[int, int, Path]]:
-        """:meth:`_folders` without damaged checkpoints."""
-        return [found for found in self._folders() if found[2] not in self._damaged]
+        """Undamaged folder of each step, in order; for a step that was saved again the last one."""
+        return {step: path for step, _, path in self._folders() if path not in self._damaged}
 
     def _folders(self) -> list[tuple[int, int, Path]]:
         """``(step, attempt, folder)`` of every checkpoint, in order."""
@@ -239,12 +236,9 @@ class Checkpointer:
 
 
 def _read(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """A checkpoint's manifest and state.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-    """
-    info, match = read_info(path), _NAME.fullmatch(path.name)
+    """A checkpoint's manifest and state; CheckpointError if it is damaged or was renamed."""
+    info, state = read_checkpoint(path)
+    match = _NAME.fullmatch(path.name)
     if match is not None and int(match["step"]) != info.step:
         raise CheckpointError(f"{path} holds the checkpoint of step {info.step}: it was renamed; rename it back.")
-    return info, read_checkpoint(path)
+    return info, state

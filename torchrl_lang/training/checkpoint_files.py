@@ -49,14 +49,7 @@ class CheckpointInfo:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> None:
-    """Write a checkpoint under a temporary name beside it, flush it to disk, then rename it.
-
-    Args:
-        path: the folder.
-        state: state dict of each object, by name.
-        step: number of training steps done.
-        metrics: metrics to store in it.
-    """
+    """Write the state dict of each object under a temporary name beside ``path``, flush it to disk, then rename it."""
     tree, tensors = split_state(state)
     with write_folder(path) as folder:
         save_file(tensors, folder / _TENSORS)
@@ -64,7 +57,8 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], step: int, metrics: M
         manifest = {
             "format": _FORMAT,
             "step": step,
-            "metrics": {key: _to_json(float(value)) for key, value in metrics.items()},
+            # Non-finite values are not JSON: they are written as text.
+            "metrics": {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()},
             "objects": list(state),
             "sha256": {name: file_digest(folder / name) for name in (_TENSORS, _STATE)},
             "versions": {
@@ -88,14 +82,17 @@ def read_info(path: Path) -> CheckpointInfo:
         metrics = fields.object("metrics")
         return CheckpointInfo(
             step=fields.at_least("step", 0),
-            metrics={name: _from_json(metrics.content[name]) or metrics.take(name, float) for name in metrics.content},
+            metrics={
+                name: float(value) if value in ("nan", "inf", "-inf") else metrics.take(name, float)
+                for name, value in metrics.content.items()
+            },
             objects=fields.list_of("objects", str),
             sha256={name: fields.object("sha256").take(name, str) for name in (_TENSORS, _STATE)},
         )
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """State dict of each object, by name; tensors are on the CPU.
+def read_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """The manifest, and the state dict of each object, by name; tensors are on the CPU.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -110,7 +107,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         state = join_state(read_json(path / _STATE, remedy=remedy), read_tensors(path / _TENSORS, remedy=remedy))
     if not isinstance(state, dict) or list(state) != info.objects:
         raise CheckpointError(f"{path / _STATE} does not hold the objects {info.objects}: {remedy}.")
-    return state
+    return info, state
 
 
 def _remedy(path: Path) -> str:
@@ -123,13 +120,3 @@ def _as_checkpoint_error() -> Iterator[None]:
         yield
     except FileError as error:
         raise CheckpointError(str(error)) from error
-
-
-def _to_json(value: float) -> float | str:
-    """Convert non-finite values, which are not JSON, to text."""
-    return value if math.isfinite(value) else str(value)
-
-
-def _from_json(value: Any) -> float | None:
-    """Convert the text of :func:`_to_json` to a number."""
-    return float(value) if value in ("nan", "inf", "-inf") else None

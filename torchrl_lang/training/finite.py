@@ -58,11 +58,7 @@ class FiniteCheck:
         self._waiting: list[tuple[int, dict[str, Tensor]]] = []
 
     def add(self, step: int, figures: Mapping[str, Tensor]) -> None:
-        """Add a step's ``loss_*``, their sum ``loss`` and ``grad_norm`` to the check, which runs now or later.
-
-        Raises:
-            NonFiniteError: one of them is not finite, in this step or in an earlier one.
-        """
+        """Add a step's ``loss_*``, their sum ``loss`` and ``grad_norm`` to the check, which runs now or later."""
         self._waiting.append((step, dict(figures)))
         if len(self._waiting) >= self.every or figures["loss"].device.type == "cpu":
             self.check()
@@ -79,29 +75,21 @@ class FiniteCheck:
         if not watched or bool(torch.stack([value.float() for value in watched]).isfinite().all()):
             return
         for step, figures in waiting:
-            _raise_unless_finite(figures, f"at step {step}")
-
-
-def _raise_unless_finite(figures: Mapping[str, Tensor], when: str) -> None:
-    bad = {
-        name: value
-        for name, value in figures.items()
-        if (name.startswith("loss") or name == GRAD_NORM) and not bool(value.isfinite())
-    }
-    terms = {name: value for name, value in bad.items() if name.startswith("loss_")}
-    if bad:
-        raise NonFiniteError(to_scalars(terms or bad), when)
+            bad = {
+                name: value
+                for name, value in figures.items()
+                if (name.startswith("loss") or name == GRAD_NORM) and not bool(value.isfinite())
+            }
+            terms = {name: value for name, value in bad.items() if name.startswith("loss_")}
+            if bad:
+                raise NonFiniteError(to_scalars(terms or bad), f"at step {step}")
 
 
 def check_parameters(module: nn.Module, when: str) -> None:
-    """Raise if a parameter is not finite; synchronizes with the device once.
-
-    Args:
-        module: the module whose parameters are checked.
-        when: the step, for the error message.
+    """Raise if a parameter of a module is not finite; synchronizes with the device once.
 
     Raises:
-        NonFiniteError: names the first of these parameters.
+        NonFiniteError: names the first of these parameters, and ``when`` it was.
     """
     found = nonfinite_parameters({"loss": module})
     if found:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
@@ -86,16 +86,11 @@ def train_steps(
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.training import adamw, train_steps
-        >>> class Square(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.x = torch.nn.Parameter(torch.tensor(1.0))
-        ...     def forward(self, batch):
-        ...         return TensorDict(loss_square=(self.x - batch["target"]) ** 2)
-        >>> module = Square()
+        >>> from torchrl_lang.training import train_steps
+        >>> x = torch.nn.Parameter(torch.tensor(1.0))
+        >>> loss = lambda batch: TensorDict(loss_square=(x - batch["target"]) ** 2)
         >>> batch = TensorDict(target=torch.tensor(0.0))
-        >>> for step, figures in train_steps(module, lambda: batch, adamw(module, 0.1), steps=50):
+        >>> for step, figures in train_steps(loss, lambda: batch, torch.optim.AdamW([x], 0.1), steps=50):
         ...     pass
         >>> step, bool(figures["loss"] < 0.01)
         (50, True)
@@ -105,7 +100,7 @@ def train_steps(
     if autocast == torch.float16:
         raise ValueError("float16 needs gradient scaling, which is not supported: use torch.bfloat16.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    precision = _autocast(parameters[0].device.type, autocast)
+    precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)
     finite = FiniteCheck() if finite is None else finite
     for step in range(start + 1, steps + 1):
@@ -131,10 +126,6 @@ def train_steps(
         if step == steps:
             finite.check()
         yield step, figures
-
-
-def _autocast(device: str, dtype: torch.dtype | None) -> Callable[[], AbstractContextManager[Any]]:
-    return nullcontext if dtype is None else lambda: torch.autocast(device, dtype=dtype)
 
 
 def _draw_from(batches: Iterable[TensorDictBase]) -> Callable[[], TensorDictBase]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -26,8 +25,7 @@ class Progress:
         start: number of units done before.
         unit: name of a unit.
         shown: names of the metrics to show; default all.
-        piped: output if the stream is not a terminal: a line every ``every`` seconds, or nothing.
-        every: seconds between lines.
+        every: seconds between lines, if the stream is not a terminal.
         stream: output stream; standard error by default.
 
     Examples:
@@ -48,24 +46,19 @@ class Progress:
         start: int = 0,
         unit: str = "step",
         shown: tuple[str, ...] | None = None,
-        piped: Literal["lines", "silent"] = "lines",
         every: float = 10.0,
         stream: TextIO | None = None,
     ) -> None:
-        if piped not in ("lines", "silent"):
-            raise ValueError(f"piped must be 'lines' or 'silent', got {piped!r}.")
         self.total, self.label, self.unit, self.shown = total, label, unit, shown
         self.stream = sys.stderr if stream is None else stream
         self._start = self._done = start
         self._figures: dict[str, Any] = {}
         self._bar: tqdm | None = None
-        self._silent = False
         if self.stream.isatty():
             self._bar = tqdm(
                 total=total, desc=label, initial=start, unit=unit, file=self.stream, dynamic_ncols=True, leave=True
             )
         else:
-            self._silent = piped == "silent"
             self._write(f"{label}: {start}/{total} {unit}")
         self._every = 0.5 if self._bar is not None else every
         self._began = self._last = time.monotonic()
@@ -92,17 +85,13 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         elif self._bar is not None:  # on an error do not show metrics, which may be missing
             self._bar.close()
 
     def _show(self, now: float) -> None:
-        if self._silent:
-            return
         figures = [f"{name} {_short(value)}" for name, value in to_scalars(self._figures).items()]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(figures))
@@ -111,19 +100,13 @@ class Progress:
         share = 100 * self._done // max(self.total, 1)
         parts = [f"{self._done}/{self.total} {self.unit}", f"{share} %", f"{speed:.3g} {self.unit}/s"]
         if 0 < self._done < self.total and speed:
-            parts.append(f"{_clock((self.total - self._done) / speed)} left")
+            parts.append(f"{tqdm.format_interval((self.total - self._done) / speed)} left")
         self._write(f"{self.label}: " + ", ".join([*parts, *figures]))
 
     def _write(self, line: str) -> None:
-        if not self._silent:
-            self.stream.write(line.removeprefix(": ") + "\n")
-            self.stream.flush()
+        self.stream.write(line.removeprefix(": ") + "\n")
+        self.stream.flush()
 
 
 def _short(value: Scalar) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""Seed the random generators of a training run, and save their states."""
+"""The states of a training run's random generators, for checkpoints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomState", "seed_everything"]
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch's global generators on all devices. For scripts: no other function here changes them.
-
-    Environments, policies and replay buffers have their own generators, which are seeded at construction.
-    """
-    torch.manual_seed(seed)
+__all__ = ["RandomState"]
 
 
 class RandomState:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang.evaluation import format_table
-from torchrl_lang.recipes.choose_beta import BETAS
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.graph import draw_paths, scripted_walks
 from torchrl_lang.recipes.demo.part import Part, PartResults, run_part
 from torchrl_lang.recipes.demo.pictures import draw_page
 from torchrl_lang.recipes.demo.wordle import draw_tiles, scripted_games
+from torchrl_lang.recipes.load_run import BETAS
 from torchrl_lang.recipes.options import Options, option
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksData
 from torchrl_lang.recipes.tasks.wordle import WordleData

@@ -18,9 +18,6 @@ def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
 
     Each has one thread: small models gain little from a second one. When one fails, all are stopped.
 
-    Args:
-        commands: arguments of ``python -m torchrl_lang``, by name.
-
     Raises:
         ValueError: a command failed; its message has been printed.
     """

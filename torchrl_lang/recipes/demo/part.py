@@ -11,7 +11,6 @@ from typing import Any
 from torchrl_lang.data import RowDataset
 from torchrl_lang.evaluation import GameRecords, Summary, imitation_loss, write_transcripts
 from torchrl_lang.modules import language_actor
-from torchrl_lang.recipes.choose_beta import choose_beta
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
@@ -103,7 +102,7 @@ def run_part(part: Part, folder: Path) -> PartResults:
     _check_imitation(results, runs["bc"], dataset)
     results.values_note = runs["ilql"].values_note
     games = max(part.eval_games // 4, 1)
-    results.chosen_beta = next(iter(choose_beta(runs["ilql"], seed=part.seed + 2000, games=games, betas=part.betas)))
+    results.chosen_beta = next(iter(runs["ilql"].choose_beta(seed=part.seed + 2000, games=games, betas=part.betas)))
     control = dataset.tokenizer.control
     results.summaries["data"] = task.summary(GameRecords.from_rows(dataset[:], control), "data")
     for name, player in _players(part, runs, task, dataset).items():

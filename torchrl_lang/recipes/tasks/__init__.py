@@ -50,11 +50,16 @@ def task_from_notes(notes: Fields) -> Task:
     The name in the file is only looked up in :data:`TASKS`. It is never imported.
 
     Raises:
-        FileError: there is no such task, or a field is missing or of another type.
+        FileError: there is no such task, or a field is missing or wrong.
     """
-    from torchrl_lang.storage.errors import shorten
+    from torchrl_lang.storage.errors import FileError, shorten
 
     name = notes.take("task", str)
     if name not in TASKS:
         raise notes.error(f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}")
-    return task_class(name).from_notes(notes)
+    try:
+        return task_class(name).from_notes(notes)
+    except FileError:
+        raise
+    except ValueError as error:
+        raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error

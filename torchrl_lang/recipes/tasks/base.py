@@ -120,7 +120,7 @@ class Task(ABC):
         """The task from what :meth:`notes` wrote.
 
         Raises:
-            FileError: a field is missing, of another type, or out of range.
+            ValueError: a field is missing, of another type, or out of range.
         """
 
     def notes(self) -> dict[str, Any]:
@@ -138,16 +138,9 @@ class Task(ABC):
         device: Any = None,
         **options: Any,
     ) -> tuple[Summary, GameRecords]:
-        """Play a fixed set of games and summarize them.
+        """Play a fixed set of games, ``batch`` in parallel, and summarize them.
 
-        Args:
-            policy: writes ``action``.
-            games: number of games.
-            seed: of games and sampling.
-            name: of the policy, for tables.
-            batch: games played in parallel.
-            device: of the environment.
-            options: further options of :meth:`env`.
+        ``name`` is that of the policy in tables; ``device`` and ``options`` go to :meth:`env`.
         """
         env = self.env(min(batch, games), device=device, **options)
         try:

@@ -111,11 +111,8 @@ class RandomWalksTask(Task):
     def from_notes(cls, notes: Fields) -> RandomWalksTask:
         """See :meth:`Task.from_notes`."""
         least = {"nodes": 2, "out_degree": 1, "graph_seed": 0, "max_turns": 1}
-        try:
-            numbers = {name: notes.at_least(name, value) for name, value in least.items()}
-            return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
-        except ValueError as error:
-            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
+        numbers = {name: notes.at_least(name, value) for name, value in least.items()}
+        return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
 
     @property
     def action_length(self) -> int:

@@ -142,17 +142,9 @@ class TextWorldTask(Task):
     solutions is the engine's: 108 corridors of ``coin_collector`` at level 5; 36 ways to cook in ``simple``. Games with
     one solution differ in the wording of objective and rooms. With ``apart="games"`` only equal games stay together.
 
-    The tokenizer has the words of the training games and spells other words letter by letter.
-
-    Args:
-        kind: a kind of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`.
-        options: its options, such as ``{"level": 5}``, as sorted pairs; :meth:`of` takes a mapping.
-        games: number of games; they are built once, 1 to 3 s a game and core, and kept in the user's cache.
-        valid, test: least number of games for validation and test.
-        seed: seed of the first game and of the split.
-        apart: what two splits do not share, "solutions" or "games".
-        template: name in :data:`~torchrl_lang.envs.textworld.TEMPLATES`.
-        row_length, action_length, max_turns: of the environment.
+    The tokenizer has the words of the training games and spells other words letter by letter. ``options`` are those of
+    the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as ``{"level": 5}``, as sorted pairs;
+    :meth:`of` takes a mapping. The other fields are described in :class:`TextWorldGames`.
 
     Raises:
         ValueError: unknown kind, option, template or ``apart``; later, when games are built, too few for training.
@@ -240,10 +232,7 @@ class TextWorldTask(Task):
         numbers |= {name: notes.at_least(name, 0) for name in ("valid", "test", "seed")}
         words = {name: notes.take(name, str) for name in ("kind", "template", "apart")}
         options = tuple(sorted(notes.take("options", dict).items()))
-        try:
-            return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise notes.error(f"holds no task ({str(error).rstrip('.')})") from error
+        return cls(options=options, **words, **numbers)  # type: ignore[arg-type]
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""
