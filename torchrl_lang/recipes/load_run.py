@@ -43,8 +43,8 @@ class FinishedRun:
     ) -> UtteranceActor:
         """The policy, a :class:`~torchrl_lang.modules.UtteranceActor` with these and further ``options``.
 
-        With ``beta`` above 0 it is guided by the learned values. ``"best_of"`` chooses by the learned value of the whole
-        utterance, and without values by its probability.
+        With ``beta`` above 0 it is guided by the learned values. ``"best_of"`` chooses by the learned value of the
+        whole utterance, and without values by its probability.
 
         Raises:
             ValueError: ``beta`` is not 0 and the run has no values.
