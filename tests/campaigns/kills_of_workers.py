@@ -55,7 +55,13 @@ def worker_outcomes(start: Path, home: Path, count: int, seed: int, *, only: str
         points = range(number) if not count else sorted(random.sample(range(number), min(count, number)))
         for at in points:
             folder = place / f"at-{at}"
-            ended = _run(start, folder, kind, at=at, torn=random.random() < 0.5)
+            torn = random.random() < 0.5
+            ended = _run(start, folder, kind, at=at, torn=torn)
+            # Workers play other games each time, so other checkpoints may be best, and a run may write less often.
+            while ended.status == 0 and len(ended.events) <= at:
+                shutil.rmtree(folder)
+                at = len(ended.events) - 1
+                ended = _run(start, folder, kind, at=at, torn=torn)
             attack = f"{name}: main process at {at} of {number}, {whole.events[at]}"
             yield Outcome(name, attack, *_after(ended, start, folder, kind, files, -signal.SIGKILL))
         for target in ("a worker", "Ctrl-C"):
