@@ -81,8 +81,6 @@ class CompiledRollout:
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
 
         def plan(action: Tensor) -> Any:
-            legal = (action >= 0) & (action < env.tokenizer.vocab_size)
-            action = torch.where(legal, action, env.tokenizer.control.pad)
             return env._plan_turn(action, torch.ones_like(env._terminated))
 
         # Dynamo counts recompilations per code object: a separate one keeps the limits of other rollouts unaffected.
