@@ -85,13 +85,13 @@ def reused() -> Iterator[None]:
         return answers
 
     def close(pool: EnginePool) -> None:
-        for process in filter(None, pool._processes):
+        for process in pool._processes.values():
             if id(pool) in failed:
                 process.end()
             elif pool._owner == os.getpid():
                 process.held.clear()
                 idle[pool._owner, pool.infos, pool.expert].append(process)
-        pool._processes = [None] * pool.workers
+        pool._processes = {}
 
     with forked(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "EngineProcess", start)

@@ -181,7 +181,7 @@ def test_malformed_rows(tokens, agent, terminated, message):
 
 
 def test_a_misspelt_option_is_refused():
-    with pytest.raises(ValueError, match="'error' or 'truncate', got 'eror'"):
+    with pytest.raises(ValueError, match="on_overflow='eror' is unknown"):
         to_rows([Episode([Turn("ab")], True)], WORDS, 2, on_overflow="eror")
 
 

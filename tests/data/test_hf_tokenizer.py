@@ -130,7 +130,7 @@ def test_a_control_token_can_have_another_name():
     tokenizer = HFTokenizer(word_level(), control={"end_of_action": "<|end_of_action|>"})
     assert tokenizer.encode("is </a>") == [0, 3]
     assert tokenizer.control.end_of_action >= 5
-    with pytest.raises(ValueError, match="Unknown control tokens"):
+    with pytest.raises(ValueError, match="has the control tokens"):
         HFTokenizer(word_level(), control={"end_of_acton": "</a>"})
 
 

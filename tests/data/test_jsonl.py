@@ -166,7 +166,7 @@ def test_a_role_of_another_type_is_a_bad_line(tmp_path):
 
 
 def test_a_misspelt_option_is_refused_before_anything_is_read(tmp_path, letters):
-    with pytest.raises(ValueError, match="'error' or 'truncate', got 'eror'"):
+    with pytest.raises(ValueError, match="on_overflow='eror' is unknown"):
         dataset_from_jsonl(tmp_path / "nowhere.jsonl", tmp_path / "data", letters, 12, on_overflow="eror")
 
 

@@ -35,7 +35,7 @@ def test_unfinished_episodes_are_dropped_or_marked(talk):
     assert rows["truncated"].flatten().tolist() == [True] * 3
     assert not rows["terminated"].any()
     assert torch.equal(rows["tokens"], rollout[:, -1]["next", "tokens"])
-    with pytest.raises(ValueError, match="'drop' or 'truncate'"):
+    with pytest.raises(ValueError, match="unfinished='ignore' is unknown"):
         rows_from_rollout(rollout, unfinished="ignore")
 
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row
 
 __all__ = ["from_row", "to_row", "to_rows"]
@@ -53,16 +54,13 @@ def to_rows(
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1, got {row_length}.")
-    if on_overflow not in ("error", "truncate"):
-        raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
+    one_of("on_overflow", on_overflow, ("error", "truncate"))
     encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
     over = [index for index, layout in enumerate(encoded) if not fits(layout, row_length)]
     if over:
         longest = max(len(encoded[index].tokens) for index in over)
-        what = (
-            f"{len(over)} of {len(encoded)} episodes (the first is {over[0]}) are longer than row_length={row_length} "
-        )
-        what += f"tokens, the longest has {longest}"
+        what = f"{len(over)} of {len(encoded)} episodes (the first is {over[0]}) are longer than "
+        what += f"row_length={row_length} tokens, the longest has {longest}"
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
         warnings.warn(f"{what}: they were truncated.", stacklevel=2)

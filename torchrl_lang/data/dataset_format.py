@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from tensordict import MemoryMappedTensor, TensorDict
 
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
@@ -23,6 +25,7 @@ __all__ = [
     "dtype_name",
     "entry_file",
     "entry_shapes",
+    "map_rows",
     "read_dataset_manifest",
 ]
 
@@ -54,6 +57,15 @@ def entry_shapes(episodes: int, row_length: int) -> dict[str, tuple[int, int]]:
 def entry_file(key: str) -> str:
     """The file of an entry, relative to the dataset's folder."""
     return f"{ROWS}/{key}.memmap"
+
+
+def map_rows(files: Mapping[str, Path], episodes: int, row_length: int) -> TensorDict:
+    """Map the entries' files, by :func:`entry_file`, to tensors; ``meta.json`` is not read."""
+    mapped = {
+        key: MemoryMappedTensor.from_filename(files[entry_file(key)], DISK_DTYPES[key], torch.Size(shape))
+        for key, shape in entry_shapes(episodes, row_length).items()
+    }
+    return TensorDict(mapped, batch_size=[episodes])
 
 
 def dtype_name(key: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import tensordict
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 import torchrl_lang
 from torchrl_lang.data.dataset_check import RowSums, check_block
@@ -27,6 +27,7 @@ from torchrl_lang.data.dataset_format import (
     dtype_name,
     entry_file,
     entry_shapes,
+    map_rows,
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
@@ -159,12 +160,9 @@ class DatasetWriter:
         if episodes == 0:
             raise ValueError(f"No episode was written to {self.folder}: a dataset needs at least one.")
         shapes = entry_shapes(episodes, self.row_length)
-        mapped = {
-            key: MemoryMappedTensor.from_filename(partial / entry_file(key), dtype, torch.Size(shapes[key]))
-            for key, dtype in DISK_DTYPES.items()
-        }
+        files = {name: partial / name for name in map(entry_file, DISK_DTYPES)}
         # The data is written already: this adds the meta.json that tensordict needs.
-        TensorDict(mapped, batch_size=[episodes]).memmap_(partial / ROWS)
+        map_rows(files, episodes, self.row_length).memmap_(partial / ROWS)
         entries = {
             key: {"dtype": dtype_name(key), "shape": shapes[key], "sha256": digest.hexdigest()}
             for key, digest in self._hashes.items()

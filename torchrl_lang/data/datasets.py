@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang.data.conversion import from_row
 from torchrl_lang.data.dataset_check import check_digests, check_values, dataset_files
-from torchrl_lang.data.dataset_format import (
-    DISK_DTYPES,
-    REMEDY,
-    TOKENIZER,
-    entry_file,
-    entry_shapes,
-    read_dataset_manifest,
-)
+from torchrl_lang.data.dataset_format import REMEDY, TOKENIZER, map_rows, read_dataset_manifest
 from torchrl_lang.data.dataset_stamp import Stamp
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
@@ -96,14 +89,15 @@ def load_dataset(
     manifest = read_dataset_manifest(folder)
     tokenizer = _tokenizer(folder, manifest, tokenizer)
     files = dataset_files(folder, manifest)
+    shape = (manifest.take("episodes", int), manifest.take("row_length", int))
     if verify:
         stamp = Stamp(folder, json_digest(manifest.content), files)
         if verify != "once" or not stamp.is_there():
             check_digests(files, manifest)
             # Check a separate mapping, so that the pages read are released from memory afterwards.
-            check_values(folder, _map_rows(files, manifest), manifest, tokenizer.vocab_size)
+            check_values(folder, map_rows(files, *shape), manifest, tokenizer.vocab_size)
             stamp.write()
-    return RowDataset(folder, _map_rows(files, manifest), tokenizer, manifest.content)
+    return RowDataset(folder, map_rows(files, *shape).lock_(), tokenizer, manifest.content)
 
 
 def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Tokenizer:
@@ -126,13 +120,3 @@ def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Token
     if tokenizer.vocab_size != written_with.take("vocab_size", int):
         raise manifest.error(f"has another vocab_size than {TOKENIZER}, which has {tokenizer.vocab_size}")
     return tokenizer
-
-
-def _map_rows(files: Mapping[str, Path], manifest: Fields) -> TensorDict:
-    """Map the entries' files to tensors as the manifest describes them; ``meta.json`` is not read."""
-    shapes = entry_shapes(manifest.take("episodes", int), manifest.take("row_length", int))
-    mapped = {
-        key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size(shapes[key]))
-        for key, dtype in DISK_DTYPES.items()
-    }
-    return TensorDict(mapped, batch_size=shapes[TOKENS][:1]).lock_()

@@ -10,10 +10,9 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.data.step_rewards import reward_entries, step_rewards
-from torchrl_lang.data.step_to_token import token_values
+from torchrl_lang.data.step_rewards import reward_entries
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, check_row, missing_entry
+from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, missing_entry
 
 __all__ = ["EpisodeRows"]
 
@@ -98,7 +97,8 @@ class EpisodeRows:
         self._batches += 1
         flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.get(_TRAJECTORY).device))
         if only_waiting:
-            flat = flat[self._is_waiting(flat)]
+            waiting = flat[:0] if self._steps is None else self._steps
+            flat = flat[torch.isin(flat.get(_TRAJECTORY), waiting.get(_TRAJECTORY))]
         if self._steps is not None:
             flat = torch.cat([self._steps, flat])
         # Stable sort: the steps of an episode keep their order. The steps themselves are gathered only once, below.
@@ -109,13 +109,7 @@ class EpisodeRows:
         has_ended = _of_ended_episodes(trajectory, ends)
         self._wait(flat[order[~has_ended]])
         flat, ends = flat[order[has_ended]], ends[has_ended]
-        rows = rows_at(flat, ends, self.keep)
-        rewards = reward_entries(flat.get("next"), self.reward_key)
-        rows.update({name: step_rewards(flat, ends, rows, key) for name, key in rewards.items()})
-        if self.carry:
-            rows.update(token_values(flat, ends, rows.get("action_mask"), list(self.carry)))
-        check_row(rows)
-        return rows
+        return rows_at(flat, ends, keep=self.keep, carry=list(self.carry), reward_key=self.reward_key)
 
     def _wait(self, running: TensorDictBase) -> None:
         """Keep the steps of unfinished episodes; raise if the collector does not continue them."""
@@ -128,13 +122,6 @@ class EpisodeRows:
                 "the collector resets at each iteration (reset_at_each_iter=True), use unfinished='truncate' or "
                 "'drop'. After a manual reset, call forget()."
             )
-
-    def _is_waiting(self, flat: TensorDictBase) -> Tensor:
-        """True on steps of episodes that began in earlier calls, bool ``[M]``."""
-        trajectory = flat.get(_TRAJECTORY)
-        if self._steps is None:
-            return torch.zeros_like(trajectory, dtype=torch.bool)
-        return torch.isin(trajectory, self._steps.get(_TRAJECTORY))
 
     def _needed(self, steps: TensorDictBase) -> TensorDict:
         """The entries that rows are made of."""
@@ -152,12 +139,11 @@ class EpisodeRows:
                 "Pass the steps of a TorchRL collector over a language environment whose policy writes the carried "
                 "entries.",
             )
-        truncated = step.get(TRUNCATED, None)
-        if truncated is not None:
-            found["next", TRUNCATED] = truncated
+        found["next", TRUNCATED] = step.get(TRUNCATED, None)
         out = TensorDict(batch_size=steps.batch_size)
         for key, value in found.items():
-            out.set(key, value)
+            if value is not None:
+                out.set(key, value)
         return out
 
 

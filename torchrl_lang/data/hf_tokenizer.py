@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang.data.tokenizers import CharTokenizer, config_fields, read_control
+from torchrl_lang.data.tokenizers import CharTokenizer, check_control, config_fields, read_control
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage.errors import one_line, shorten
 
@@ -53,6 +53,11 @@ class HFTokenizer:
         False
     """
 
+    vocab_size: int
+    """Number of token ids, control tokens included: the size of a model's embedding."""
+    control: ControlTokens
+    """Ids of the control tokens."""
+
     def __init__(
         self,
         source: str | os.PathLike[str] | PreTrainedTokenizerBase,
@@ -73,12 +78,7 @@ class HFTokenizer:
     def _build(self, serialized: str, names: Mapping[str, str]) -> None:
         from tokenizers import AddedToken, Tokenizer
 
-        unknown = sorted(set(names) - set(CharTokenizer.DEFAULT_CONTROL))
-        if unknown:
-            raise ValueError(f"Unknown control tokens {unknown}: the fields are {list(CharTokenizer.DEFAULT_CONTROL)}.")
-        missing = sorted(set(CharTokenizer.DEFAULT_CONTROL) - set(names))
-        if missing:
-            raise ValueError(f"The control tokens {missing} are missing: give each a name.")
+        check_control(names)
         try:
             self.backend = Tokenizer.from_str(serialized)
         except Exception as error:  # the library raises plain Exception
@@ -91,10 +91,10 @@ class HFTokenizer:
         self._control_names = dict(names)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         # Ids may have gaps; an embedding needs a row for the largest one.
-        self._vocab_size = 1 + max(vocabulary.values())
+        self.vocab_size = 1 + max(vocabulary.values())
         ids = {field: vocabulary[name] for field, name in names.items()}
-        self._control = ControlTokens(**ids, vocab_size=self._vocab_size)
-        self._control_ids = frozenset(self._control.ids())
+        self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
+        self._control_ids = frozenset(self.control.ids())
         for name in names.values():
             with suppress(_NotEncodable):
                 self.encode(name)
@@ -107,16 +107,6 @@ class HFTokenizer:
         tokenizer = cls.__new__(cls)
         tokenizer._build(json.dumps(serialized), control)
         return tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, control tokens included: the size of a model's embedding."""
-        return self._vocab_size
-
-    @property
-    def control(self) -> ControlTokens:
-        """Ids of the control tokens."""
-        return self._control
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text; raises ``ValueError`` if they would include a control token or there are none."""

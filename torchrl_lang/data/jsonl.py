@@ -16,6 +16,7 @@ from torchrl_lang.data.dialogues import parse_dialogue
 from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import FileError, regular_file
 
 __all__ = ["BadLine", "dataset_from_jsonl", "read_jsonl"]
@@ -91,8 +92,7 @@ def dataset_from_jsonl(
     Raises:
         FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
     """
-    if on_overflow not in ("error", "truncate"):
-        raise ValueError(f"on_overflow must be 'error' or 'truncate', got {on_overflow!r}.")
+    one_of("on_overflow", on_overflow, ("error", "truncate"))
     path = Path(path)
     bad, truncated, block = _BadLines(path, on_error), [], []
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)
@@ -125,8 +125,7 @@ class _BadLines:
     """Collects bad lines, and raises when there are enough for the error message."""
 
     def __init__(self, path: Path, on_error: str) -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
+        one_of("on_error", on_error, ("raise", "skip"))
         self.path, self.on_error, self.lines = path, on_error, list[BadLine]()
 
     def keeps(self, number: int, found: Episode | EncodedEpisode | str) -> bool:

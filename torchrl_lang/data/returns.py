@@ -29,7 +29,6 @@ def row_returns(
         rows: rows ``[*B]``. After :class:`~torchrl_lang.transforms.KLConstrainedTransform` their ``token_reward`` is
             the reward minus the divergence, and ``raw_reward`` the environment's reward.
         gamma: discount per turn.
-        gamma: discount of a turn.
         reward_key: the rewards of tokens, float ``[*B, T]``.
         end_of_action: id of the token that ends an utterance, if the environment may write nothing between two of them
             (see :func:`~torchrl_lang.functional.turn_end_mask`).

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl_lang.data.step_rewards import reward_entries, step_rewards
 from torchrl_lang.data.step_to_token import token_values
 from torchrl_lang.functional import row_length
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
@@ -46,17 +47,31 @@ def finished_steps(rollout: TensorDictBase) -> Tensor:
     return torch.cat([ended[..., :1], ended[..., 1:] & ~repeats], -1)
 
 
-def rows_at(rollout: TensorDictBase, take: Tensor, keep: Sequence[str] = ()) -> TensorDict:
-    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, copied to rows ``[N]``.
+def rows_at(
+    rollout: TensorDictBase,
+    take: Tensor,
+    *,
+    keep: Sequence[str] = (),
+    carry: Sequence[NestedKey] = (),
+    reward_key: NestedKey | None = REWARD,
+) -> TensorDict:
+    """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as checked rows ``[N]``.
 
-    They have the entries of a row, ``terminated``, ``truncated``, and the entries ``keep``.
+    They have the entries of a row, ``terminated``, ``truncated``, and the entries ``keep``; see
+    :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
     rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
-    return TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
+    out = TensorDict(rows, batch_size=[rows[TERMINATED].shape[0]], device=rollout.device)
+    rewards = reward_entries(step, reward_key)
+    out.update({name: step_rewards(rollout, take, out, key) for name, key in rewards.items()})
+    if carry:
+        out.update(token_values(rollout, take, out.get(ACTION_MASK), carry))
+    check_row(out)
+    return out
 
 
 def rows_from_rollout(
@@ -111,8 +126,7 @@ def rows_from_rollout(
         >>> rows_from_rollout(rollout, unfinished="truncate")["truncated"].flatten()
         tensor([False,  True])
     """
-    if unfinished not in ("drop", "truncate"):
-        raise ValueError(f"unfinished must be 'drop' or 'truncate', got {unfinished!r}.")
+    one_of("unfinished", unfinished, ("drop", "truncate"))
     step = rollout.get("next")
     missing = [key for key in (*ROW_KEYS, TERMINATED) if step.get(key, None) is None]
     if missing:
@@ -122,18 +136,12 @@ def rows_from_rollout(
             rollout,
             "Pass a rollout of a language environment.",
         )
-    rewards = reward_entries(step, reward_key)
     take = finished_steps(rollout)
     if unfinished == "truncate":
         running = ~rollout.get(("next", DONE)).squeeze(-1)
         running[..., :-1] = False
         take = take | running
-    rows = rows_at(rollout, take)
-    rows.update({name: step_rewards(rollout, take, rows, key) for name, key in rewards.items()})
-    if carry:
-        rows.update(token_values(rollout, take, rows[ACTION_MASK], carry))
-    check_row(rows)
-    return rows
+    return rows_at(rollout, take, carry=carry, reward_key=reward_key)
 
 
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,15 @@ from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields
 from torchrl_lang.storage.errors import shorten
 
-__all__ = ["CharTokenizer", "Tokenizer", "config_fields", "config_fingerprint", "fingerprint", "read_control"]
+__all__ = [
+    "CharTokenizer",
+    "Tokenizer",
+    "check_control",
+    "config_fields",
+    "config_fingerprint",
+    "fingerprint",
+    "read_control",
+]
 
 
 @runtime_checkable
@@ -67,6 +75,10 @@ class CharTokenizer:
         ValueError: ' ' at position 1 of 'a dog' is not in this tokenizer's alphabet 'abc'.
     """
 
+    vocab_size: int
+    """Number of token ids, control tokens included."""
+    control: ControlTokens
+    """Ids of the control tokens."""
     DEFAULT_CONTROL = {
         "pad": "<|pad|>",
         "end_of_action": "</a>",
@@ -81,17 +93,15 @@ class CharTokenizer:
         self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
         if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
             raise ValueError("The symbols of a CharTokenizer must differ from each other and not be empty.")
-        if self._control_names.keys() != self.DEFAULT_CONTROL.keys():
-            raise ValueError(
-                f"A tokenizer has the control tokens {[*self.DEFAULT_CONTROL]}, got {[*self._control_names]}."
-            )
+        check_control(self._control_names)
         missing = [name for name in self._control_names.values() if name not in self.symbols]
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
         ids = {field: self._id[name] for field, name in self._control_names.items()}
-        self._control = ControlTokens(**ids, vocab_size=len(self.symbols))
-        plain = [symbol for symbol in self.symbols if self._id[symbol] not in self._control.ids()]
+        self.vocab_size = len(self.symbols)
+        self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
+        plain = [symbol for symbol in self.symbols if self._id[symbol] not in self.control.ids()]
         self._alphabet = "".join(plain)
         self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
 
@@ -99,16 +109,6 @@ class CharTokenizer:
     def from_alphabet(cls, alphabet: Sequence[str]) -> CharTokenizer:
         """A tokenizer over ``alphabet`` with the default control tokens appended."""
         return cls([*alphabet, *cls.DEFAULT_CONTROL.values()])
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, control tokens included."""
-        return len(self.symbols)
-
-    @property
-    def control(self) -> ControlTokens:
-        """Ids of the control tokens."""
-        return self._control
 
     def encode(self, text: str) -> list[int]:
         """Encode plain text, with the longest matching symbol."""
@@ -152,6 +152,13 @@ def config_fingerprint(config: Mapping[str, Any]) -> str:
 def config_fields(config: Mapping[str, Any]) -> Fields:
     """A tokenizer's configuration as typed fields."""
     return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+
+
+def check_control(names: Mapping[str, str]) -> None:
+    """Raise ValueError unless exactly the six control tokens have names."""
+    fields = CharTokenizer.DEFAULT_CONTROL
+    if names.keys() != fields.keys():
+        raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
 
 
 def read_control(fields: Fields) -> dict[str, str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
 
 __all__ = ["CompiledRollout"]
@@ -76,13 +77,10 @@ class CompiledRollout:
             )
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}.")
-        if keep not in ("steps", "rows", "turns"):
-            raise ValueError(f"keep={keep!r} is unknown: choose 'steps', 'rows' or 'turns'.")
+        one_of("keep", keep, tuple(_KEPT))
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
 
         def plan(action: Tensor) -> Any:
-            legal = (action >= 0) & (action < env.tokenizer.vocab_size)
-            action = torch.where(legal, action, env.tokenizer.control.pad)
             return env._plan_turn(action, torch.ones_like(env._terminated))
 
         # Dynamo counts recompilations per code object: a separate one keeps the limits of other rollouts unaffected.
@@ -181,13 +179,9 @@ class _Rows(_Kept):
         assert env._rows is not None
         index = (env._terminated | env._truncated).nonzero()[:, 0]
         rows = env._rows.at(index)
-        entries = dict(
-            zip(ROW_KEYS, (rows.tokens, rows.attention_mask, rows.action_mask, rows.token_reward), strict=True)
-        )
-        flags = {
-            key: value[index][:, None] for key, value in ((TERMINATED, env._terminated), (TRUNCATED, env._truncated))
-        }
-        self.blocks.append(TensorDict({**entries, **flags}, batch_size=[index.shape[0]], device=env.device))
+        entries = {key: getattr(rows, key) for key in ROW_KEYS}
+        entries |= {TERMINATED: env._terminated[index][:, None], TRUNCATED: env._truncated[index][:, None]}
+        self.blocks.append(TensorDict(entries, batch_size=[index.shape[0]], device=env.device))
         self.owners.append(index)
 
     def result(self) -> TensorDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +14,21 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs import observation_entries
-from torchrl_lang.envs.row_state import GrowingRows, Rows, Utterance, Writes, read_utterance, where_rows
-from torchrl_lang.envs.set_state import count_turns, rows_to_continue
+from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue
+from torchrl_lang.envs.row_state import (
+    GrowingRows,
+    Reply,
+    Rows,
+    Utterance,
+    Writes,
+    initial_rows,
+    read_mask,
+    read_utterance,
+    where_rows,
+)
 from torchrl_lang.envs.specs import flags, row_specs, token_ids
-from torchrl_lang.envs.turn_format import Reply, initial_rows, planned_turn
 from torchrl_lang.schema import (
+    ACTION,
     ACTION_MASK,
     ATTENTION_MASK,
     DONE,
@@ -27,6 +37,7 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRUNCATED,
+    missing_entry,
 )
 
 __all__ = ["LanguageEnv", "Reply", "TaskState"]
@@ -59,11 +70,7 @@ class LanguageEnv(EnvBase):
     A task may accept names in ``reset``, such as Wordle's hidden word, as an entry of the tensordict or by keyword,
     ``reset(hidden_word=...)``. Use keywords if the environment is wrapped: ``TransformedEnv`` and ``ParallelEnv``
     remove such entries from the tensordict, but pass keywords on. ``SerialEnv`` and ``ParallelEnv`` pass the same
-    keywords to each environment, or separate ones from ``reset(list_of_kwargs=[{...}, ...])``. (Rows are not in
-    TorchRL's ``state_spec``: no step reads them, and a transform that renames, drops or casts an observation would then
-    have to do the same to the state.)
-
-    ``to`` moves the environment to a device, but not its current rows: reset it afterwards.
+    keywords to each environment, or separate ones from ``reset(list_of_kwargs=[{...}, ...])``.
 
     Args:
         tokenizer: the task's tokenizer.
@@ -173,7 +180,7 @@ class LanguageEnv(EnvBase):
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(observation_entries.checked_seed(seed))
+            self.generator.manual_seed(operator.index(seed))
         key = torch.randint(2**62, (), generator=self.generator)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -196,53 +203,108 @@ class LanguageEnv(EnvBase):
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
         return False
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
-    ) -> TensorDictBase:
-        tensordict, named = observation_entries.merge_rows(self, tensordict, kwargs, set_state=set_state)
-        options = observation_entries.reset_options(self, tensordict, named, self._reset_entries)
-        fresh = self._fresh(options)
-        given = None
-        if set_state:
-            assert options is not None
-            given = rows_to_continue(
-                options,
-                fresh,
-                self.tokenizer,
-                row_length=self.row_length,
-                action_length=self.action_length,
-                max_turns=self.max_turns,
-            )
-        partial = self._rows is not None and options is not None and options.get("_reset", None) is not None
-        self._begin_rows(fresh, options, given, partial=partial)
-        return self._observe()
-
-    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset the rows that are done, as TorchRL does, but with one copy less.
-
-        TorchRL merges old and new rows entry by entry. Here a reset returns the continuing rows as well.
-        """
-        if not self.any_done(tensordict):
-            return tensordict
-        fresh = tensordict.get("_reset")
-        out = self._reset(TensorDict({"_reset": fresh}, batch_size=self.batch_size, device=self.device))
-        tensordict.pop("_reset")
-        others = tensordict.exclude(*out.keys())
-        if not (others.is_empty() or fresh.all()):
-            # As in TorchRL: entries of others are set to zero, unless all rows are reset.
-            go_on = ~fresh.reshape(self.batch_size)
-            tensordict.update(others.where(go_on, other=others.empty(), pad=0))
-        return tensordict.update(out)
+    # -- a step, in order ----------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        live = observation_entries.active_rows(~(self._terminated | self._truncated), tensordict)
-        reward = self._play_turn(self._action(tensordict), live)
-        out = self._observe()
-        return out.set(REWARD, reward.reshape(*self.batch_size, 1))
+        name, action = type(self).__name__, tensordict.get(ACTION, None)
+        if action is None:
+            advice = "Let a policy write it, or env.rand_action()."
+            raise missing_entry(f"{name}.step()", [ACTION], tensordict, advice)
+        expected = (*self.batch_size, self.action_length)
+        if tuple(action.shape) != expected or action.dtype != torch.int64:
+            raise ValueError(
+                f"{name} expects 'action' as int64 token ids of shape {expected} (batch, action_length), got "
+                f"{action.dtype} of shape {tuple(action.shape)}."
+            )
+        live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
+        if mask is not None:
+            live = live & mask
+        writes, reward = self._plan_turn(action.reshape(self._n, self.action_length), live)
+        self._rows.write_(writes)
+        return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
 
-    # -- the game: tensor operations only, if the task is --------------------------------------------------------------
+    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
+        """Compute a turn of the ``live`` rows: what to write into them, and the rewards, float32 ``[N]``."""
+        assert self._rows is not None
+        control = self.tokenizer.control
+        # Ids outside the vocabulary become padding: an error would synchronize with the device at every step.
+        action = torch.where((action >= 0) & (action < self.tokenizer.vocab_size), action, control.pad)
+        utterance = read_utterance(action, control)
+        reply, task = self._reply(utterance, self._task, live)
+        writes, overflow = self._rows.plan_turn(utterance, reply, live, control)
+        turns = self._turns + 1
+        # A row also ends if there is no room for another utterance and an end-of-action token of the environment.
+        full = overflow | (writes.length + self.action_length + 1 > self.row_length)
+        if self.max_turns is not None:
+            full = full | (turns >= self.max_turns)
+        cut = overflow if reply.truncated is None else overflow | reply.truncated
+        self._truncated = torch.where(live, full & ~reply.terminated | cut, self._truncated)
+        self._terminated = torch.where(live, reply.terminated, self._terminated)
+        self._task = {
+            key: value if key in self._spared_state else where_rows(live, value, self._task[key])
+            for key, value in task.items()
+        }
+        self._turns = torch.where(live, turns, self._turns)
+        return writes, torch.where(live, reply.reward, 0.0)
+
+    def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
+        """The observation, copied; without ``copy`` in the environment's own memory, and only the entries ``only``."""
+        assert self._rows is not None
+        rows = self._rows.rows
+        terminated, truncated = self._terminated, self._truncated
+        own = {
+            TOKENS: rows.tokens,
+            ACTION_MASK: rows.action_mask,
+            TOKEN_REWARD: rows.token_reward,
+            TERMINATED: terminated[:, None],
+            TRUNCATED: truncated[:, None],
+        }
+        if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
+            own |= self._task_observation(self._task)
+        out = {
+            key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
+        }
+        if only is None or ATTENTION_MASK in only:
+            out[ATTENTION_MASK] = rows.attention_mask
+        out[DONE] = (terminated | truncated)[:, None]
+        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in out.items()}
+        return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
+
+    # -- a reset, in order ---------------------------------------------------------------------------------------------
+
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
+    ) -> TensorDictBase:
+        tensordict = merge_keywords(self, self._reset_entries, tensordict, kwargs, set_state=set_state)
+        options = None if tensordict is None else tensordict.reshape(self._n)
+        fresh = self._fresh(options)
+        given = None
+        if set_state:
+            assert options is not None
+            widths = (self.row_length, self.action_length)
+            given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
+        partial = self._rows is not None and options is not None and options.get("_reset", None) is not None
+        self._begin_rows(fresh, options, given, partial=partial)
+        return self._observe()
+
+    def _fresh(self, options: TensorDictBase | None) -> Tensor:
+        """The rows that a reset begins, bool ``[N]``: all, or those of a ``"_reset"`` mask."""
+        fresh = read_mask("_reset", options, self._n)
+        if fresh is None:
+            return torch.ones(self._n, dtype=torch.bool, device=self.device)
+        if self._rows is None and not fresh.all():
+            raise RuntimeError(
+                f"The first reset of {type(self).__name__} must reset every row, got a partial '_reset' mask: call "
+                f"reset() once without it."
+            )
+        return fresh
+
+    def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
+        """The entry of ``reset`` under one of the :attr:`_reset_entries`, int64 ``[N]``, or None."""
+        value = None if options is None else options.get(key, None)
+        return None if value is None else value.reshape(-1)
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
@@ -271,78 +333,16 @@ class LanguageEnv(EnvBase):
             self._terminated, self._truncated = torch.zeros_like(fresh), torch.zeros_like(fresh)
             self._turns = turns
 
-    def _play_turn(self, action: Tensor, live: Tensor) -> Tensor:
-        """Play a turn in the ``live`` rows, bool ``[N]``; returns the rewards, float32 ``[N]``."""
-        writes, reward = self._plan_turn(action, live)
-        assert self._rows is not None
-        self._rows.write_(writes)
-        return reward
-
-    def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
-        """Compute a turn without writing the rows: what to write, and the rewards, float32 ``[N]``."""
-        assert self._rows is not None
-        utterance = read_utterance(action, self.tokenizer.control)
-        reply, task = self._reply(utterance, self._task, live)
-        writes, overflow = planned_turn(self._rows, utterance, reply, live, self.tokenizer.control)
-        turns = self._turns + 1
-        # A row also ends if there is no room for another utterance and an end-of-action token of the environment.
-        full = overflow | (writes.length + self.action_length + 1 > self.row_length)
-        if self.max_turns is not None:
-            full = full | (turns >= self.max_turns)
-        cut = overflow if reply.truncated is None else overflow | reply.truncated
-        self._truncated = torch.where(live, full & ~reply.terminated | cut, self._truncated)
-        self._terminated = torch.where(live, reply.terminated, self._terminated)
-        self._task = {
-            key: value if key in self._spared_state else where_rows(live, value, self._task[key])
-            for key, value in task.items()
-        }
-        self._turns = torch.where(live, turns, self._turns)
-        return writes, torch.where(live, reply.reward, 0.0)
-
-    # -- helpers ---------------------------------------------------------------------------------------------------
-
-    def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        """The rows that a reset begins, bool ``[N]``."""
-        return observation_entries.fresh_rows(self, options, first=self._rows is None)
-
-    def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
-        """The entry of ``reset`` under one of the :attr:`_reset_entries`, checked: int64 ``[N]``, or None."""
-        return observation_entries.named_entry(self, options, key)
-
-    def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = observation_entries.given_action(self, tensordict)
-        expected = (*self.batch_size, self.action_length)
-        if tuple(action.shape) != expected or action.dtype != torch.int64:
-            raise ValueError(
-                f"{type(self).__name__} expects 'action' as int64 token ids of shape {expected} (batch, "
-                f"action_length), got {action.dtype} of shape {tuple(action.shape)}."
-            )
-        action = action.reshape(self._n, self.action_length)
-        return observation_entries.in_vocabulary(action, self.tokenizer.vocab_size, self.tokenizer.control.pad)
-
-    def _observe(self, *, copy: bool = True, only: Sequence[Any] | None = None) -> TensorDict:
-        """The observation, copied, so that a caller cannot change the environment's tensors.
-
-        Without ``copy`` it shares the environment's memory, for callers that only read it before the next turn and only
-        the entries ``only``.
-        """
-        assert self._rows is not None
-        rows = self._rows.rows
-        terminated, truncated = self._terminated, self._truncated
-        own = {
-            TOKENS: rows.tokens,
-            ACTION_MASK: rows.action_mask,
-            TOKEN_REWARD: rows.token_reward,
-            TERMINATED: terminated[:, None],
-            TRUNCATED: truncated[:, None],
-        }
-        if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
-            own |= self._task_observation(self._task)
-        out = {
-            key: value.clone() if copy and key not in self._new_observations else value for key, value in own.items()
-        }
-        if only is None or ATTENTION_MASK in only:
-            out[ATTENTION_MASK] = rows.attention_mask
-        out[DONE] = (terminated | truncated)[:, None]
-        shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in out.items()}
-        return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Reset the rows that are done, as TorchRL does, without its merge: a reset returns the other rows as well."""
+        if not self.any_done(tensordict):
+            return tensordict
+        fresh = tensordict.get("_reset")
+        out = self._reset(TensorDict({"_reset": fresh}, batch_size=self.batch_size, device=self.device))
+        tensordict.pop("_reset")
+        others = tensordict.exclude(*out.keys())
+        if not (others.is_empty() or fresh.all()):
+            # As in TorchRL: entries of others are set to zero, unless all rows are reset.
+            go_on = ~fresh.reshape(self.batch_size)
+            tensordict.update(others.where(go_on, other=others.empty(), pad=0))
+        return tensordict.update(out)

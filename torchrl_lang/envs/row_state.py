@@ -1,28 +1,62 @@
-"""Tensor operations that append tokens to a batch of transcripts."""
+"""The tensors of a turn, in the order of a step: utterances, replies, and the rows that they are appended to."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.schema import ControlTokens
 
-__all__ = ["GrowingRows", "Rows", "Utterance", "read_utterance", "where_rows"]
+__all__ = ["GrowingRows", "Reply", "Rows", "Utterance", "initial_rows", "read_mask", "read_utterance", "where_rows"]
 
 
-def where_rows(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
-    """Our rows where ``mask`` (bool ``[N]``), their rows elsewhere; tensors ``[N, ...]``."""
-    if ours.ndim > 1 and ours.element_size() == 1:
-        # On a CPU copying whole rows of bytes is four times as fast as torch.where on bytes.
-        row = torch.arange(mask.shape[0], device=mask.device)
-        return torch.cat([ours, theirs]).index_select(0, torch.where(mask, row, row + mask.shape[0]))
-    return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)
+class Utterance(NamedTuple):
+    """The agent's utterances, read from a batch of actions."""
+
+    tokens: Tensor
+    """int64 ``[N, K]``, as passed."""
+    length: Tensor
+    """int64 ``[N]``: number of tokens before the end of the action."""
+    closed: Tensor
+    """bool ``[N]``: the agent wrote the end-of-action token."""
+
+
+def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
+    """Find where each action of ``int64 [N, K]`` ends: at its first end-of-action token, first padding, or ``K``.
+
+    Tokens after the end are ignored. An action without tokens is treated as a single end-of-action token, because its
+    reward needs a token of the agent.
+    """
+    is_end = action == control.end_of_action
+    stops = is_end | (action == control.pad)
+    place = torch.arange(action.shape[-1], device=action.device)
+    # min, because amin takes ten times as long for int64 on a CPU.
+    length = torch.where(stops, place, action.shape[-1]).min(-1).values
+    at_stop = is_end.gather(-1, length.clamp_max(action.shape[-1] - 1)[:, None])[:, 0]
+    closed = at_stop | (length == 0)
+    return Utterance(action, length, closed)
+
+
+class Reply(NamedTuple):
+    """The environment's reply to a batch of utterances. Plain text only: the base class adds the control tokens."""
+
+    tokens: Tensor
+    """int64 ``[N, R]``, right-padded."""
+    length: Tensor
+    """int64 ``[N]``: zero if the environment writes nothing."""
+    reward: Tensor
+    """float32 ``[N]``: the reward of the turn."""
+    terminated: Tensor
+    """bool ``[N]``: the task has terminated."""
+    truncated: Tensor | None = None
+    """bool ``[N]``: the task truncates the episode; None if only the limits of turns and of the row do."""
 
 
 class Rows(NamedTuple):
-    """A batch of transcripts, right-padded. Immutable: appending returns new tensors."""
+    """A batch of transcripts, right-padded."""
 
     tokens: Tensor
     """int64 ``[N, T]``."""
@@ -41,21 +75,36 @@ class Rows(NamedTuple):
         mask = torch.arange(2 * width, device=self.tokens.device) < width
         return mask.unfold(0, width, 1).index_select(0, width - self.length)
 
-    def append(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Rows, Tensor]:
-        """Append the kept tokens of each row, in order.
 
-        Args:
-            tokens: int64 ``[N, C]``.
-            keep: bool ``[N, C]``: the tokens to append.
-            agent: bool ``[N, C]``: True on tokens of the agent.
-            reward: float32 ``[N]``: placed on the agent's last token; zero if there is none.
+def initial_rows(
+    opening: Tensor, length: Tensor, control: ControlTokens, *, row_length: int, action_length: int
+) -> Rows:
+    """Rows of minimal width that begin with the environment's opening, or with the agent's turn if it is empty.
 
-        Returns:
-            The longer rows, and bool ``[N]``, True where tokens did not fit and were dropped.
-        """
-        growing = GrowingRows(self, self.tokens.shape[-1])
-        overflow = growing.append_(tokens, keep, agent, reward)
-        return growing.rows, overflow
+    Args:
+        opening: the opening tokens, int64 ``[N, R]``.
+        length: their number, int64 ``[N]``.
+        control: the control tokens.
+        row_length: ``T``.
+        action_length: ``K``.
+
+    Raises:
+        ValueError: the opening leaves no room for an utterance.
+    """
+    needed = opening.shape[-1] + 2 + action_length + 1
+    if needed > row_length and opening.shape[-1]:
+        raise ValueError(
+            f"An opening of up to {opening.shape[-1]} tokens leaves no room for an utterance: row_length is "
+            f"{row_length}, give at least {needed}."
+        )
+    has_opening = length > 0
+    first = torch.where(has_opening, control.begin_state, control.begin_action)[:, None]
+    place = torch.arange(opening.shape[-1] + 1, device=opening.device)
+    ends = (place == length[:, None]) & has_opening[:, None]
+    text = torch.where(place < length[:, None], torch.cat([opening, first], -1), control.pad)
+    head = torch.cat([first, torch.where(ends, control.end_of_state, text)], -1)
+    none = torch.zeros((1, 1), dtype=torch.float32, device=head.device).expand_as(head)
+    return Rows(head, none.to(torch.bool), none, 1 + torch.where(has_opening, length + 1, 0))
 
 
 class Writes(NamedTuple):
@@ -98,9 +147,7 @@ class GrowingRows:
     @property
     def writable(self) -> bool:
         """Whether this memory can be written: memory allocated in inference mode cannot be written outside it."""
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return True
-        return not any(entry.is_inference() for entry in self._wide)
+        return torch.is_inference_mode_enabled() or not any(entry.is_inference() for entry in self._wide)
 
     @property
     def rows(self) -> Rows:
@@ -122,40 +169,50 @@ class GrowingRows:
     def replace_(self, mask: Tensor, rows: Rows) -> None:
         """Replace the rows where ``mask``, bool ``[N]``, by others, which may be narrower."""
         self._length = torch.where(mask, rows.length, self._length)
-        if torch.compiler.is_compiling():  # compiled code must not depend on the number of rows
-            for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
-                spare = mine.shape[1] - given.shape[1]
-                mine.copy_(where_rows(mask, torch.nn.functional.pad(given, (0, spare), value=fill), mine))
-            return
         index = mask.nonzero()[:, 0]
         for mine, given, fill in zip(self._wide, rows[:3], self._fill, strict=True):
             mine.index_fill_(0, index, fill)
             mine[:, : given.shape[1]].index_copy_(0, index, given.index_select(0, index))
 
-    def append_(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> Tensor:
-        """Append tokens in place, see :meth:`Rows.append`; returns where some did not fit, bool ``[N]``."""
-        if not tokens.shape[-1]:
-            return torch.zeros_like(self._length, dtype=torch.bool)
-        writes, overflow = self.plan(tokens, keep, agent, reward)
-        self.write_(writes)
-        return overflow
+    def plan_turn(
+        self, utterance: Utterance, reply: Reply, live: Tensor, control: ControlTokens
+    ) -> tuple[Writes, Tensor]:
+        """Plan to append the utterance, the reply, their end tokens and the end of the dialogue to the ``live`` rows.
 
-    def plan(self, tokens: Tensor, keep: Tensor, agent: Tensor, reward: Tensor) -> tuple[Writes, Tensor]:
-        """Compute what :meth:`append_` writes, and where tokens do not fit, bool ``[N]``."""
+        Returns:
+            What to write, and where tokens do not fit, bool ``[N]``.
+        """
+        ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
+        end_of_action, end_of_state, end_of_dialogue = (torch.full_like(utterance.length[:, None], t) for t in ends)
+        uttered, replied = torch.where(live, utterance.length, 0), torch.where(live, reply.length, 0)
+        parts = (
+            (utterance.tokens, uttered),
+            (end_of_action, live),
+            (reply.tokens, replied),
+            (end_of_state, replied > 0),
+            (end_of_dialogue, live & reply.terminated),
+        )
         width = self.width
-        kept = keep.cumsum(-1)
-        place = torch.where(keep, self._length[:, None] + kept - 1, width).clamp_max(width)
-        written = keep & agent
-        # Everything after a row's end is zero, so only one reward has to be written.
-        # (max, because amax takes ten times as long for int64 on a CPU.)
-        last_written = torch.where(written, place, -1).max(-1, keepdim=True).values
-        reward_place = torch.where(last_written < 0, width, last_written)
-        wanted = self._length + keep.sum(-1)
-        writes = Writes(place, tokens, written, reward_place, reward[:, None], wanted.clamp_max(width))
+        place, wanted = [], self._length
+        for tokens, number in parts:  # the first ``number`` tokens of each
+            column = torch.arange(tokens.shape[-1], device=tokens.device)
+            place.append(torch.where(column < number[:, None], wanted[:, None] + column, width))
+            wanted = wanted + number
+        # The end-of-action token belongs to the agent if it wrote it; the reply is never the agent's.
+        agent = torch.cat([torch.ones_like(utterance.tokens, dtype=torch.bool), utterance.closed[:, None]], -1)
+        reward_place = torch.where(live, self._length + uttered + utterance.closed - 1, width).clamp_max(width)
+        writes = Writes(
+            place=torch.cat(place, -1).clamp_max_(width),
+            tokens=torch.cat([tokens for tokens, _ in parts], -1),
+            agent=agent,
+            reward_place=reward_place[:, None],
+            reward=reply.reward[:, None],
+            length=wanted.clamp_max(width),
+        )
         return writes, wanted > width
 
     def write_(self, writes: Writes) -> None:
-        """Write a plan of :meth:`plan`."""
+        """Write what :meth:`plan_turn` planned."""
         tokens, action_mask, token_reward = self._wide
         tokens.scatter_(-1, writes.place, writes.tokens)
         action_mask.scatter_(-1, writes.place[:, : writes.agent.shape[-1]], writes.agent)
@@ -163,28 +220,27 @@ class GrowingRows:
         self._length = writes.length
 
 
-class Utterance(NamedTuple):
-    """The agent's utterances, read from a batch of actions."""
-
-    tokens: Tensor
-    """int64 ``[N, K]``, as passed."""
-    length: Tensor
-    """int64 ``[N]``: number of tokens before the end of the action."""
-    closed: Tensor
-    """bool ``[N]``: the agent wrote the end-of-action token."""
+def where_rows(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+    """Our rows where ``mask`` (bool ``[N]``), their rows elsewhere; tensors ``[N, ...]``."""
+    if ours.ndim > 1 and ours.element_size() == 1:
+        # On a CPU copying whole rows of bytes is four times as fast as torch.where on bytes.
+        row = torch.arange(mask.shape[0], device=mask.device)
+        return torch.cat([ours, theirs]).index_select(0, torch.where(mask, row, row + mask.shape[0]))
+    return torch.where(mask.reshape(-1, *[1] * (ours.ndim - 1)), ours, theirs)
 
 
-def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
-    """Find where each action of ``int64 [N, K]`` ends: at its first end-of-action token, first padding, or ``K``.
+def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | None:
+    """The mask over rows ``"_reset"`` or ``"_step"``, bool ``[N]``; None without one.
 
-    Tokens after the end are ignored. An action without tokens is treated as a single end-of-action token, because its
-    reward needs a token of the agent.
+    Raises:
+        ValueError: the mask has another dtype or shape.
     """
-    is_end = action == control.end_of_action
-    stops = is_end | (action == control.pad)
-    place = torch.arange(action.shape[-1], device=action.device)
-    # min, because amin takes ten times as long for int64 on a CPU.
-    length = torch.where(stops, place, action.shape[-1]).min(-1).values
-    at_stop = is_end.gather(-1, length.clamp_max(action.shape[-1] - 1)[:, None])[:, 0]
-    closed = at_stop | (length == 0)
-    return Utterance(action, length, closed)
+    mask = None if tensordict is None else tensordict.get(key, None)
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool or mask.numel() != n:
+        raise ValueError(
+            f"'{key}' must be bool with one flag for each of the {n} rows, got {mask.dtype} of shape "
+            f"{tuple(mask.shape)}."
+        )
+    return mask.reshape(n)

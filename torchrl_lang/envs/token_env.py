@@ -12,9 +12,19 @@ from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.envs.observation_entries import active_rows, given_action, in_vocabulary, merge_rows, reset_mask
-from torchrl_lang.envs.row_state import Rows, where_rows
-from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, ROW_KEYS, TOKEN_REWARD, TOKENS, check_row
+from torchrl_lang.envs.reset_inputs import merge_keywords
+from torchrl_lang.envs.row_state import read_mask, where_rows
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_MASK,
+    ATTENTION_MASK,
+    DONE,
+    ROW_KEYS,
+    TOKEN_REWARD,
+    TOKENS,
+    check_row,
+    missing_entry,
+)
 
 __all__ = ["TokenEnv"]
 
@@ -107,13 +117,15 @@ class TokenEnv(EnvBase):
     def _reset(
         self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
     ) -> TensorDictBase:
-        tensordict, named = merge_rows(self, tensordict, kwargs, set_state=set_state)
-        fresh = reset_mask(self, tensordict)
-        pending, written = self._no_pending()
+        tensordict = merge_keywords(self.env, self.env._reset_entries, tensordict, kwargs, set_state=set_state)
+        fresh = read_mask("_reset", tensordict, self._n)
+        shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
+        pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
+        written = torch.zeros_like(pending[:, 0])
         if set_state:
             assert tensordict is not None
-            tensordict, pending, written = self._split(tensordict)
-        out = self.env._reset(tensordict, set_state=set_state, **named)
+            tensordict, pending, written = self._split(tensordict, pending)
+        out = self.env._reset(tensordict, set_state=set_state)
         if self._pending is not None and fresh is not None:
             pending = where_rows(fresh, pending, self._pending)
             written = where_rows(fresh, written, self._written)
@@ -123,10 +135,23 @@ class TokenEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._pending is None:
             raise RuntimeError("TokenEnv was stepped before its first reset: call reset() first.")
-        control = self.tokenizer.control
-        token = self._action(tensordict)
-        token = torch.where(token == control.pad, control.end_of_action, token)
-        live = active_rows(~self._done, tensordict)
+        action, control = tensordict.get(ACTION, None), self.tokenizer.control
+        if action is None:
+            advice = "Let a policy write it, or env.rand_action()."
+            raise missing_entry("TokenEnv.step()", [ACTION], tensordict, advice)
+        if action.dtype != torch.int64:
+            raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
+        if action.shape != self.batch_size:
+            raise ValueError(
+                f"TokenEnv expects one token per row, 'action' of shape {tuple(self.batch_size)}, got "
+                f"{tuple(action.shape)}. To step with whole utterances, use the environment inside, env.env."
+            )
+        token = action.reshape(self._n)
+        is_end = (token < 0) | (token >= self.tokenizer.vocab_size) | (token == control.pad)
+        token = torch.where(is_end, control.end_of_action, token)
+        live, mask = ~self._done, read_mask("_step", tensordict, self._n)
+        if mask is not None:
+            live = live & mask
         place = torch.arange(self.env.action_length, device=token.device) == self._written[:, None]
         pending = torch.where(place & live[:, None], token[:, None], self._pending)
         written = self._written + live
@@ -140,25 +165,8 @@ class TokenEnv(EnvBase):
         self._written = torch.where(played, 0, written)
         return self._observe(out)
 
-    def _action(self, tensordict: TensorDictBase) -> Tensor:
-        action = given_action(self, tensordict)
-        if action.dtype != torch.int64:
-            raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
-        if action.shape != self.batch_size:
-            raise ValueError(
-                f"TokenEnv expects one token per row, 'action' of shape {tuple(self.batch_size)}, got "
-                f"{tuple(action.shape)}. To step with whole utterances, use the environment inside, env.env."
-            )
-        return in_vocabulary(action.reshape(self._n), self.tokenizer.vocab_size, self.tokenizer.control.pad)
-
-    def _no_pending(self) -> tuple[Tensor, Tensor]:
-        """An empty utterance in every row: int64 ``[N, K]`` and the number of its tokens, int64 ``[N]``."""
-        shape, pad = (self._n, self.env.action_length), self.tokenizer.control.pad
-        pending = torch.full(shape, pad, dtype=torch.int64, device=self.device)
-        return pending, torch.zeros_like(pending[:, 0])
-
-    def _split(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor, Tensor]:
-        """Split unfinished utterances off the ends of the rows."""
+    def _split(self, tensordict: TensorDictBase, pending: Tensor) -> tuple[TensorDictBase, Tensor, Tensor]:
+        """Move unfinished utterances from the ends of the rows to ``pending``, int64 ``[N, K]``."""
         check_row(tensordict, vocab_size=self.tokenizer.vocab_size)
         tokens, real, agent, reward = (tensordict.get(key).reshape(self._n, -1) for key in ROW_KEYS)
         position = torch.arange(tokens.shape[-1], device=tokens.device)
@@ -169,7 +177,6 @@ class TokenEnv(EnvBase):
         if (written >= self.env.action_length).any():
             rows = (written >= self.env.action_length).nonzero().flatten().tolist()
             raise ValueError(f"Rows {rows} end in an unfinished utterance without room for another token and its end.")
-        pending, _ = self._no_pending()
         slot = torch.arange(self.env.action_length, device=tokens.device)
         is_pending = slot < written[:, None]
         source = (begin + slot).clamp_max(tokens.shape[-1] - 1)
@@ -182,12 +189,17 @@ class TokenEnv(EnvBase):
     def _observe(self, out: TensorDictBase) -> TensorDictBase:
         """The observation of ``env`` with the unfinished utterances appended."""
         self._done = out.get(DONE).reshape(self._n).clone()
-        tokens, real, agent, reward = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
-        is_pending = torch.arange(self.env.action_length, device=tokens.device) < self._written[:, None]
+        tokens, real, agent, _ = (out.get(key).reshape(self._n, self.row_length) for key in ROW_KEYS)
         assert self._pending is not None
-        none = torch.zeros_like(reward[:, 0])
-        rows, _ = Rows(tokens, agent, reward, real.sum(-1)).append(self._pending, is_pending, is_pending, none)
-        grown = (rows.tokens, rows.attention_mask, rows.action_mask, rows.token_reward)
-        for key, value in zip(ROW_KEYS, grown, strict=True):
-            out.set(key, value.reshape(*self.batch_size, self.row_length))
+        slot = torch.arange(self.env.action_length, device=tokens.device)
+        is_pending = slot < self._written[:, None]
+        # A spare column, which is dropped, takes what is not pending.
+        place = torch.where(is_pending, real.sum(-1, keepdim=True) + slot, self.row_length)
+        for key, value, new in (
+            (TOKENS, tokens, self._pending),
+            (ATTENTION_MASK, real, is_pending),
+            (ACTION_MASK, agent, is_pending),
+        ):
+            grown = torch.nn.functional.pad(value, (0, 1)).scatter_(-1, place, new)[:, :-1]
+            out.set(key, grown.reshape(*self.batch_size, self.row_length))
         return out

@@ -307,7 +307,7 @@ def test_nothing_is_written_where_one_stands(script, make_env, tmp_path, monkeyp
     env.reset()
     say(env, "save", "script", "go south", "look")
     env.pool.step({0: "script", 1: "save"})  # past the guard: even then into the process's own folder
-    folders = [process.folder for process in env.pool._processes]
+    folders = [process.folder for process in env.pool._processes.values()]
     env.close()
     assert list(tmp_path.iterdir()) == []
     assert sorted(os.listdir(games["coin"].parent)) == beside

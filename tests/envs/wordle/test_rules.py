@@ -71,7 +71,7 @@ def test_feedback_broadcasts_and_leaves_its_input():
 
 
 def test_unknown_rules():
-    with pytest.raises(ValueError, match=r"'newspaper'.*'official' or 'ilql'"):
+    with pytest.raises(ValueError, match=r"rules='newspaper' is unknown.*'official', 'ilql'"):
         feedback(letters("speed"), letters("abide"), "newspaper")
 
 

@@ -89,14 +89,10 @@ class RandomWalksEnv(LanguageEnv):
             seed=seed,
             device=device,
         )
-        self._starts = near.nonzero().flatten().to(self.device)
-        self._edges = self.graph.edges.to(self.device)
-
-    def to(self, device: torch.device | str | int) -> RandomWalksEnv:
-        """Move to a device; see :meth:`LanguageEnv.to`."""
-        super().to(device)
-        self._starts, self._edges = self._starts.to(self.device), self._edges.to(self.device)
-        return self
+        self._starts: Tensor
+        self._edges: Tensor
+        self.register_buffer("_starts", near.nonzero().flatten().to(self.device), persistent=False)
+        self.register_buffer("_edges", self.graph.edges.to(self.device), persistent=False)
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         node = self._starts[random_index(self._key, episode, len(self._starts))]

@@ -145,13 +145,13 @@ class EnginePool:
             raise ValueError(f"time_limit must be a positive number of seconds, got {time_limit}.")
         self.workers, self.infos, self.expert, self.time_limit = workers, tuple(infos), expert, time_limit
         self._history: dict[int, tuple[str, list[str]]] = {}
-        self._processes: list[EngineProcess | None] = [None] * workers
+        self._processes: dict[int, EngineProcess] = {}
         self._owner = os.getpid()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the running engines."""
-        return [process.process.pid for process in self._processes if process is not None]
+        return [process.process.pid for process in self._processes.values()]
 
     def begin(self, paths: Mapping[int, str]) -> dict[int, Answer | Failed]:
         """Begin the game of a file in each of the rows."""
@@ -169,13 +169,12 @@ class EnginePool:
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
-        for process in self._processes:
-            if process is not None:
-                process.end()
-        self._processes = [None] * self.workers
+        for process in self._processes.values():
+            process.end()
+        self._processes = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_processes": [None] * self.workers}
+        return {**self.__dict__, "_processes": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -186,7 +185,7 @@ class EnginePool:
 
     def _play(self, jobs: Mapping[int, Answer]) -> dict[int, Answer | Failed]:
         if self._owner != os.getpid():  # after a fork the processes belong to the parent
-            self._processes, self._owner = [None] * self.workers, os.getpid()
+            self._processes, self._owner = {}, os.getpid()
         waiting: list[deque[Answer]] = [deque() for _ in range(self.workers)]
         for row, job in jobs.items():
             waiting[row % self.workers].append(job)
@@ -209,20 +208,20 @@ class EnginePool:
         singly: set[int] = set()
         deadlines = {number: self._send(number, waiting[number]) for number in busy}
         while deadlines:
-            connections = {self._process(number).connection: number for number in deadlines}
+            connections = {self._processes[number].connection: number for number in deadlines}
             ready = wait([*connections], max(0.0, min(deadlines.values()) - time.monotonic()))
             failed = {}
             for number in [number for connection, number in connections.items() if connection in ready]:
                 try:
-                    for answer in self._process(number).answers():
+                    for answer in self._processes[number].answers():
                         row = waiting[number].popleft()["row"]
                         answers[row] = answer
-                        self._process(number).held.add(row)
+                        self._processes[number].held.add(row)
                     deadlines[number] = self._deadline(waiting[number])
                 except (EOFError, OSError):
                     failed[number] = "has died"
             for number, deadline in deadlines.items():
-                if deadline < time.monotonic() and not self._process(number).connection.poll():
+                if deadline < time.monotonic() and not self._processes[number].connection.poll():
                     failed[number] = f"did not answer for {self.time_limit:g} s"
             for number, why in failed.items():
                 if number in singly:  # the first waiting command is the one that failed, for the second time
@@ -233,17 +232,12 @@ class EnginePool:
         return answers
 
     def _start(self, number: int) -> None:
-        if self._processes[number] is None:
+        if number not in self._processes:
             self._processes[number] = EngineProcess(self.infos, expert=self.expert)
-
-    def _process(self, number: int) -> EngineProcess:
-        process = self._processes[number]
-        assert process is not None
-        return process
 
     def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> float:
         """Send a process all its jobs; returns the deadline of the next answers."""
-        process = self._process(number)
+        process = self._processes[number]
         for job in queue:
             path, history = self._history[job["row"]]
             if job["do"] == "begin":
@@ -259,11 +253,11 @@ class EnginePool:
 
     def _again(self, number: int, queue: deque[Answer], why: str) -> float:
         """Replace a failed process, and send the new one the jobs without an answer."""
-        process = self._process(number)
+        process = self._processes[number]
         pid = process.process.pid  # makes each warning different, so that all are shown
         warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
         process.end()
-        self._processes[number] = None
+        del self._processes[number]
         if not queue:
             return time.monotonic()
         self._start(number)

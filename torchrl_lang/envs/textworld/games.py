@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from torchrl_lang.envs.textworld.engine import EnginePool, EngineProcess, Failed, require_textworld
@@ -77,7 +76,7 @@ class TextWorldSpec:
             raise TypeError(f"{kind!r} has no options {unknown}, it has {list(_OPTIONS[kind])}.")
         self.kind = kind
         self.seed = seed
-        self.options: Mapping[str, Any] = MappingProxyType({**_OPTIONS[kind], **options})
+        self.options: Mapping[str, Any] = {**_OPTIONS[kind], **options}
 
     @property
     def name(self) -> str:
@@ -96,15 +95,8 @@ class TextWorldSpec:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _spec, (self.kind, self.seed, dict(self.options))
-
     def _key(self) -> tuple[Any, ...]:
         return self.kind, self.seed, tuple(self.options.items())
-
-
-def _spec(kind: Kind, seed: int, options: Mapping[str, Any]) -> TextWorldSpec:
-    return TextWorldSpec(kind, seed, **options)
 
 
 def build_games(

@@ -151,32 +151,19 @@ class Template:
 
     def write(self, which: str, state: Mapping[str, Any]) -> str:
         """Format a state of the engine with the template ``"opening"`` or ``"reply"``."""
-        fields = {field: getattr(self, f"_{field}")(state) for field in self._named(which)}
-        text = getattr(self, which).format(**fields)
+        text = getattr(self, which).format(**{field: self._field(field, state) for field in self._named(which)})
         return text.lower() if self.lower else text
 
-    def _feedback(self, state: Mapping[str, Any]) -> str:
-        return clean_feedback(state.get("feedback") or "")
-
-    def _description(self, state: Mapping[str, Any]) -> str:
-        return clean_feedback(state.get("description") or "")
-
-    def _room(self, state: Mapping[str, Any]) -> str:
-        status = _STATUS.search(state.get("feedback") or "")
-        name = status and re.search(r"-= (.*) =-", status[0])
-        return name[1] if name else ""
-
-    def _inventory(self, state: Mapping[str, Any]) -> str:
-        return clean_feedback(state.get("inventory") or "")
-
-    def _objective(self, state: Mapping[str, Any]) -> str:
-        return clean_feedback(state.get("objective") or "")
-
-    def _commands(self, state: Mapping[str, Any]) -> str:
-        return ", ".join(self.visible(state.get("admissible_commands") or ()))
-
-    def _outcome(self, state: Mapping[str, Any]) -> str:
-        return {None: "", True: "done", False: "failed"}[state.get("acted")]
+    def _field(self, field: str, state: Mapping[str, Any]) -> str:
+        if field == "room":
+            status = _STATUS.search(state.get("feedback") or "")
+            name = status and re.search(r"-= (.*) =-", status[0])
+            return name[1] if name else ""
+        if field == "commands":
+            return ", ".join(self.visible(state.get("admissible_commands") or ()))
+        if field == "outcome":
+            return {None: "", True: "done", False: "failed"}[state.get("acted")]
+        return clean_feedback(state.get(field) or "")  # feedback, description, inventory, objective
 
     def _named(self, which: str) -> set[str]:
         return {name for _, name, _, _ in Formatter().parse(getattr(self, which)) if name}

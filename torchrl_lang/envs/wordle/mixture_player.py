@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.scripted_players import Player
 from torchrl_lang.envs.wordle.transcript import Turns
+from torchrl_lang.functional.checks import one_of
 
 __all__ = ["MixturePlayer"]
 
@@ -60,8 +61,7 @@ class MixturePlayer(Player):
         chances = [1 / len(players)] * len(players) if probabilities is None else list(probabilities)
         if len(chances) != len(players) or min(chances) < 0 or abs(sum(chances) - 1) > 1e-6:
             raise ValueError(f"{len(players)} players need as many probabilities that sum to one, got {chances}.")
-        if per not in ("move", "game"):
-            raise ValueError(f"per={per!r} is unknown: choose 'move' or 'game'.")
+        one_of("per", per, ("move", "game"))
         self.players = torch.nn.ModuleList(players)
         self.per, self._chances = per, chances
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)

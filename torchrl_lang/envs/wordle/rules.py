@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.words import WORD_LENGTH
+from torchrl_lang.functional.checks import one_of
 
 __all__ = [
     "BLACK",
@@ -33,8 +34,7 @@ SOLVED = 3**WORD_LENGTH - 1
 
 def check_rules(rules: str) -> None:
     """Raise ValueError unless ``rules`` names a set of rules."""
-    if rules not in ("official", "ilql"):
-        raise ValueError(f"rules={rules!r} is unknown: choose 'official' or 'ilql'.")
+    one_of("rules", rules, ("official", "ilql"))
 
 
 def feedback(guess: Tensor, word: Tensor, rules: Rules = "official") -> Tensor:

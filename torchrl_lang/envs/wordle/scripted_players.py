@@ -94,10 +94,6 @@ class Player(TensorDictModuleBase):
         """A uniform number in ``[0, 1)`` for each entry of ``like``, float64."""
         return self.stream.uniform(tuple(like.shape)).to(like.device)
 
-    def below(self, n: Tensor) -> Tensor:
-        """A uniform integer in ``[0, n)`` for each entry of ``n`` (int64, positive), of the same shape."""
-        return self.stream.below(n)
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``action`` into the tensordict."""
         tokens, attention, agent = (tensordict.get(key) for key in self.in_keys)
@@ -143,7 +139,7 @@ class WordPlayer(Player):
         """An opener for first guesses, if there are openers, otherwise the word of :meth:`_choose_word`."""
         if self.openers is None:
             return self._choose_word(turns)
-        letters = self.openers.letters[self.below(torch.full_like(turns.tries, len(self.openers)))]
+        letters = self.openers.letters[self.stream.below(torch.full_like(turns.tries, len(self.openers)))]
         later = turns.tries > 0
         if later.any():
             letters[later] = self._choose_word(turns.rows(later))
@@ -170,12 +166,12 @@ class WordPlayer(Player):
 
     def any_word(self, turns: Turns) -> Tensor:
         """Index of a uniform word of the list for each game, int64 ``[N]``."""
-        return self.below(torch.full_like(turns.tries, len(self.index)))
+        return self.stream.below(torch.full_like(turns.tries, len(self.index)))
 
     def any_of(self, sets: Tensor, fallback: Tensor) -> Tensor:
         """Index of a uniform word of each set, int64 ``[N]``; ``fallback`` for empty sets."""
         size = self.sets.size(sets)
-        drawn = self.sets.pick(sets, self.below(size.clamp_min(1)))
+        drawn = self.sets.pick(sets, self.stream.below(size.clamp_min(1)))
         return torch.where(size > 0, drawn, fallback)
 
 
@@ -262,6 +258,6 @@ class RepeatPlayer(WordPlayer):
     def _choose_word(self, turns: Turns) -> Tensor:
         letters = self.index.letters[self.any_word(turns)]
         known = turns.answered if self.first_n is None else turns.answered.clamp_max(self.first_n)
-        which = self.below(known.clamp_min(1))
+        which = self.stream.below(known.clamp_min(1))
         earlier = turns.guess[torch.arange(which.shape[0], device=which.device), which]
         return torch.where((known > 0)[:, None], earlier, letters)
