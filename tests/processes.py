@@ -31,6 +31,7 @@ import torch
 
 METHOD = "forkserver"
 IMPORTED = [
+    "tests.garbage",
     "torchrl_lang.recipes.ppo",
     "torchrl_lang.recipes.ilql",
     "torchrl_lang.envs.games",
@@ -38,6 +39,7 @@ IMPORTED = [
     "torchrl.collectors",
     "torchrl.objectives",
     "transformers.models.gpt2.modeling_gpt2",
+    "tests.imported",
 ]
 
 
