@@ -51,7 +51,7 @@ def coins():
 
 @pytest.fixture(scope="module")
 def meals():
-    return TextWorldTask.of("simple", games=4, valid=1, test=1)
+    return TextWorldTask.of("simple", games=3, valid=1, test=1)
 
 
 def test_games_of_one_solution_are_in_one_set(coins):
