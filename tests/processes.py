@@ -18,11 +18,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 
 METHOD = "forkserver"
 IMPORTED = [
+    "tests.garbage",
     "torchrl_lang.recipes.ppo",
     "torchrl_lang.recipes.ilql",
     "torchrl_lang.envs.games",
@@ -38,6 +40,7 @@ IMPORTED = [
     "torchrl.collectors",
     "torchrl.objectives",
     "transformers.models.gpt2.modeling_gpt2",
+    "tests.imported",
 ]
 
 
@@ -182,6 +185,11 @@ def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[
     multiprocessing.set_start_method("spawn", force=True)  # whatever the program starts, it starts as it would
     if not fresh_workers:
         util.spawnv_passfds = _fork
+    _interpret(arguments)
+
+
+def _interpret(arguments: list[str]) -> None:
+    """What the interpreter does with these arguments; an error ends in :class:`SystemExit`."""
     try:
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]
@@ -198,3 +206,40 @@ def _run(arguments: list[str], cwd: str, variables: dict[str, str], files: list[
     except BaseException:
         traceback.print_exc()
         sys.exit(1)
+
+
+class Forked(subprocess.Popen):
+    """``Popen([python, *arguments], stdout=PIPE, stderr=STDOUT, text=True)`` in a fork of this process."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], stdout: int, stderr: int, text: bool) -> None:
+        assert (command[0], stdout, stderr, text) == (sys.executable, subprocess.PIPE, subprocess.STDOUT, True)
+        self.args, self.returncode, self._waitpid_lock = command, None, threading.Lock()
+        self.stdin = self.stderr = None
+        self._child_created = True
+        read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._work(command[1:], env, write)
+        os.close(write)
+        self.stdout = os.fdopen(read)
+
+    @staticmethod
+    def _work(arguments: list[str], variables: dict[str, str], output: int) -> None:
+        code = 1
+        try:
+            for number in (1, 2):
+                os.dup2(output, number)
+            forget_the_parent([])
+            resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None  # the parent's
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+            os.environ.update(variables)
+            for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                signal.signal(number, handler)
+            _interpret(arguments)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from tests.processes import IMPORTED, Program, run
+from tests.processes import IMPORTED, Forked, Program, run
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +38,17 @@ def test_signals_reach_it_and_it_is_seen_to_end():
     assert program.returncode is None
     program.send_signal(signal.SIGTERM)
     assert program.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("start", [subprocess.Popen, Forked])
+def test_forks_print_and_end_as_started_ones_do(start):
+    options = {"env": {**os.environ, "KEY": "value"}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    for code, printed, ending in (
+        ("print(os.environ['KEY'], sys.argv[1:]); sys.exit(3)", "value ['x']\n", 3),
+        ("sys.stderr.write('y')", "y", 0),
+        ("os.kill(os.getpid(), 15)", "", -signal.SIGTERM),
+    ):
+        process = start([sys.executable, "-c", f"import os, sys; {code}", "x"], text=True, **options)
+        with process.stdout:
+            assert process.stdout.read() == printed
+        assert process.wait(60) == ending

@@ -7,8 +7,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
 from tests.modules.toys import TOKENIZER, heads, tiny_lm
+from tests.processes import run
 from torchrl_lang.data import HFTokenizer
 from torchrl_lang.modules import load_causal_lm, load_language_model, save_language_model
 from torchrl_lang.storage import FileError, write_checksums
@@ -179,9 +178,13 @@ HOSTILE = {
 }
 
 PROBE = """
-import json, resource, sys
+import json, os, resource, sys
+import huggingface_hub.constants
 from torchrl_lang.modules import load_causal_lm, load_language_model
 from torchrl_lang.data import HFTokenizer
+huggingface_hub.constants.HF_HUB_OFFLINE = True  # the variable is read at the import
+os.dup2(os.open(sys.argv[2], os.O_RDONLY), 0)
+sys.stdin = open(0)
 resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))  # nothing here needs more
 found = {}
 for name, load, folder in json.loads(sys.argv[1]):
@@ -195,15 +198,8 @@ print("FOUND" + json.dumps(found))
 
 def probe(tasks, cwd):
     """What loading gives or raises, in another process whose every question is answered by yes."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(tasks)],
-        input="y\n" * 100,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    (cwd / "answers").write_text("y\n" * 100)
+    done = run("-c", PROBE, json.dumps(tasks), cwd / "answers", cwd=cwd)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.split("FOUND")[-1]), done.stdout + done.stderr
 

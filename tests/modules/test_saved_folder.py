@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,13 +11,23 @@ from tensordict import TensorDict
 
 from tests.data.test_hf_tokenizer import byte_level
 from tests.modules.toys import TOKENIZER, heads, tiny_lm
+from tests.processes import run
 from torchrl_lang import storage
 from torchrl_lang.data import CharTokenizer, HFTokenizer
 from torchrl_lang.modules import UtteranceActor, language_actor, load_language_model, save_language_model
 
 ALONE = """
 import json, sys
+import huggingface_hub.constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
+huggingface_hub.constants.HF_HUB_OFFLINE = True  # the variable is read at the import
+for name in list(sys.modules):
+    if name.split(".")[0] in ("torchrl_lang", "torchrl", "tests"):
+        sys.modules[name] = None  # who imports it now fails
+for known in (configuration_auto.CONFIG_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING):
+    assert not known._extra_content  # nobody has told transformers of classes of their own
+assert not tokenization_auto.TOKENIZER_MAPPING._extra_content
 found = []
 for folder, texts, prompt in json.loads(sys.argv[1]):
     tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
@@ -29,7 +36,6 @@ for folder, texts, prompt in json.loads(sys.argv[1]):
     written = lm.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt):]
     decoded = [tokenizer.decode(each) for each in ids]
     found.append([ids, decoded, written.tolist(), tokenizer.decode(written), len(tokenizer)])
-assert "torchrl_lang" not in sys.modules and "torchrl" not in sys.modules
 print("FOUND" + json.dumps(found))
 """
 
@@ -57,15 +63,7 @@ def saved(tmp_path_factory):
 def test_transformers_alone_reads_text_and_generates(saved, tmp_path):
     prompts = [tokenizer.encode("ab") for _, tokenizer, _, _ in saved]
     tasks = [[str(folder), texts, prompt] for (folder, _, texts, _), prompt in zip(saved, prompts, strict=True)]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, json.dumps(tasks)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-    )
+    done = run("-c", ALONE, json.dumps(tasks), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.split("FOUND")[-1])
     for (_, tokenizer, texts, lm), prompt, (ids, decoded, written, text, size) in zip(

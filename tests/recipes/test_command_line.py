@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.processes import Program, run
+from tests.processes import Forked, Program, run
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
+from torchrl_lang.recipes.demo import parallel
 from torchrl_lang.recipes.options import Options, add_options, option, options_from
 from torchrl_lang.recipes.tasks.wordle import WordleTask
 
@@ -165,7 +168,9 @@ def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
     assert "learned no values" in capsys.readouterr().err
 
 
-def test_demo_writes_all_it_promises(tmp_path, capsys):
+def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
+    popen = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(parallel, "subprocess", popen)  # its twelve trainings would import everything anew
     out = tmp_path / "demo"
     small = ["--walks", "60", "--graph-steps", "4", "--words", "12", "--games", "60", "--wordle-steps", "4"]
     assert main(["demo", "--out", str(out), *small, "--eval-games", "8", "--betas", "2", "8"]) == 0

@@ -348,7 +348,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(kind, start, tmp_pa
     run = tmp_path / "run"
     moving = ["--lr", "0.01", "--value-warmup", "0", "--eval-every", "5"]
     long = arguments("ppo", start, run, "--collector", kind, "--iterations", "4000", *moving)
-    process = Program("-m", "torchrl_lang", *long, fresh_workers=kind == "async")
+    process = Program("-m", "torchrl_lang", *long)
     wait_for_a_checkpoint(run)
     workers = workers_of(process.pid)
     assert len(workers) == 2

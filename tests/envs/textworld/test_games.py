@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.engines import forked
 from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
 from torchrl_lang.envs.textworld.engine import EngineProcess
 
@@ -54,7 +55,8 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, tmp_
     """Where the game can be seen it is whole; nothing half-built is left for those who come later."""
     spec = TextWorldSpec("coin_collector", seed=7, level=2)
     job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
-    killed = EngineProcess()
+    with forked():
+        killed = EngineProcess()
     killed.ask([{"do": "build", "options": dict(spec.options), **job}])
     until = time.monotonic() + 60
     while not list(tmp_path.glob(".building-*/*.ni")) and time.monotonic() < until:
@@ -70,7 +72,8 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, tmp_
     assert not list(tmp_path.glob(".building-*"))
     assert engines() == []
     # The same specification gives the same file, byte by byte.
-    (other,) = build_games([spec], tmp_path / "other")
+    with forked():
+        (other,) = build_games([spec], tmp_path / "other")
     assert other.read_bytes() == game.read_bytes()
 
 
