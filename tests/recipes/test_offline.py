@@ -61,18 +61,19 @@ def test_held_out_episodes_are_not_trained_on(runs, monkeypatch, fraction):
 
 
 def test_the_log_has_the_loss_and_the_values_of_held_out_episodes(runs):
-    dataset, _ = open_dataset(runs / "data")
+    dataset, task = open_dataset(runs / "data")
     rows = dataset[108:]
     for name in ("bc", "ilql"):
         logged = read_columns(runs / name / "log.csv")["held_out_loss"][-1]
         assert logged == pytest.approx(imitation_loss(language_actor(load_run(runs / name).model.lm), rows), rel=1e-4)
     run = load_run(runs / "ilql")
     heads = run.model.heads
-    report = value_report(
-        language_actor(run.model.lm), heads["target_qvalue"], heads["value"], rows, run.tokenizer.control
-    )
+    values, known = (heads["target_qvalue"], heads["value"]), task.known_values(rows)
+    report = value_report(language_actor(run.model.lm), *values, rows, run.tokenizer.control, known=known)
     saved = json.loads((runs / "ilql" / "values.json").read_text())
     assert saved["qvalue_bias"] == pytest.approx(report.qvalue_bias, rel=1e-4)
+    assert saved["rank_accuracy"] == pytest.approx(report.rank_accuracy, abs=1e-4)
+    assert read_columns(runs / "ilql" / "log.csv")["rank_accuracy"][-1] == pytest.approx(report.rank_accuracy, abs=1e-4)
     assert saved["summary"] == str(report) == run.values_note
     assert not saved["ready"]  # three steps
 

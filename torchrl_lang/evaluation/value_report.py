@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
+from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
 from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
 from torchrl_lang.modules.decision_batch import DecisionBatch
@@ -54,6 +55,8 @@ class ValueReport:
     """Mean of Q minus the return. Above 0 is expected: Q estimates a better policy than the one that made the data."""
     untried_rate: float
     """Share of states in which Q prefers a token to which the language model gives less than 1 %."""
+    rank_accuracy: float = math.nan
+    """:func:`~torchrl_lang.evaluation.rank_accuracy` where exact values are known, otherwise NaN."""
 
     @property
     def ready(self) -> bool:
@@ -67,7 +70,8 @@ class ValueReport:
 
     def scalars(self) -> dict[str, float]:
         """The numbers to log during training."""
-        return {name: value for name, value in asdict(self).items() if name != "tokens"}
+        unknown = {"tokens", "rank_accuracy"} if math.isnan(self.rank_accuracy) else {"tokens"}
+        return {name: value for name, value in asdict(self).items() if name not in unknown}
 
     def __str__(self) -> str:
         """One sentence for logs and tables.
@@ -83,7 +87,8 @@ class ValueReport:
         if reasons:
             return f"values are not ready, {', '.join(reasons)}: use beta <= 1"
         correlation = f"correlation {self.qvalue_correlation:.2f} with held-out returns"
-        return f"values are ready: {self._fit()}, {self._untried()}, {correlation}"
+        order = "" if math.isnan(self.rank_accuracy) else f", rank accuracy {self.rank_accuracy:.2f}"
+        return f"values are ready: {self._fit()}, {self._untried()}, {correlation}{order}"
 
     def _reasons(self) -> list[str]:
         """What is missing; comparisons are written so that NaN counts as missing."""
@@ -110,6 +115,7 @@ def value_report(
     *,
     gamma: float = 1.0,
     turn_gamma: float = 0.99,
+    known: Sequence[KnownValues] = (),
     batch_size: int = 256,
 ) -> ValueReport:
     """Compare Q and V with the returns of episodes that were not trained on.
@@ -125,6 +131,7 @@ def value_report(
         control: the control tokens of the rows.
         gamma: discount per token inside an utterance.
         turn_gamma: discount from an utterance to the next.
+        known: states with exact values of some utterances, for :attr:`ValueReport.rank_accuracy`.
         batch_size: rows at a time.
 
     Raises:
@@ -157,6 +164,7 @@ def value_report(
         qvalue_slope=float((deviation * (returns - returns.mean())).sum() / deviation.square().sum().clamp_min(1e-12)),
         qvalue_bias=float((q - returns).mean()),
         untried_rate=float(untried.mean()),
+        rank_accuracy=rank_accuracy(actor, qvalue, known, control),
     )
 
 

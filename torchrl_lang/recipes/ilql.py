@@ -96,6 +96,8 @@ def main(options: ILQL) -> float:
         heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
+    known = task.known_values(held_out_rows(dataset, options.held_out))
+
     def report(rows: TensorDictBase) -> ValueReport:
         return value_report(
             loss.language_actor,
@@ -105,6 +107,7 @@ def main(options: ILQL) -> float:
             tokenizer.control,
             gamma=options.gamma,
             turn_gamma=options.turn_gamma,
+            known=known,
         )
 
     def check(rows: TensorDictBase) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets, unpack_words
 from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.exact_values import ExactValues
 from torchrl_lang.envs.wordle.mixture_player import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
 from torchrl_lang.envs.wordle.rules import Rules, feedback, feedback_code, feedback_table
@@ -20,6 +21,7 @@ from torchrl_lang.envs.wordle.words import WordIndex, common_words, demo_words, 
 
 __all__ = [
     "OPENERS",
+    "ExactValues",
     "MixturePlayer",
     "OptimalPlayer",
     "Player",

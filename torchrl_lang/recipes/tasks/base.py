@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.envs import LanguageEnv
-from torchrl_lang.evaluation import GameRecords, Summary, play_games, solved, summarize
+from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.storage import Fields
 
@@ -160,6 +161,13 @@ class Task(ABC):
     def number_of_games(self, split: str | None) -> int | None:
         """Number of different games in a split; ``None`` where games are drawn without end."""
         return None
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """States among those of ``rows`` in which exact values of utterances are known; none by default.
+
+        :func:`~torchrl_lang.evaluation.rank_accuracy` compares learned values with them.
+        """
+        return []
 
     def play(self, seed: int) -> None:
         """Let a person play one game in the terminal."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data import Tokenizer
@@ -19,10 +20,11 @@ from torchrl_lang.envs.random_walks import (
     walk_optimality,
     walk_tokenizer,
 )
-from torchrl_lang.evaluation import GameRecords, Summary, summarize
+from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.schema import TOKENS
 from torchrl_lang.storage import Fields
 
 __all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
@@ -133,6 +135,14 @@ class RandomWalksTask(Task):
         if name == "random":
             return Player(RandomWalkPlayer(self.graph, self.tokenizer(), seed=seed))
         return Player(ShortestPathPlayer(self.graph, self.tokenizer()), is_random=False)
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """The moves along the exits of each node in which the walks of ``rows`` begin."""
+        states = []
+        for begin in rows.get(TOKENS)[:, :3].long().unique(dim=0):  # a node between two control tokens
+            exits = self.graph.edges[int(begin[1])].nonzero()
+            states.append(KnownValues(begin, exits, -1.0 - self.graph.distance[exits[:, 0]]))
+        return states
 
     def won(self, records: GameRecords) -> Tensor:
         """Walks that reached the goal, bool ``[N]``."""

@@ -7,28 +7,35 @@ from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any, ClassVar, Literal, cast, get_args
 
+import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.envs.wordle import (
+    CandidateSets,
+    ExactValues,
     MixturePlayer,
     OptimalPlayer,
     RandomWordPlayer,
     RepeatPlayer,
     Rules,
+    WordIndex,
     WordleEnv,
     WrongPlayer,
     common_words,
     demo_words,
     load_words,
     play_human,
+    read_turns,
     watch,
     wordle_tokenizer,
 )
-from torchrl_lang.evaluation import TILES, GameRecords, Summary, summarize, unanswered
+from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize, unanswered
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.storage import Fields
 
 __all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
@@ -38,6 +45,9 @@ MEDIOCRE = (0.5, 0.3, 0.2)
 
 HABIT = (0.32, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 """The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
+
+_FIRST_TURN = 13
+"""Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""
 
 PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
 
@@ -120,6 +130,23 @@ class WordleTask(Task):
     def env(self, batch_size: int, **options: Any) -> WordleEnv:
         """See :meth:`Task.env`."""
         return WordleEnv(list(self.words), [batch_size], rules=self.rules, **options)
+
+    def known_values(self, rows: TensorDictBase) -> list[KnownValues]:
+        """Second guesses that agree with the colours of the first, where there are 5 to 40 such words."""
+        letters = WordIndex(list(self.words)).letters
+        exact, sets = ExactValues(list(self.words), self.rules), CandidateSets(letters, self.rules)
+        tokens = rows.get(TOKENS).long()
+        turns = read_turns(tokens, rows.get(ATTENTION_MASK), rows.get(ACTION_MASK))
+        fitting = turns.until(1).filter(sets)
+        size, valid = sets.size(fitting), turns.tries == turns.answered
+        chosen = valid & (turns.answered >= 1) & (size >= 5) & (size <= 40)
+        words_left = dict(zip(map(tuple, tokens[chosen, :_FIRST_TURN].tolist()), fitting[chosen], strict=True))
+        states = []
+        for first_turn, words in words_left.items():
+            members = sets.members(words).nonzero().squeeze(-1)
+            values = torch.tensor(exact.guesses(tuple(members.tolist())))
+            states.append(KnownValues(torch.tensor(first_turn), letters[members], values))
+        return states
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """A scripted player.
