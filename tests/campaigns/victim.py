@@ -127,6 +127,8 @@ def shared_memory(process: int) -> set[str]:
 def main(arguments: list[str]) -> int:
     """``FOLDER AT TORN SIGNAL LAST_WORDS COMMAND...``"""
     folder, at, torn, number, last_words, *command = arguments
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     killer = Killer(
         Path(folder),
         int(at) if int(at) >= 0 else None,
