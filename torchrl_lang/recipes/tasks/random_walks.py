@@ -82,7 +82,7 @@ class RandomWalksTask(Task):
             "value_weight": 1.0,
             "qvalue_weight": 1.0,
             # All rewards are negative, so moves without data look good unless the CQL term is strong.
-            "cql_weight": 0.1,
+            "cql_weight": 0.2,
             "tau": 0.05,
         },
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
