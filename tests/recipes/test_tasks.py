@@ -44,8 +44,8 @@ def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "random_walks"}}))
     options = parsed(ILQL, "--data", tmp_path, "--out", "x", "--tau", 0.5)
     preset = RandomWalksTask.presets["ilql"]
-    assert (options.tau, options.cql_weight, options.lr) == (0.5, 0.1, 0.002)
-    assert (preset["tau"], preset["cql_weight"]) == (0.05, 0.1)
+    assert (options.tau, options.cql_weight, options.lr) == (0.5, 0.2, 0.002)
+    assert (preset["tau"], preset["cql_weight"]) == (0.05, 0.2)
     assert "lr" not in preset
     (tmp_path / "manifest.json").write_text(json.dumps({"notes": {"task": "wordle"}}))
     assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.01
