@@ -33,6 +33,7 @@ GUIDED = [
     {"beta": 2.0, "include_logits": False},
 ]
 FILTERS = [{"top_k": 5}, {"top_k": 4, "top_p": 0.6}, {"top_k": 1}, {"top_k": 5, "temperature": 0.6}]
+FILTERS += [{"min_p": 0.1}, {"top_k": 5, "min_p": 0.3}]
 
 
 def make_heads(kind="mlp"):
@@ -52,9 +53,8 @@ def make_states(prefix=""):
 
 def by_the_whole_table(rule, states):
     """The rule's definition, without a thought of cost."""
-    logits = filter_logits(
-        rule.allowed(states["logits"]), temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p
-    )
+    filters = {"top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
+    logits = filter_logits(rule.allowed(states["logits"]), temperature=rule.temperature, **filters)
     guidance = rule.guidance
     if guidance is None:
         return logits.log_softmax(-1)

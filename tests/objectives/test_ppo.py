@@ -419,7 +419,7 @@ def play(env, policy, turns=8):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.6}, {"top_k": 3}, {"temperature": 1.3, "top_p": 0.8}], ids=str
+    "options", [{}, {"temperature": 0.6}, {"top_k": 3}, {"temperature": 1.3, "top_p": 0.8}, {"min_p": 0.3}], ids=str
 )
 def test_ratios_are_one_on_fresh_data(options):
     """At every decision, the certain last slot among them; and they are not where the rule is another one."""

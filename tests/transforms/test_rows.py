@@ -142,6 +142,7 @@ def speaker(env, lm=None, seed=0, **options):
         {"temperature": 0.5},
         {"top_k": 3},
         {"top_p": 0.8, "temperature": 2.0},
+        {"min_p": 0.3},
         {"forbidden": (0, 1, *CONTROL.forbidden_in_action())},
     ],
     ids=lambda options: ",".join(options) or "plain",
@@ -213,15 +214,15 @@ def test_the_exact_divergence_is_torch_s(forward, chunk_size):
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.5}, {"top_k": 3}, {"forbidden": tuple(range(5, 30))}],
-    ids=["colder", "top-k", "forbidden"],
+    [{"temperature": 0.5}, {"top_k": 3}, {"min_p": 0.9}, {"forbidden": tuple(range(5, 30))}],
+    ids=["colder", "top-k", "min-p", "forbidden"],
 )
 def test_the_exact_divergence_of_actors_with_options(options):
     """Linear heads are folded over the vocabulary, filters are not; both are the divergence of what acting samples."""
     env = wordle(8)
     policy = speaker(env, **options)
     reference = frozen_copy(policy)
-    drift(policy, 0.01 if "top_k" in options else 0.1)
+    drift(policy, 0.1 if options.keys() & {"temperature", "forbidden"} else 0.01)
     rows = rows_from_rollout(play(policy, env), unfinished="drop")
     transform = KLDivergenceTransform(
         "exact", policy=RowReference(CurrentPolicy(policy)), reference=RowReference(reference)

@@ -134,7 +134,7 @@ class RowScorer:
         temperature = 1.0
         if self.decoder is not None:
             rule = self.decoder.rule
-            if rule.top_k is not None or rule.top_p is not None or rule.guidance is not None:
+            if not rule.only_scales:
                 return None
             temperature = rule.temperature
             forbidden[rule.forbidden] = True

@@ -106,6 +106,11 @@ class NextTokenDistribution(nn.Module):
             guided = torch.where(guided.isneginf().all(-1, keepdim=True), base, guided)
         return guided.log_softmax(-1)
 
+    @property
+    def only_scales(self) -> bool:
+        """Whether a temperature is all that changes the allowed logits: no filter and no values."""
+        return all(change is None for change in (self.top_k, self.top_p, self.min_p, self.guidance))
+
     def behavior(self, states: States) -> Tensor:
         """Log-probability under the language model alone, unfiltered, with the same tokens forbidden."""
         return self.allowed(states[LOGITS]).log_softmax(-1)
