@@ -227,6 +227,17 @@ def test_best_of_ranks_by_the_value_of_the_whole_utterance(cached, guide):
             assert torch.equal(chosen[row], drawn[scores.argmax(), row])
 
 
+def test_best_of_by_value_with_a_model_in_half_precision():
+    guide = guidance()
+    options = {"guidance": guide, "candidates": 4, "end_value_weight": 1.0, "log_prob_weight": 0.0}
+    actor = policy(method="best_of", **options)
+    actor.to(torch.bfloat16)
+    assert actor.decoder.actor[0].module.model.dtype == next(guide.qvalue.parameters()).dtype == torch.bfloat16
+    found = actor(rows(n=8))
+    assert spoken(found["action"]).sum(-1).min() >= 1
+    assert found["token_log_prob"].dtype == torch.float32
+
+
 def test_a_run_of_best_of_continues_its_rows_with_a_prefix_cache():
     guide = guidance()
     options = {"method": "best_of", "guidance": guide, "end_value_weight": 1.0, "log_prob_weight": 0.0}

@@ -95,14 +95,14 @@ class Decoder(nn.Module):
         # For all rows, done or not, before the first token: a row's numbers do not depend on other rows.
         shape = (n, drawn, self.action_length)
         uniform = self.stream.uniform(shape, torch.float32).to(device) if drawn else None
-        active = torch.ones(n, dtype=torch.bool, device=device) if done is None else ~done.reshape(n)
+        active = None if done is None or not bool(done.any()) else ~done.reshape(n)
         empty = Utterances.empty(n * candidates, self.action_length, self.control, device)
-        if not active.any():
+        if n == 0 or (active is not None and not bool(active.any())):
             with gathered(self._sharded):  # other processes may have rows
                 return empty
         with torch.no_grad(), eval_mode(self):
             transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
-            rows = active.nonzero().squeeze(-1) if transcripts is None else transcripts.move_to_front(active)
+            rows = _places(active, n, device) if transcripts is None else transcripts.move_to_front(active)
             prompt = self.prompt(tokens[rows], length[rows])
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
@@ -182,3 +182,8 @@ class Decoder(nn.Module):
                 f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
             )
         return Prompt(tokens[:, :longest], length)
+
+
+def _places(active: Tensor | None, n: int, device: torch.device) -> Tensor:
+    """The places of the active rows, bool ``[N]``, or of all ``n``: int64 ``[M]``."""
+    return torch.arange(n, device=device) if active is None else active.nonzero().squeeze(-1)

@@ -71,8 +71,10 @@ class Transcripts:
         for cache in self.caches:
             cache.grow(size)
 
-    def move_to_front(self, active: Tensor) -> Tensor:
-        """Move the active rows, bool ``[N]`` by place in the batch, to the front; their places, int64 ``[M]``."""
+    def move_to_front(self, active: Tensor | None) -> Tensor:
+        """Move the active rows, bool ``[N]`` by place in the batch (None: all), to the front; their places, ``[M]``."""
+        if active is None:
+            return self.place.clone()
         moves = compaction(active[self.place])
         self.swap(moves)
         return self.place[: moves.order.shape[0]].clone()

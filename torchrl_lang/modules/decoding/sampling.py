@@ -151,7 +151,7 @@ def sample_utterances(
             out.advantage[row] += gained.to(out.advantage.dtype)
         if end_value and rule.guidance is not None:
             ending = (token == control.end_of_action) & ~finished
-            out.end_value[row[ending]] = rule.guidance.end_value(states, control.end_of_action)[ending]
+            _write_where(out.end_value, row, ending, rule.guidance.end_value(states, control.end_of_action))
         finished = finished | (token == control.end_of_action)
         if slot == action_length - 2:
             # The last slot is always the end of the action, so only its value may be computed.
@@ -161,7 +161,7 @@ def sample_utterances(
             records.add(row, slot + 1, finished, certain)
             if end_value and rule.guidance is not None:
                 states = runner.decode(token, position, longest + slot + 1)
-                out.end_value[row[~finished]] = rule.guidance.end_value(states, control.end_of_action)[~finished]
+                _write_where(out.end_value, row, ~finished, rule.guidance.end_value(states, control.end_of_action))
             break
         active = finished.shape[0] - int(finished.sum())  # the only synchronization with the device
         if active == 0:
@@ -203,6 +203,11 @@ class _Records:
             n = values.shape[0]  # other entries than the tokens have no values in the last slot
             kept = values.masked_fill(ended[:n], pad if name == "action" else 0).to(entry.dtype)
             entry.view(-1).index_copy_(0, place[:n], kept)
+
+
+def _write_where(entry: Tensor, row: Tensor, mask: Tensor, values: Tensor) -> None:
+    """Write ``values[mask]`` to ``entry[row[mask]]``, without a synchronization with the device."""
+    entry[row] = torch.where(mask, values.to(entry.dtype), entry[row])
 
 
 def gather_token(values: Tensor, token: Tensor) -> Tensor:
