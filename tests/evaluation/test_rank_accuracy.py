@@ -14,7 +14,7 @@ from torch import nn
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs.wordle import ExactValues, WordIndex, demo_words, feedback
 from torchrl_lang.evaluation import KnownValues, rank_accuracy
-from torchrl_lang.evaluation.rank_accuracy import _ranks, _spearman
+from torchrl_lang.evaluation.correlations import rank_correlation
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
 from torchrl_lang.recipes.tasks.wordle import WordleTask
@@ -27,22 +27,20 @@ def colours_of(guess, word):
     return tuple(feedback(*WordIndex([guess, word]).letters).tolist()) if guess != word else (2,) * 5
 
 
-def test_equal_values_share_the_mean_of_their_ranks():
-    assert _ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
-
-
 @pytest.mark.parametrize(
     ("learned", "exact", "expected"),
     [
         ([1.0, 2.0, 3.0], [10.0, 20.0, 90.0], 1.0),
         ([3.0, 2.0, 1.0], [10.0, 20.0, 90.0], -1.0),
         ([1.0, 3.0, 2.0], [1.0, 2.0, 3.0], 0.5),  # 1 - 6 * (0 + 1 + 1) / (3 * 8)
-        ([0.0, 0.0, 1.0], [1.0, 2.0, 3.0], math.sqrt(0.75)),
-        ([5.0, 5.0, 5.0], [1.0, 2.0, 3.0], 0.0),
+        ([0.0, 0.0, 1.0], [1.0, 2.0, 3.0], math.sqrt(0.75)),  # ranks 0.5, 0.5, 2: equal values share their mean
+        ([3.0, 1.0, 3.0, 2.0], [0.0, 1.0, 2.0, 3.0], -1 / math.sqrt(22.5)),  # ranks 2.5, 0, 2.5, 1
+        ([5.0, 5.0, 5.0], [1.0, 2.0, 3.0], math.nan),
     ],
 )
-def test_spearman_by_hand(learned, exact, expected):
-    assert _spearman(torch.tensor(learned), torch.tensor(exact)) == pytest.approx(expected)
+def test_rank_correlation_by_hand(learned, exact, expected):
+    found = rank_correlation(torch.tensor(learned), torch.tensor(exact))
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 class LastToken(nn.Module):
@@ -63,7 +61,7 @@ def test_the_value_of_an_utterance_is_the_least_q_of_its_end():
 
     class ShowTokens(nn.Module):
         def forward(self, tokens, attention_mask):
-            assert attention_mask.all()
+            assert torch.equal(attention_mask, tokens != CONTROL.pad)
             return tokens[..., None].float()
 
     lm = causal_lm(vocab_size=TOKENIZER.vocab_size, layers=1, width=8, heads=2, max_length=8)
@@ -78,7 +76,11 @@ def test_the_value_of_an_utterance_is_the_least_q_of_its_end():
     second = KnownValues(torch.tensor([CONTROL.begin_action, a]), torch.tensor([[a], [b]]), torch.tensor([0.0, 1.0]))
     same = KnownValues(row, torch.tensor([[a], [b]]), torch.tensor([1.0, 1.0]))
     assert rank_accuracy(actor, qvalue, [first], CONTROL) == pytest.approx(1.0)
-    assert rank_accuracy(actor, qvalue, [first, second, same], CONTROL) == pytest.approx(0.0)  # 1 and -1
+    for batch_size in (1, 4, 256):
+        found = rank_accuracy(actor, qvalue, [first, second, same], CONTROL, batch_size=batch_size)
+        assert found == pytest.approx(0.0)  # 1 and -1
+    equal = KnownValues(row, torch.tensor([[a], [a]]), torch.tensor([0.0, 1.0]))  # learned values without an order: 0
+    assert rank_accuracy(actor, qvalue, [first, equal], CONTROL) == pytest.approx(0.5)
     assert math.isnan(rank_accuracy(actor, qvalue, [same], CONTROL))
 
 

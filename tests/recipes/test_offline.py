@@ -78,6 +78,15 @@ def test_the_log_has_the_loss_and_the_values_of_held_out_episodes(runs):
     assert not saved["ready"]  # three steps
 
 
+@pytest.mark.parametrize("task", ["wordle", "random_walks"])
+def test_without_held_out_episodes_there_is_no_value_report(task, tmp_path):
+    assert main(["generate", task, "--games", "20", "--out", str(tmp_path / "data")]) == 0
+    options = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--held-out", "0"]
+    assert main(["train", "ilql", *options, *TINY]) == 0
+    assert not (tmp_path / "run" / "values.json").exists()
+    assert "held_out_loss" not in read_columns(tmp_path / "run" / "log.csv")
+
+
 def test_ilql_starts_from_the_weights_of_bc(runs):
     bc, ilql = (load_run(runs / name).model.lm.state_dict() for name in ("bc", "ilql"))
     for name, weight in bc.items():

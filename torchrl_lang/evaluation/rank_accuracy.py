@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from torchrl_lang.evaluation.correlations import rank_correlation
 from torchrl_lang.modules import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
 from torchrl_lang.modules.eval_mode import eval_mode
@@ -34,6 +36,8 @@ def rank_accuracy(
     qvalue: nn.Module,
     known: Sequence[KnownValues],
     control: ControlTokens,
+    *,
+    batch_size: int = 256,
 ) -> float:
     """Mean over states of Spearman's rank correlation of learned and exact values of whole utterances.
 
@@ -44,6 +48,7 @@ def rank_accuracy(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
         known: the states.
         control: the control tokens of the rows.
+        batch_size: utterances at a time.
 
     Returns:
         1 if all orders agree, 0 for values without information, NaN if no state counts.
@@ -62,29 +67,33 @@ def rank_accuracy(
         >>> -1 <= rank_accuracy(language_actor(lm), qvalue, [state], tokenizer.control) <= 1
         True
     """
-    trunk = split_actor(actor).trunk
-    found = []
+    counted = [state for state in known if state.values.unique().numel() > 1]
+    if not counted:
+        return float("nan")
+    rows = [torch.cat([state.tokens, utterance]) for state in counted for utterance in state.utterances]
+    device = next(actor.parameters()).device
     with eval_mode(nn.ModuleList([actor, qvalue])):
-        for state in known:
-            if state.values.unique().numel() < 2:
-                continue
-            before = state.tokens.expand(len(state.utterances), -1)
-            tokens = torch.cat([before, state.utterances], -1).to(next(actor.parameters()).device)
-            states = read_rows(trunk, tokens, torch.ones_like(tokens, dtype=torch.bool))
-            last = {key: value[:, -1] for key, value in states.items()}
-            learned = apply_head(qvalue, last, ACTION_VALUE).amin(-2)[:, control.end_of_action]
-            found.append(_spearman(learned.cpu(), state.values))
-    return sum(found) / len(found) if found else float("nan")
+        parts = [
+            _end_values(actor, qvalue, rows[first : first + batch_size], control, device)
+            for first in range(0, len(rows), batch_size)
+        ]
+    learned = torch.cat(parts).cpu().split([len(state.values) for state in counted])
+    found = [rank_correlation(ours, state.values) for ours, state in zip(learned, counted, strict=True)]
+    # Values that are equal for all utterances have no order, so they count as 0.
+    return float(torch.tensor(found).nan_to_num(0.0).mean())
 
 
-def _spearman(a: Tensor, b: Tensor) -> float:
-    """Spearman's rank correlation; 0 if all of one are equal."""
-    a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
-    scale = (a.square().sum() * b.square().sum()).sqrt()
-    return float((a * b).sum() / scale) if float(scale) > 0 else 0.0
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """The rank of each value from 0, float64 ``[C]``; equal values share the mean of their ranks."""
-    _, place, count = values.unique(return_inverse=True, return_counts=True)
-    return (count.cumsum(0).double() - (count + 1) / 2)[place]
+def _end_values(
+    actor: ProbabilisticTensorDictSequential,
+    qvalue: nn.Module,
+    rows: list[Tensor],
+    control: ControlTokens,
+    device: torch.device,
+) -> Tensor:
+    """``min_k Q_k`` of ending the utterance at the end of each row, ``[N]``."""
+    tokens = pad_sequence(rows, batch_first=True, padding_value=control.pad).to(device)
+    last = torch.tensor([len(row) - 1 for row in rows], device=device)
+    attention_mask = torch.arange(tokens.shape[1], device=device) <= last[:, None]
+    states = read_rows(split_actor(actor).trunk, tokens, attention_mask)
+    final = {key: value[torch.arange(len(rows), device=device), last] for key, value in states.items()}
+    return apply_head(qvalue, final, ACTION_VALUE).amin(-2)[:, control.end_of_action]

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
+from torchrl_lang.evaluation.correlations import correlation
 from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
 from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
@@ -158,8 +159,8 @@ def value_report(
     deviation = q - q.mean()
     return ValueReport(
         tokens=q.numel(),
-        qvalue_correlation=_correlation(q, returns),
-        value_correlation=_correlation(v, returns),
+        qvalue_correlation=correlation(q, returns),
+        value_correlation=correlation(v, returns),
         qvalue_fit=float(1 - (target - q).square().mean() / target.var(correction=0).clamp_min(1e-12)),
         qvalue_slope=float((deviation * (returns - returns.mean())).sum() / deviation.square().sum().clamp_min(1e-12)),
         qvalue_bias=float((q - returns).mean()),
@@ -183,9 +184,8 @@ def _measure(
         return [torch.zeros(0)] * 5
     states = scorer.states(batch)
     number, width = batch.tokens.shape
-    ends = torch.arange(number, device=batch.tokens.device) * width + (row_length(batch.attention_mask) - 1).clamp_min(
-        0
-    )
+    last = (row_length(batch.attention_mask) - 1).clamp_min(0)
+    ends = torch.arange(number, device=last.device) * width + last
     chosen, final = ({k: s.flatten(0, 1)[place] for k, s in states.items()} for place in (batch.place, ends))
     table = apply_head(qvalue, chosen, ACTION_VALUE).amin(-2)
     v = apply_head(value, chosen, STATE_VALUE).squeeze(-1)
@@ -217,10 +217,3 @@ def _measure(
     best = allowed.argmax(-1, keepdim=True)
     untried = log_prob.gather(-1, best).squeeze(-1).exp() < _UNTRIED
     return table.gather(-1, batch.action[:, None]).squeeze(-1), v, target(1.0), target(0.0), untried
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's correlation; NaN if one of them is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    scale = (a.square().sum() * b.square().sum()).sqrt()
-    return float((a * b).sum() / scale) if float(scale) > 0 else float("nan")

@@ -96,7 +96,8 @@ def main(options: ILQL) -> float:
         heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
-    known = task.known_values(held_out_rows(dataset, options.held_out))
+    kept = held_out_rows(dataset, options.held_out)
+    known = task.known_values(kept)
 
     def report(rows: TensorDictBase) -> ValueReport:
         return value_report(
@@ -114,7 +115,6 @@ def main(options: ILQL) -> float:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
     best = train_offline(options, dataset, task, loss, policy, save, check, target_updater=updater)
-    kept = held_out_rows(dataset, options.held_out)
     if len(kept):
         found = report(kept.to(lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")

@@ -28,8 +28,9 @@ class ExactValues:
     """
 
     def __init__(self, words: list[str], rules: Rules = "official") -> None:
-        letters = WordIndex(words).letters
-        self._code = feedback_table(letters, letters, rules).tolist()
+        self._letters = WordIndex(words).letters
+        self._rules: Rules = rules
+        self._codes: dict[int, list[int]] = {}  # of each guess, for every word
         self._best: dict[tuple[int, ...], float] = {}
 
     def guesses(self, candidates: tuple[int, ...]) -> list[float]:
@@ -37,9 +38,11 @@ class ExactValues:
         return [self._value(guess, candidates) for guess in candidates]
 
     def _value(self, guess: int, candidates: tuple[int, ...]) -> float:
+        if guess not in self._codes:
+            self._codes[guess] = feedback_table(self._letters[guess, None], self._letters, self._rules)[0].tolist()
         groups = defaultdict(list)
         for word in candidates:
-            groups[self._code[guess][word]].append(word)
+            groups[self._codes[guess][word]].append(word)
         left = [tuple(group) for group in groups.values() if guess not in group]
         return sum(len(group) * (self._best_value(group) - 1) for group in left) / len(candidates)
 
