@@ -20,7 +20,7 @@ means that the task ended, ``truncated`` that a limit ended the episode.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -123,14 +123,7 @@ class ControlTokens:
 
     def ids(self) -> tuple[int, ...]:
         """All six ids, in the order of the fields."""
-        return (
-            self.pad,
-            self.end_of_action,
-            self.end_of_state,
-            self.begin_state,
-            self.begin_action,
-            self.end_of_dialogue,
-        )
+        return astuple(self)[:6]
 
     def forbidden_in_action(self) -> tuple[int, ...]:
         """Ids that an utterance of the agent may not contain: all but ``end_of_action``."""

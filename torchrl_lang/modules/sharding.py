@@ -26,11 +26,7 @@ _ADVICE = (
 
 
 def refuse_untied(headless: Any) -> None:
-    """Raise if a model was sharded without its head although both share a weight.
-
-    Raises:
-        RuntimeError: it was.
-    """
+    """Raise RuntimeError if a model was sharded without its head although both share a weight."""
     if headless.config.tie_word_embeddings:
         raise RuntimeError(
             f"The language-model head is tied to the embedding of {type(headless).__name__}, which was sharded without "
@@ -41,10 +37,8 @@ def refuse_untied(headless: Any) -> None:
 def run_through(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that runs parts of a sharded model as if it were the model's own forward.
 
-    Weights that belong to no block are gathered before, and stay gathered for heads that read the states afterwards.
-
-    Raises:
-        RuntimeError: the head's weight is sharded again after the call.
+    Weights that belong to no block are gathered before, and stay gathered for heads that read the states afterwards; a
+    RuntimeError if the head's weight is sharded again after the call.
     """
     if root in _gathered:
         return function(*args, **kwargs)
@@ -64,11 +58,7 @@ def _call(root: nn.Module, function: Callable[..., T], *args: Any, **kwargs: Any
 
 
 def whole_weight(module: Any) -> Tensor:
-    """The weight of a module, which must not be sharded at the moment.
-
-    Raises:
-        RuntimeError: the weight is sharded and has not been gathered.
-    """
+    """The weight of a module; a RuntimeError if it is sharded and has not been gathered."""
     weight: Tensor = module.weight
     if isinstance(weight, DTensor):
         raise RuntimeError(f"The weight of {type(module).__name__} is sharded and has not been gathered. {_ADVICE}")
@@ -76,13 +66,9 @@ def whole_weight(module: Any) -> Tensor:
 
 
 def refuse_sharded(module: nn.Module, what: str) -> None:
-    """Raise if weights of ``module`` are sharded.
-
-    Raises:
-        ValueError: they are.
-    """
+    """Raise ValueError if weights of ``module`` are sharded."""
     parts = any(isinstance(parameter, DTensor) for parameter in module.parameters())
-    if parts or any(_is_sharded(child) for child in module.modules()):
+    if parts or any(isinstance(child, FSDPModule) for child in module.modules()):
         raise ValueError(
             f"Weights that fully_shard has sharded cannot be {what}: do so before fully_shard, or load a second model."
         )
@@ -94,8 +80,8 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
 
     All processes must enter the block equally often; inside it each may run its modules any number of times.
     """
-    parts: Any = [m for m in dict.fromkeys(m for module in modules for m in module.modules()) if _is_sharded(m)]
-    parts = [part for part in parts if part not in _gathered]
+    found: Any = dict.fromkeys(part for module in modules for part in module.modules() if isinstance(part, FSDPModule))
+    parts = [part for part in found if part not in _gathered]
     for part in parts:
         part.unshard()
     hooks = [(table, dict(table)) for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
@@ -113,7 +99,3 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part in parts:
             _gathered.discard(part)
             part.reshard()
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return isinstance(module, FSDPModule)

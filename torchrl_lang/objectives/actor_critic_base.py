@@ -24,7 +24,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs
-from torchrl_lang.objectives.checks import check_estimator
+from torchrl_lang.objectives.checks import set_estimator
 from torchrl_lang.schema import missing_entry
 
 __all__ = ["AdvantageRowLoss"]
@@ -57,7 +57,7 @@ class AdvantageRowLoss(RowLoss):
     detach_value: bool
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
-        """Set the two clocks of :meth:`estimate`, by TorchRL's names.
+        """Set the two clocks of :meth:`estimate`, by TorchRL's names, and return the loss.
 
         Args:
             value_type: ``GAE`` (the default) or ``TDLambda``, the same advantages: the clocks as they are; ``TD0``:
@@ -65,22 +65,17 @@ class AdvantageRowLoss(RowLoss):
             **hyperparams: ``gamma`` and ``lmbda`` between the tokens of an utterance, ``turn_gamma`` and
                 ``turn_lmbda`` between turns.
 
-        Returns:
-            The loss itself.
-
         Raises:
             ValueError: the estimator is another one, or a number lies outside [0, 1].
             TypeError: a hyperparameter is unknown.
         """
-        value_type = self.default_value_estimator if value_type is None else value_type
-        fixed = {ValueEstimators.TD0: 0.0, ValueEstimators.TD1: 1.0}
-        lambdas = ("lmbda", "turn_lmbda")
-        names = ("gamma", "turn_gamma") if value_type in fixed else ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
-        known = (ValueEstimators.GAE, ValueEstimators.TDLambda, *fixed)
-        check_estimator(type(self).__name__, value_type, known, hyperparams, names)
-        clocks = dict.fromkeys(lambdas, fixed[value_type]) if value_type in fixed else {}
-        for name, value in (clocks | hyperparams).items():
-            setattr(self, name, value)
+        known: dict[ValueEstimators, dict[str, float]] = {
+            ValueEstimators.GAE: {},
+            ValueEstimators.TDLambda: {},
+            ValueEstimators.TD0: {"lmbda": 0.0, "turn_lmbda": 0.0},
+            ValueEstimators.TD1: {"lmbda": 1.0, "turn_lmbda": 1.0},
+        }
+        set_estimator(self, value_type, known, hyperparams)
         return self
 
     @torch.no_grad()

@@ -252,8 +252,7 @@ class RowLoss(LossModule):
         rows.batch_size = tensordict.get(self.tensor_keys.tokens).shape[:-1]
         rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
-        for key, value in (self.tensor_keys.tokens, tokens), (self.tensor_keys.attention_mask, read):
-            rows.set(key, value)
+        rows.set(self.tensor_keys.tokens, tokens).set(self.tensor_keys.attention_mask, read)
         return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:

@@ -15,7 +15,7 @@ from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
-from torchrl_lang.objectives.token_scores import checked_reference, read_reference, score_decisions
+from torchrl_lang.objectives.token_scores import checked_reference, score_decisions
 
 __all__ = ["BCLoss"]
 
@@ -110,10 +110,11 @@ class BCLoss(RowLoss):
             logits_chunk=self.logits_chunk,
         )
         out = {"loss_actor": loss}
-        if self.kl_controller is not None and self.reference is not None:
-            reference = read_reference(self.reference, batch)
-            scores = score_decisions(self.scorer, batch, states, reference=reference, logits_chunk=self.logits_chunk)
-            assert scores.kl is not None
-            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
-            out["kl"] = masked_mean(scores.kl.detach(), batch.counts)
+        if self.kl_controller is not None:
+            kl = score_decisions(
+                self.scorer, batch, states, reference=self.reference, logits_chunk=self.logits_chunk
+            ).kl
+            assert kl is not None
+            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
+            out["kl"] = masked_mean(kl.detach(), batch.counts)
         return TensorDict(out)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.objectives import ValueEstimators
+from torchrl.objectives import LossModule, ValueEstimators
 
 from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
@@ -17,22 +17,17 @@ from torchrl_lang.modules.row_scoring import RowScorer
 
 __all__ = [
     "check_actor",
-    "check_estimator",
     "check_head",
     "check_token",
     "check_vocabularies",
+    "set_estimator",
     "token_limit",
     "vocabulary",
 ]
 
 
 def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
-    """Raise unless ``actor`` is a language actor or an utterance actor over one, guided by values only if allowed.
-
-    Raises:
-        TypeError: it is something else, such as a bare language model.
-        ValueError: it writes no logits, or is guided by values.
-    """
+    """Raise unless ``actor`` is a language actor or an utterance actor over one, guided by values only if allowed."""
     if not isinstance(actor, UtteranceActor):
         try:
             split_actor(actor)
@@ -47,12 +42,7 @@ def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
 
 
 def check_head(loss: str, name: str, network: Any, key: NestedKey | None = None) -> None:
-    """Raise unless the head ``name`` of a loss is a module of tensordicts that writes ``key`` (None: any one entry).
-
-    Raises:
-        TypeError: it is a bare ``nn.Module``.
-        ValueError: it writes something else.
-    """
+    """Raise unless the head ``name`` of a loss is a module of tensordicts that writes ``key`` (None: any one entry)."""
     builder = name.replace("_network", "_module")
     if not isinstance(network, TensorDictModuleBase):
         raise TypeError(
@@ -77,21 +67,25 @@ def check_vocabularies(actor: Any, qvalue_network: Any) -> None:
         )
 
 
-def check_estimator(
-    loss: str,
-    value_type: ValueEstimators,
-    known: Sequence[ValueEstimators],
+def set_estimator(
+    loss: LossModule,
+    value_type: ValueEstimators | None,
+    known: Mapping[ValueEstimators, Mapping[str, Any]],
     hyperparams: Mapping[str, float],
-    names: Sequence[str],
 ) -> None:
-    """Raise unless an estimator is one of those known, and its hyperparameters are some of ``names``, in [0, 1]."""
+    """Set what an estimator fixes of a loss, by ``known``, and the discounts and lambdas that it leaves, in [0, 1]."""
+    value_type = loss.default_value_estimator if value_type is None else value_type
     if value_type not in known:
-        raise ValueError(f"{loss} supports {[str(one) for one in known]}, got {value_type}.")
+        raise ValueError(f"{type(loss).__name__} supports {[str(one) for one in known]}, got {value_type}.")
+    fixed = known[value_type]
+    names = [name for name in ("gamma", "lmbda", "turn_gamma", "turn_lmbda") if name not in fixed]
     unknown = sorted(set(hyperparams) - set(names))
     if unknown:
-        raise TypeError(f"Unknown hyperparameters {unknown}: give some of {list(names)}.")
+        raise TypeError(f"Unknown hyperparameters {unknown}: give some of {names}.")
     for name, value in hyperparams.items():
         within(name, value, 0, 1)
+    for name, value in {**fixed, **hyperparams}.items():
+        setattr(loss, name, value)
 
 
 def check_token(name: str, token: int | None, actor: Any) -> None:

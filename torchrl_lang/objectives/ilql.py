@@ -15,7 +15,7 @@ from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
-from torchrl_lang.objectives.checks import check_estimator, check_token
+from torchrl_lang.objectives.checks import check_token, set_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues
@@ -25,6 +25,7 @@ from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target,
 __all__ = ["ILQLLoss"]
 
 _LOSSES = ("loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor")
+_WEIGHTS = ("value_weight", "qvalue_weight", "cql_weight", "margin_weight", "actor_weight")
 _METRICS = ("value", "qvalue", "target_qvalue", "advantage")
 
 
@@ -176,10 +177,6 @@ class ILQLLoss(ValueRowLoss):
         one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         within("expectile", expectile, 0, 1, inclusive=False)
-        fractions = {"gamma": gamma, "turn_gamma": turn_gamma, "lmbda": lmbda, "turn_lmbda": turn_lmbda}
-        for name, number in {**fractions, "qvalue_lmbda": qvalue_lmbda}.items():
-            if number is not None:
-                within(name, number, 0, 1)
         check_token("end_of_action", end_of_action, actor_network)
         positive("cql_temperature", cql_temperature)
         if weight_clip is not None:
@@ -189,17 +186,6 @@ class ILQLLoss(ValueRowLoss):
                 finite(name, bound, low=None)
         if value_min is not None and value_max is not None and value_min > value_max:
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
-        weights = {
-            "value_weight": value_weight,
-            "qvalue_weight": qvalue_weight,
-            "cql_weight": cql_weight,
-            "margin_weight": margin_weight,
-            "actor_weight": actor_weight,
-            "transition_weight": transition_weight,
-            "advantage_temperature": advantage_temperature,
-        }
-        for name, weight in weights.items():
-            finite(name, weight)
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
         self.expectile, self.target = expectile, target
         self.qvalue_lmbda, self.end_of_action = qvalue_lmbda, end_of_action
@@ -211,6 +197,11 @@ class ILQLLoss(ValueRowLoss):
         self.value_min, self.value_max = value_min, value_max
         self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
+        for name in ("gamma", "turn_gamma", "lmbda", "turn_lmbda", "qvalue_lmbda"):
+            if (number := getattr(self, name)) is not None:
+                within(name, number, 0, 1)
+        for name in (*_WEIGHTS, "transition_weight", "advantage_temperature"):
+            finite(name, getattr(self, name))
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
         """Choose what V regresses on by TorchRL's names: TD0 is ``"td"``, TD1 ``"mc"``, TDLambda ``"lambda"``.
@@ -219,25 +210,16 @@ class ILQLLoss(ValueRowLoss):
             value_type: the estimator, TD0 by default.
             **hyperparams: ``gamma`` and ``turn_gamma`` and, for TDLambda, ``lmbda`` and ``turn_lmbda``.
 
-        Returns:
-            The loss itself.
-
         Raises:
             ValueError: the estimator is another one, or a number lies outside [0, 1].
             TypeError: a hyperparameter is unknown.
         """
-        targets: dict[ValueEstimators, Target] = {
-            ValueEstimators.TD0: "td",
-            ValueEstimators.TD1: "mc",
-            ValueEstimators.TDLambda: "lambda",
+        known = {
+            ValueEstimators.TD0: {"target": "td"},
+            ValueEstimators.TD1: {"target": "mc"},
+            ValueEstimators.TDLambda: {"target": "lambda"},
         }
-        value_type = self.default_value_estimator if value_type is None else value_type
-        check_estimator(
-            "ILQLLoss", value_type, tuple(targets), hyperparams, ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
-        )
-        self.target = targets[value_type]
-        for name, value in hyperparams.items():
-            setattr(self, name, value)
+        set_estimator(self, value_type, known, hyperparams)
         return self
 
     # -- the loss --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, read_reference, score_decisions
+from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
 __all__ = ["PPOLoss"]
@@ -220,7 +220,14 @@ class PPOLoss(AdvantageRowLoss):
         if is_first and self._values_checked:
             _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
         states = split_actor(self.scorer.language_actor).trunk(batch.rows.copy())
-        scores = self._scores(batch, states)
+        scores = score_decisions(
+            self.scorer,
+            batch,
+            states,
+            entropy_gradient=bool(self.entropy_weight),
+            reference=self.reference,
+            logits_chunk=self.logits_chunk,
+        )
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
         log_ratio = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
         advantage = given["advantage"]
@@ -242,7 +249,10 @@ class PPOLoss(AdvantageRowLoss):
         if self.entropy_weight:
             out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:
-            kl = self._kl(scores, log_ratio, given)
+            kl = scores.kl
+            if self.kl_estimator != "exact":
+                kl = corrected_kl(log_ratio, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
+            assert kl is not None
             out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
             rows = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / rows
@@ -252,23 +262,6 @@ class PPOLoss(AdvantageRowLoss):
         """An entry of the agent's tokens at the decisions, ``[N]``."""
         entry = tensordict.get(getattr(self.tensor_keys, name))
         return shift_left(entry.detach().reshape(batch.decision.shape)).flatten()[batch.place]
-
-    def _scores(self, batch: TransitionBatch, states: TensorDictBase) -> TokenScores:
-        return score_decisions(
-            self.scorer,
-            batch,
-            states,
-            entropy_gradient=bool(self.entropy_weight),
-            reference=None if self.reference is None else read_reference(self.reference, batch),
-            logits_chunk=self.logits_chunk,
-        )
-
-    def _kl(self, scores: TokenScores, log_ratio: Tensor, given: dict[str, Tensor]) -> Tensor:
-        """Divergence from the reference at each decision, ``[N]``."""
-        if self.kl_estimator == "exact":
-            assert scores.kl is not None
-            return scores.kl
-        return corrected_kl(log_ratio, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
 
     @torch.no_grad()
     def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:

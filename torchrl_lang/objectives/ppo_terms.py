@@ -14,10 +14,7 @@ __all__ = ["clipped_objective", "corrected_kl", "effective_sample_size", "explai
 def clipped_objective(log_ratio: Tensor, advantage: Tensor, clip_epsilon: tuple[float, float]) -> Tensor:
     """``-min(rho A, clip(rho, 1 - low, 1 + high) A)`` (arXiv 1707.06347, eq. 7), elementwise.
 
-    Args:
-        log_ratio: ``log rho = log pi(a) - log b(a)``, ``b`` the policy that acted; float, any shape.
-        advantage: ``A``, the same shape.
-        clip_epsilon: ``(low, high)``.
+    ``log_ratio`` is ``log rho = log pi(a) - log b(a)``, ``b`` the policy that acted, ``clip_epsilon`` ``(low, high)``.
 
     Examples:
         >>> import torch
@@ -36,12 +33,8 @@ def value_loss(
 ) -> Tensor:
     """Distance of value and target; with ``clip`` the larger one of it and that of ``old + clamp(value - old)``.
 
-    Args:
-        value: float ``[N]``.
-        target: float ``[N]``.
-        kind: ``"l2"``, ``"l1"`` or ``"smooth_l1"``, as TorchRL's losses have them.
-        old_value: float ``[N]``, the value before training on the batch; with ``clip``.
-        clip: how far a value may move before it gains nothing by moving on.
+    ``kind`` is ``"l2"``, ``"l1"`` or ``"smooth_l1"``, as TorchRL's losses have them. With ``clip``, how far a value may
+    move before it gains nothing by moving on, ``old_value`` is the value before training on the batch. All ``[N]``.
 
     Examples:
         >>> import torch

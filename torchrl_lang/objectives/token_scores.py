@@ -21,12 +21,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk
 
-__all__ = [
-    "TokenScores",
-    "checked_reference",
-    "read_reference",
-    "score_decisions",
-]
+__all__ = ["TokenScores", "checked_reference", "score_decisions"]
 
 
 class TokenScores(NamedTuple):
@@ -46,7 +41,7 @@ def score_decisions(
     rows: TensorDictBase,
     *,
     entropy_gradient: bool = False,
-    reference: tuple[RowScorer, States] | None = None,
+    reference: FrozenActor | None = None,
     logits_chunk: LogitsChunk = "auto",
 ) -> TokenScores:
     """Log-probability, entropy and divergence of each decision, under the distribution that the policy acts by.
@@ -58,10 +53,15 @@ def score_decisions(
         batch: the rows' decisions.
         rows: the rows with what the policy's trunk wrote.
         entropy_gradient: whether gradients are to flow through the entropy.
-        reference: a frozen model of the same kind and what its trunk wrote, for the exact divergence.
+        reference: a frozen model of the same kind, for the exact divergence; a RuntimeError if it has changed.
         logits_chunk: decisions per chunk; ``"auto"`` for a few dozen megabytes of logits, None for one chunk.
     """
     states = {key: rows.get(key) for key in split_actor(scorer.language_actor).trunk.out_keys}
+    if reference is not None:
+        reference.check_unchanged()
+        theirs = RowScorer(reference.actor)
+        with reference.eval_mode(), torch.no_grad():
+            their_states = theirs.states(batch)
 
     def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
         log_prob = scorer.log_softmax(states, place)
@@ -70,7 +70,7 @@ def score_decisions(
             out.append(categorical_entropy(log_prob))
         if reference is not None:
             with torch.no_grad():
-                ref_log_prob = reference[0].log_softmax(reference[1], place)
+                ref_log_prob = theirs.log_softmax(their_states, place)
             out.append(categorical_kl(log_prob, ref_log_prob))
         return tuple(out)
 
@@ -93,12 +93,7 @@ def _utterance_end(actor: object) -> tuple[int, int] | None:
 def checked_reference(
     actor: TensorDictModuleBase, reference: FrozenActor | None, *, is_read: bool
 ) -> FrozenActor | None:
-    """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one.
-
-    Raises:
-        TypeError: it is no :class:`~torchrl_lang.transforms.FrozenActor`.
-        ValueError: no term reads it, it is another kind of actor, or one that shares a head with adapters.
-    """
+    """The reference, if there is an exact divergence of ``actor`` from it; None where no term reads one."""
     if not is_read:
         if reference is not None:
             raise ValueError(
@@ -121,19 +116,6 @@ def checked_reference(
     if reference.actor is actor and head is not None and adapter_layers(head):
         raise ValueError("The head has adapters, which cannot be off and on at a time: use frozen_copy(actor).")
     return reference
-
-
-@torch.no_grad()
-def read_reference(reference: FrozenActor, rows: DecisionBatch) -> tuple[RowScorer, States]:
-    """The frozen model and its trunk's states of the rows, for the exact divergence.
-
-    Raises:
-        RuntimeError: its weights have changed.
-    """
-    reference.check_unchanged()
-    scorer = RowScorer(reference.actor)
-    with reference.eval_mode():
-        return scorer, scorer.states(rows)
 
 
 def _chunks(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chunk: LogitsChunk) -> Iterator[slice]:

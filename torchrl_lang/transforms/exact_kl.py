@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import CompositeDistribution
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent, kl_divergence
+from torch.distributions import Categorical, Distribution, kl_divergence
 from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from torchrl.modules import OneHotCategorical
 
@@ -42,9 +42,6 @@ def distribution_kl(p: Distribution, q: Distribution, *, chunk_size: int = 1024)
         return sum_heads(
             [distribution_kl(head, q.dists[name], chunk_size=chunk_size) for name, head in p.dists.items()]
         )
-    if isinstance(p, Independent) and isinstance(q, Independent) and _is_categorical(p.base_dist):
-        inner = distribution_kl(p.base_dist, q.base_dist, chunk_size=chunk_size)
-        return inner.flatten(-p.reinterpreted_batch_ndims).sum(-1)
     if _is_categorical(p) and _is_categorical(q):
         return categorical_kl(p.logits, q.logits, chunk_size=chunk_size)  # type: ignore[attr-defined]
     try:

@@ -132,7 +132,10 @@ class RowCache(Cache):
         size = self.size if size is None else min(size, self.size)
         copy = RowCache(size)
         for layer in self.layers:
-            copy.layers.append(_RowLayer.holding(*(x[:, : _rounded(size)][rows] for x in (layer.keys, layer.values))))
+            kept = _RowLayer()
+            kept.keys, kept.values = (x[:, : _rounded(size)][rows] for x in (layer.keys, layer.values))
+            kept.is_initialized = True
+            copy.layers.append(kept)
         return copy
 
     def swap(self, first: Tensor, second: Tensor) -> None:
@@ -190,12 +193,6 @@ class _RowLayer(CacheLayerMixin):
     """
 
     is_sliding = False
-
-    @classmethod
-    def holding(cls, keys: Tensor, values: Tensor) -> _RowLayer:
-        layer = cls()
-        layer.keys, layer.values, layer.is_initialized = keys, values, True
-        return layer
 
     def allocate(self, keys: Tensor, values: Tensor, rows: int, size: int) -> None:
         # Zeros, not empty memory: unwritten slots are masked, but a NaN would pass the mask.

@@ -12,10 +12,10 @@ from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.model_runner import check_head_reads, check_writes
+from torchrl_lang.modules.decoding.model_runner import check_writes, missing_state
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.stacked_heads import StackedHeads
-from torchrl_lang.modules.trunk import trunk_of
+from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["check_control", "check_count", "check_model"]
@@ -37,13 +37,7 @@ def check_control(control: Any) -> None:
 def check_model(
     parts: ActorParts, rule: NextTokenDistribution, control: ControlTokens, value: nn.Module | None
 ) -> None:
-    """Raise unless model, tokens and heads match.
-
-    Raises:
-        ValueError: an id is outside the vocabulary, all tokens are forbidden, or a Q head has another vocabulary or
-            width.
-        KeyError: a trunk does not write the entry that a head reads.
-    """
+    """Raise unless model, tokens and heads match."""
     _check_ids(vocabulary_size(parts), rule, control)
     if value is not None:
         check_writes("value", value, STATE_VALUE)
@@ -84,8 +78,10 @@ def _check_range(name: str, ids: Collection[int], vocabulary: int) -> None:
 
 
 def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
-    check_head_reads(trunk.out_keys, head)
     model, own = trunk_of(trunk), getattr(head, "module", head)
+    for key in head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]:
+        if key not in trunk.out_keys:
+            raise missing_state(key, trunk.out_keys, own)
     if model is not None and isinstance(own, StackedHeads) and own.width != model.width:
         raise ValueError(
             f"{type(own).__name__} reads states of width {own.width}, but the trunk's have {model.width}: build it "

@@ -30,9 +30,9 @@ __all__ = [
     "States",
     "apply_head",
     "cacheable",
-    "check_head_reads",
     "check_writes",
     "make_runner",
+    "missing_state",
     "warn_uncached",
 ]
 
@@ -193,11 +193,7 @@ def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tenso
 
 
 def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
-
-    Raises:
-        KeyError: the trunk does not write the state that the head reads.
-    """
+    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names."""
     if isinstance(head, TensorDictModuleBase):
         keys: Any = head.in_keys
         if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:
@@ -207,25 +203,8 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
     return head(_read(states, str(getattr(head, "in_key", HIDDEN)), head))
 
 
-def check_head_reads(written: Iterable[NestedKey], head: nn.Module) -> None:
-    """Raise unless a trunk that writes these states writes those that a head reads.
-
-    Raises:
-        KeyError: it does not.
-    """
-    owner = getattr(head, "module", head)
-    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
-    for key in keys:
-        if key not in written:
-            raise _missing(key, sorted(map(str, written)), owner)
-
-
 def check_writes(name: str, head: nn.Module | None, key: str) -> None:
-    """Raise if a head, given as argument ``name``, does not write ``key`` (``action_value`` or ``state_value``).
-
-    Raises:
-        ValueError: it is a TensorDictModule with other keys, or a head of this library of the other kind.
-    """
+    """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, one of the two keys of values."""
     if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
         raise ValueError(
             f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
@@ -237,12 +216,13 @@ def check_writes(name: str, head: nn.Module | None, key: str) -> None:
 
 def _read(states: Mapping[str, Tensor], key: str, head: nn.Module) -> Tensor:
     if key not in states:
-        raise _missing(key, sorted(states), head)
+        raise missing_state(key, states, head)
     return states[key]
 
 
-def _missing(key: NestedKey, written: list[str], head: nn.Module) -> KeyError:
+def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module) -> KeyError:
+    """The error where a head reads a state that its trunk does not write."""
     advice = "give the head a trunk that writes it"
     if key == HIDDEN_PRE_NORM:
         advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
-    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {written}: {advice}.")
+    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}: {advice}.")

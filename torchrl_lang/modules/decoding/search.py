@@ -37,9 +37,6 @@ def beam_search(
     """
     n, device = prompt.length.shape[0], prompt.length.device
     out = Utterances.empty(n * beams, action_length, control, device)
-    if action_length == 1 or n == 0:
-        only_first = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf)
-        return out, only_first.expand(n, beams)
     prompt_of = torch.arange(n, device=device).repeat_interleave(beams)  # the prompt of each beam
     first = torch.arange(n, device=device).unsqueeze(-1) * beams  # the first beam of each prompt
     states = {key: value[prompt_of] for key, value in runner.prefill(prompt.tokens, prompt.length).items()}

@@ -22,9 +22,10 @@ class HeldActor(ABC):
     It is no ``nn.Module``, so that an object that has it as an attribute does not register its weights.
     """
 
-    actor: TensorDictModuleBase
-    """The module to run."""
-    _thread: int | None = None
+    def __init__(self, actor: TensorDictModuleBase) -> None:
+        self.actor = actor
+        """The module to run."""
+        self._thread: int | None = threading.get_ident()
 
     @abstractmethod
     def eval_mode(self) -> AbstractContextManager[Any]:
@@ -51,9 +52,8 @@ class CurrentPolicy(HeldActor):
     """
 
     def __init__(self, actor: TensorDictModuleBase) -> None:
-        self.actor = actor
+        super().__init__(actor)
         self._original = True
-        self._thread = threading.get_ident()
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:

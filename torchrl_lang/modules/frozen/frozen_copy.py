@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -44,11 +43,10 @@ class FrozenActor(HeldActor):
         differentiable: bool = False,
         adapters: Collection[Any] = (),
     ) -> None:
-        self.actor = actor
+        super().__init__(actor)
         self._adapters = list(adapters)
         self.differentiable = differentiable
         self._copied = copied
-        self._thread: int | None = threading.get_ident()
         self._shared_names = frozenset(shared)
         self._fingerprint: Tensor | None = None
         self._remember()
