@@ -35,19 +35,7 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 
 def cache_obstacle(model: PreTrainedModel) -> str | None:
-    """Why a model cannot read rows incrementally with our masks, in words; None if it can.
-
-    Args:
-        model: the model without its head.
-
-    Examples:
-        >>> from torchrl_lang.modules import causal_lm
-        >>> from torchrl_lang.modules.attention_windows import cache_obstacle
-        >>> shape = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
-        >>> cache_obstacle(causal_lm("mistral", sliding_window=4, **shape).base_model)
-        >>> cache_obstacle(causal_lm("bloom", **shape).base_model)
-        'it takes no position_ids'
-    """
+    """Why a model without its head cannot read rows incrementally with our masks, in words; None if it can."""
     config: Any = model.config
     others = sorted(set(attention_windows(config)) - {FULL, SLIDING})
     if others:

@@ -13,18 +13,7 @@ __all__ = ["eval_mode", "is_stochastic"]
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside a ``with`` block, then restore the mode of every submodule.
-
-    Examples:
-        >>> from torch import nn
-        >>> from torchrl_lang.modules.eval_mode import eval_mode
-        >>> net = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-        >>> with eval_mode(net):
-        ...     net[0].training
-        False
-        >>> net[0].training, net[1].training
-        (True, False)
-    """
+    """Set evaluation mode inside a ``with`` block, then restore the mode of every submodule."""
     training = [m for m in module.modules() if m.training]
     try:
         for m in training:

@@ -84,15 +84,7 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def outside_parameters(model: nn.Module, *, norm: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of the headless model outside its blocks, by name: the embeddings and, with ``norm``, the norm.
-
-    Examples:
-        >>> from torchrl_lang.modules import causal_lm
-        >>> from torchrl_lang.modules.freezing import outside_parameters
-        >>> lm = causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16)
-        >>> [name for name, _ in outside_parameters(lm, norm=False)]
-        ['wte.weight', 'wpe.weight']
-    """
+    """Parameters of the headless model outside its blocks, by name: the embeddings and, with ``norm``, the norm."""
     headless = _headless(model)
     within = {id(parameter) for parameter in transformer_blocks(headless).parameters()}
     for name, parameter in headless.named_parameters():

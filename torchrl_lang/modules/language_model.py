@@ -184,14 +184,7 @@ def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, An
 
 
 def non_finite(tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
-    """Names of the floating-point tensors that contain NaN or infinity.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.language_model import non_finite
-        >>> non_finite(iter([("a", torch.tensor([1.0, float("nan")])), ("b", torch.ones(2))]))
-        ['a']
-    """
+    """Names of the floating-point tensors that contain NaN or infinity."""
     return [name for name, tensor in tensors if not _is_finite(tensor.detach())]
 
 

@@ -35,12 +35,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
 
 
 def describe_heads(heads: Mapping[str, Head], lm: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    """The constructor arguments of each head as JSON; ``lm`` is the model whose embedding a tied head reads.
-
-    Raises:
-        ValueError: a head has no weights or some that are not finite, has an unknown class, or is tied to another
-            model's embedding.
-    """
+    """The constructor arguments of each head as JSON; ``lm`` is the model whose embedding a tied head reads."""
     for name, head in heads.items():
         if type(head).__name__ not in _KINDS:
             raise ValueError(f"Head {name!r} is a {type(head).__name__}, only {sorted(_KINDS)} can be saved.")
@@ -65,11 +60,7 @@ def write_heads(path: Path, heads: Mapping[str, Head]) -> None:
 
 
 def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: str) -> dict[str, Head]:
-    """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU.
-
-    Raises:
-        FileError: a description is wrong, or the tensors do not match the heads.
-    """
+    """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU."""
     weights = read_tensors(path, remedy=remedy)
     heads = {name: _read_head(described.object(name), lm) for name in described.content}
     expected = {

@@ -87,14 +87,7 @@ class StackedHeads(nn.Module):
 
 
 def cast_like(states: Tensor, weight: Tensor) -> Tensor:
-    """Cast states to the dtype of a weight; under autocast, which casts both, they are not changed.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.stacked_heads import cast_like
-        >>> cast_like(torch.ones(2, dtype=torch.bfloat16), torch.ones(2)).dtype
-        torch.float32
-    """
+    """Cast states to the dtype of a weight; under autocast, which casts both, they are not changed."""
     return states if torch.is_autocast_enabled(states.device.type) else states.to(weight.dtype)
 
 

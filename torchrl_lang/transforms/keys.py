@@ -84,11 +84,5 @@ def last_name(key: NestedKey) -> str:
 
 
 def sibling(key: NestedKey, name: str) -> NestedKey:
-    """The entry ``name`` in the group of ``key``.
-
-    Examples:
-        >>> from torchrl_lang.transforms.keys import sibling
-        >>> sibling(("agents", "reward"), "kl"), sibling("reward", "kl")
-        (('agents', 'kl'), 'kl')
-    """
+    """The entry ``name`` in the group of ``key``."""
     return unravel_key((*key[:-1], name)) if isinstance(key, tuple) else name

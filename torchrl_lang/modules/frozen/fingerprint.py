@@ -45,12 +45,6 @@ def defining_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers of ``module`` by name, each once.
 
     Non-persistent buffers are left out: they follow from the configuration.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.frozen.fingerprint import defining_weights
-        >>> [name for name, _ in defining_weights(torch.nn.BatchNorm1d(2))]
-        ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
     """
     yield from module.named_parameters()
     derived = {

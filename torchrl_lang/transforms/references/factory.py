@@ -84,9 +84,6 @@ def as_policy(policy: Any, *, rows: bool = False) -> Reference:
     Args:
         policy: the actor; or a :class:`Reference` of a :class:`~torchrl_lang.transforms.CurrentPolicy`.
         rows: score whole rows.
-
-    Raises:
-        TypeError: it has no ``get_dist``, or is frozen.
     """
     if is_wrapper(policy):
         return WrapperReference(CurrentPolicy(language_actor(policy.model)))
