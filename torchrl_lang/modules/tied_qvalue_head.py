@@ -98,10 +98,6 @@ class TiedQValueHead(ActionValueHead):
         """``V``, the current number of rows of the embedding."""
         return self._owned_elsewhere.module.weight.shape[0]
 
-    @property
-    def _weight(self) -> Tensor:
-        return whole_weight(self._owned_elsewhere.module)
-
     def config(self) -> dict[str, Any]:
         """Arguments, beside the embedding, that build a head of the same shape."""
         own = {"n_heads": self.out_weight.shape[0], "detach_embedding": self.detach_embedding}
@@ -110,7 +106,8 @@ class TiedQValueHead(ActionValueHead):
     def last_layer(self, hidden: Tensor) -> LastLayer:
         """The last layer and its input, for states ``[N, H]``."""
         out = self.outputs(hidden)  # [n_q, N, D + 1]
-        weight = self._weight.detach() if self.detach_embedding else self._weight
+        weight = whole_weight(self.embedding)
+        weight = weight.detach() if self.detach_embedding else weight
         return LastLayer(cast_like(out[..., :-1], weight), weight.unsqueeze(0), shift=out[..., -1])
 
 

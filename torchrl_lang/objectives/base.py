@@ -279,16 +279,7 @@ class RowLoss(LossModule):
             values = torch.where(batch.counted, values, 0)
         if self.reduction == "none":
             return batch.at_decisions(values).reshape(batch.shape)
-        total = values.sum()
-        if self.reduction == "sum":
-            return total
-        return total / self._number(batch)
-
-    @staticmethod
-    def _number(batch: TransitionBatch) -> Tensor:
-        """How many decisions count, at least 1."""
-        number = batch.place.shape[0] if batch.counted is None else batch.counted.sum()
-        return torch.as_tensor(number, device=batch.place.device).clamp_min(1)
+        return values.sum() if self.reduction == "sum" else values.sum() / batch.counts.sum().clamp_min(1)
 
 
 def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:
