@@ -128,8 +128,7 @@ def two_clock_advantages(
     """
     one_of("bootstrap", bootstrap, ("first", "mean"))
     last_value = last_value.to(value.dtype)
-    ahead = reverse_linear_scan((~decision).to(value.dtype), torch.where(decision, value, 0.0), last_value)
-    following = torch.cat([ahead[..., 1:], last_value.unsqueeze(-1)], -1)  # the value of the next decision
+    following = _next_value(value, last_value, decision)
     if bootstrap == "mean":
         following = torch.where(turn_end, _next_turn_mean(value, last_value, decision, turn_end), following)
     discount = _clock(turn_end, turn_gamma, gamma, value)
@@ -250,6 +249,15 @@ def _clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, lik
     """``across`` where a turn ends, ``inside`` elsewhere, ``[*B, T]``."""
     across, inside = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (across, inside))
     return torch.where(turn_end, across, inside)
+
+
+def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:
+    """The value of the next decision after each position, ``last_value`` if there is none, ``[*B, T]``."""
+    width = decision.shape[-1]
+    place = torch.where(decision, torch.arange(width, device=decision.device), width)
+    ahead = torch.cat([place[..., 1:], torch.full_like(place[..., :1], width)], -1)
+    following = ahead.flip(-1).cummin(-1).values.flip(-1)
+    return torch.cat([value, last_value.unsqueeze(-1)], -1).gather(-1, following)
 
 
 def _next_turn_mean(value: Tensor, last_value: Tensor, decision: Tensor, turn_end: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,9 +94,5 @@ def as_controller(coef: Tensor | float | KLController) -> KLController:
 
 
 def _interpolate(knots: list[tuple[int, float]], step: int) -> float:
-    after = bisect_right(knots, step, key=lambda knot: knot[0])
-    if after in (0, len(knots)):
-        return knots[0 if after == 0 else -1][1]
-    (left, start), (right, end) = knots[after - 1], knots[after]
-    share = (step - left) / (right - left)
-    return (1 - share) * start + share * end
+    seen, coefs = zip(*knots, strict=True)
+    return float(np.interp(step, seen, coefs))
