@@ -19,8 +19,7 @@ from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
 from torchrl_lang.schema import TOKENS
-from torchrl_lang.storage import Fields, FileError, json_digest, read_json
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, FileError, json_digest, read_json, shorten
 
 __all__ = ["RowDataset", "load_dataset"]
 

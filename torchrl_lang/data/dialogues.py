@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 from torchrl_lang.storage.readers import unique_keys
 
 __all__ = ["parse_dialogue"]

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, ControlTokens
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 
 __all__ = ["EncodedEpisode", "TokenReward", "cut_episode", "fits", "encode_episode", "stack_episodes"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_lang.data.tokenizers import CharTokenizer, check_control, config_fields, read_control
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage.errors import one_line, shorten
+from torchrl_lang.storage import one_line, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, shorten
 
 __all__ = [
     "CharTokenizer",

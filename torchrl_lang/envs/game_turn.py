@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 
 __all__ = ["GamePlace", "GameTurn", "TextGame", "read_opening", "read_turn"]
 

@@ -58,11 +58,12 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
     size = path.stat().st_size
     if size > max_bytes:
         raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
-    content = _bytes(path, remedy)
     try:
-        return content.decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
     except UnicodeDecodeError as error:
-        found = f"is not UTF-8 text (byte {error.start} is {content[error.start]:#04x})"
+        found = f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
         raise FileError(path, found, remedy) from error
 
 
@@ -176,13 +177,6 @@ def regular_file(path: str | Path, remedy: str) -> Path:
     if not regular:
         raise FileError(path, "is not a regular file" if exists else "is missing", remedy)
     return path
-
-
-def _bytes(path: Path, remedy: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

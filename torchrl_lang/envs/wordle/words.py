@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchrl_lang.storage import read_text
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import read_text, shorten
 
 __all__ = ["LETTERS", "WORD_LENGTH", "WordIndex", "WordList", "common_words", "demo_words", "guess_words", "load_words"]
 
