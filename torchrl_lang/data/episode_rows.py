@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.data.step_rewards import reward_entries
+from torchrl_lang.data.step_values import reward_entries
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, missing_entry
 

@@ -9,8 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.step_rewards import reward_entries, step_rewards
-from torchrl_lang.data.step_to_token import token_values
+from torchrl_lang.data.step_values import reward_entries, step_rewards, token_values
 from torchrl_lang.functional import row_length
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (

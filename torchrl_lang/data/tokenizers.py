@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields, shorten
+from torchrl_lang.storage import Fields, json_digest, shorten
 
 __all__ = [
     "CharTokenizer",
@@ -145,7 +143,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
     """The :func:`fingerprint` of the tokenizer with this configuration."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    return json_digest(config)[:16]
 
 
 def config_fields(config: Mapping[str, Any]) -> Fields:

@@ -8,9 +8,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.schema import ControlTokens
+from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
 
-__all__ = ["GrowingRows", "Reply", "Rows", "Utterance", "initial_rows", "read_mask", "read_utterance", "where_rows"]
+__all__ = [
+    "GrowingRows",
+    "Reply",
+    "Rows",
+    "Utterance",
+    "initial_rows",
+    "read_action",
+    "read_mask",
+    "read_utterance",
+    "where_rows",
+]
 
 
 class Utterance(NamedTuple):
@@ -244,3 +254,21 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
             f"{tuple(mask.shape)}."
         )
     return mask.reshape(n)
+
+
+def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...]) -> Tensor:
+    """The actions of all rows, int64 ``[N, K]``, from ``action`` of ``shape`` ``[*B, K]``.
+
+    Raises:
+        KeyError: there is no action; the message names ``what`` needs it.
+        ValueError: the action has another dtype or shape.
+    """
+    action = tensordict.get(ACTION, None)
+    if action is None:
+        raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
+    if tuple(action.shape) != shape or action.dtype != torch.int64:
+        raise ValueError(
+            f"{what} expects 'action' as int64 token ids of shape {shape} (batch, action_length), got {action.dtype} "
+            f"of shape {tuple(action.shape)}."
+        )
+    return action.reshape(-1, shape[-1])
