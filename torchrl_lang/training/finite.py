@@ -117,12 +117,8 @@ def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
         for name, value in _parameters(key, item)
         if value.is_floating_point() and value.numel()
     }
-    found = []
-    for device in {value.device for value in parameters.values()}:
-        here = {name: value for name, value in parameters.items() if value.device == device}
-        finite = torch.stack([value.isfinite().all() for value in here.values()]).tolist()
-        found += [name for name, good in zip(here, finite, strict=True) if not good]
-    return found
+    finite = to_scalars({name: value.isfinite().all() for name, value in parameters.items()})
+    return [name for name, good in finite.items() if not good]
 
 
 def _parameters(key: str, item: Any) -> Iterator[tuple[str, Tensor]]:
