@@ -44,17 +44,8 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
 
     If a step's reward differs from the sum of ``token_reward`` over its turn, the difference is added to the turn's
     last agent token, or to the last agent token before it if the agent wrote none in this step. Otherwise the rows' own
-    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored.
-
-    Args:
-        rollout: steps ``[*B, time]``.
-        take: bool ``[*B, time]``, the steps whose ``next`` observations are the rows.
-        rows: these rows, ``[N]``.
-        key: the reward behind ``"next"``, ``[*B, time, 1]``.
-
-    Raises:
-        ValueError: there is more than one reward per step, there is no agent token to place it on, or rewards differ
-            and an episode began before the rollout, which lacks the rewards of its first turns.
+    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. The rows are the
+    ``next`` observations of the steps ``take``.
     """
     step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
     reward = step.get(key)
@@ -110,21 +101,11 @@ def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBa
 def token_values(
     rollout: TensorDictBase, take: Tensor, action_mask: Tensor, keys: Sequence[NestedKey]
 ) -> dict[NestedKey, Tensor]:
-    """Values of the agent's tokens, at the tokens' positions in the rows.
+    """Values of the agent's tokens at the tokens' positions in the rows, each ``[N, T]``, zero on other tokens.
 
-    Args:
-        rollout: steps ``[*B, time]``. Each entry is ``[*B, time, K]``, one value per token of the turn's utterance, or
-            ``[*B, time]`` or ``[*B, time, 1]``, one value for all tokens of the turn.
-        take: bool ``[*B, time]``, the steps whose ``next`` observations are the rows.
-        action_mask: bool ``[N, T]`` of these rows.
-        keys: the entries to carry.
-
-    Returns:
-        Each entry as ``[N, T]``, zero on tokens that the agent did not write.
-
-    Raises:
-        KeyError: an entry is missing.
-        ValueError: an episode began before the rollout, which lacks its first turns.
+    An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
+    all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. The rows are the ``next`` observations of the steps
+    ``take``, and ``action_mask`` is theirs.
     """
     row = row_of_step(take)
     before = row_length(rollout.get(ATTENTION_MASK))

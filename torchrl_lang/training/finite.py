@@ -99,17 +99,9 @@ def check_parameters(module: nn.Module, when: str) -> None:
 
 
 def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters of modules and optimizers among ``objects`` that contain NaN or infinity.
+    """Names (``object/parameter``) of the parameters of modules and optimizers that contain NaN or infinity.
 
     Synchronizes with each device once.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.training.finite import nonfinite_parameters
-        >>> layer = torch.nn.Linear(2, 1)
-        >>> _ = torch.nn.init.constant_(layer.bias, float("nan"))
-        >>> nonfinite_parameters({"policy": layer})
-        ['policy/bias']
     """
     parameters = {
         name: value.detach()
