@@ -129,5 +129,5 @@ def test_errors():
     with pytest.raises(KeyError, match="CompiledRollout needs 'action'"):
         silent()
     narrow = CompiledRollout(env, lambda td: td.set("action", torch.zeros(2, 5)), 1, backend="eager")
-    with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 6\) .*, got torch.float32"):
+    with pytest.raises(ValueError, match=r"int64 token ids of shape \(2, 6\), got torch.float32"):
         narrow()

@@ -13,10 +13,9 @@ __all__ = [
     "CharTokenizer",
     "Tokenizer",
     "check_control",
-    "config_fields",
     "config_fingerprint",
     "fingerprint",
-    "read_control",
+    "read_config",
 ]
 
 
@@ -132,8 +131,8 @@ class CharTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        fields = config_fields(config)
-        return cls(fields.list_of("symbols", str), read_control(fields))
+        fields, control = read_config(config)
+        return cls(fields.list_of("symbols", str), control)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -146,11 +145,6 @@ def config_fingerprint(config: Mapping[str, Any]) -> str:
     return json_digest(config)[:16]
 
 
-def config_fields(config: Mapping[str, Any]) -> Fields:
-    """A tokenizer's configuration as typed fields."""
-    return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
-
-
 def check_control(names: Mapping[str, str]) -> None:
     """Raise ValueError unless exactly the six control tokens have names."""
     fields = CharTokenizer.DEFAULT_CONTROL
@@ -158,7 +152,8 @@ def check_control(names: Mapping[str, str]) -> None:
         raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
 
 
-def read_control(fields: Fields) -> dict[str, str]:
-    """The names of the control tokens in a tokenizer's configuration."""
+def read_config(config: Mapping[str, Any]) -> tuple[Fields, dict[str, str]]:
+    """A tokenizer's configuration as typed fields, and the names of its control tokens."""
+    fields = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
     control = fields.object("control")
-    return {name: control.take(name, str) for name in control.content}
+    return fields, {name: control.take(name, str) for name in control.content}

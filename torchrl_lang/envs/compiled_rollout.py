@@ -100,7 +100,8 @@ class CompiledRollout:
             before = env._observe(copy=False, only=self._reads)
             kept.before(step, before)
             acted = env.rand_action(before) if self.policy is None else self.policy(before)
-            writes, reward = self._plan(read_action("CompiledRollout", acted, (*env.batch_size, env.action_length)))
+            action = read_action("CompiledRollout", acted, (*env.batch_size, env.action_length))
+            writes, reward = self._plan(action.reshape(env._n, env.action_length))
             assert env._rows is not None
             env._rows.write_(writes)
             kept.after(step, acted, reward)

@@ -71,10 +71,6 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
         TypeError: the values have other types.
         ValueError: the reward is not a finite number in float32.
     """
-    if type(returned) is tuple and len(returned) == 3:
-        text, reward, ended = returned
-        if type(text) is str and type(reward) is float and abs(reward) <= LARGEST_REWARD and type(ended) is bool:
-            return GameTurn(text, reward, ended)  # a fast path for the common case
     if not isinstance(returned, tuple) or len(returned) not in (3, 5):
         many = f"{len(returned)} values" if isinstance(returned, tuple) else "no tuple"
         raise TypeError(

@@ -207,7 +207,8 @@ class LanguageEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        action = read_action(f"{type(self).__name__}.step()", tensordict, (*self.batch_size, self.action_length))
+        shape = (*self.batch_size, self.action_length)
+        action = read_action(f"{type(self).__name__}.step()", tensordict, shape).reshape(self._n, self.action_length)
         live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
         if mask is not None:
             live = live & mask

@@ -245,13 +245,13 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
 
 
 def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...]) -> Tensor:
-    """The actions of all rows, int64 ``[N, K]``, from ``action`` of ``shape`` ``[*B, K]``; ``what`` needs them."""
+    """The entry ``action``, int64 of ``shape``, which ``what`` needs."""
     action = tensordict.get(ACTION, None)
     if action is None:
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
-    if tuple(action.shape) != shape or action.dtype != torch.int64:
+    if action.shape != shape or action.dtype != torch.int64:
         raise ValueError(
-            f"{what} expects 'action' as int64 token ids of shape {shape} (batch, action_length), got {action.dtype} "
-            f"of shape {tuple(action.shape)}."
+            f"{what} expects 'action' as int64 token ids of shape {shape}, got {action.dtype} of shape "
+            f"{tuple(action.shape)}."
         )
-    return action.reshape(-1, shape[-1])
+    return action
