@@ -134,7 +134,7 @@ class _NoRows(EpochSampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Return an empty index."""
-        self._epoch, self._ran_out = self._epoch + 1, True
+        self.epoch, self.ran_out = self.epoch + 1, True
         return torch.zeros(0, dtype=torch.int64), {}
 
 

@@ -9,7 +9,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.reset_inputs import merge_keywords
 from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
@@ -76,7 +75,7 @@ class TokenEnv(EnvBase):
                 f"TransformedEnv(TokenEnv(env), ...)."
             )
         super().__init__(device=env.device, batch_size=env.batch_size)
-        self.env = env
+        self.env, self.tokenizer, self.row_length = env, env.tokenizer, env.row_length
         self._n = env.batch_size.numel()
         self._pending: Tensor | None = None
         self._written: Tensor
@@ -84,16 +83,6 @@ class TokenEnv(EnvBase):
         self.action_spec = token_ids(env.tokenizer.vocab_size, env.batch_size, device=env.device)
         self.reward_spec = env.reward_spec.clone()
         self.full_done_spec = env.full_done_spec.clone()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of ``env``."""
-        return self.env.tokenizer
-
-    @property
-    def row_length(self) -> int:
-        """``T``, the width of a row in tokens."""
-        return self.env.row_length
 
     def _set_seed(self, seed: int | None) -> None:
         self.env.set_seed(seed)

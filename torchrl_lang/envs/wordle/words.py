@@ -27,7 +27,6 @@ __all__ = [
 
 WORD_LENGTH = 5
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_CONTROL = ("<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>")
 
 WordList = Sequence[str] | str | os.PathLike[str]
 """Words as a list or as the path of a text file with one word a line."""
@@ -47,7 +46,7 @@ def wordle_tokenizer() -> CharTokenizer:
         >>> tokenizer.vocab_size, tokenizer.encode("abide<g><b><y>")
         (35, [0, 1, 8, 3, 4, 26, 27, 28])
     """
-    return CharTokenizer([*LETTERS, "<g>", "<b>", "<y>", *_CONTROL])
+    return CharTokenizer.from_alphabet([*LETTERS, "<g>", "<b>", "<y>"])
 
 
 @cache
