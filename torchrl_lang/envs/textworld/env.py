@@ -119,6 +119,7 @@ class TextWorldEnv(TextGameEnv):
         self.offers: tuple[str, ...] = (offers,) if isinstance(offers, str) else tuple(offers)
         for name in self.offers:
             one_of("offers", name, _OFFERS)
+        self._of_the_turn = [key for key in _OF_THE_TURN if key in self.offers]
         self.max_admissible = max_admissible
         one_of("order", order, ("random", "cycle"))
         self.order = order
@@ -203,10 +204,6 @@ class TextWorldEnv(TextGameEnv):
             specs["admissible_action"] = token_ids(vocabulary, batch, *shape, device=device)
             specs["admissible_mask"] = flags(batch, self.max_admissible, device)
         return specs
-
-    @property
-    def _of_the_turn(self) -> list[str]:
-        return [key for key in _OF_THE_TURN if key in self.offers]
 
     def _standing(self) -> TaskState:
         states = [seat.state for seat in self._sessions]
