@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed is not None and parsed.command == "list":
             print(_listing())
         elif parsed is not None:
-            whole = parsed.command in WHOLE
-            load = WHOLE[parsed.command][1] if whole else COMMANDS[parsed.command][1][parsed.recipe]
-            kind, run = load()
+            kind, run = parsed.load()
             options = options_from(kind, parsed)
             run(options)
         sys.stdout.flush()
@@ -156,6 +154,7 @@ def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
     """The options of a recipe, with the presets of all tasks in their help."""
     options, _ = load()
     parser.description = options.__doc__
+    parser.set_defaults(load=load)
     tasks = TASKS if options.preset else ()
     add_options(parser, options, {task: task_class(task).presets.get(options.preset, {}) for task in tasks})
 

@@ -14,8 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from tests.kills import kills
-from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, load_dataset, to_rows
-from torchrl_lang.data import dataset_stamp as stamps
+from torchrl_lang.data import CharTokenizer, DatasetWriter, Episode, Turn, datasets, load_dataset, to_rows
 from torchrl_lang.storage import FileError
 from torchrl_lang.storage.manifests import json_digest
 
@@ -41,7 +40,7 @@ def folder(tmp_path):
 @pytest.fixture
 def settled(monkeypatch):
     """Stamps are written without waiting for two seconds."""
-    monkeypatch.setattr(stamps, "_SETTLED", -1)
+    monkeypatch.setattr(datasets, "_SETTLED", -1)
 
 
 def is_as_written(dataset):
@@ -223,8 +222,8 @@ def test_the_types_in_meta_json_are_not_believed(folder):
 
 def test_rows_are_verified_once_and_again_when_a_file_changes(folder, settled, monkeypatch):
     verified = []
-    check = stamps.Stamp.write
-    monkeypatch.setattr(stamps.Stamp, "write", lambda self: (verified.append(1), check(self)))
+    check = datasets._Stamp.write
+    monkeypatch.setattr(datasets._Stamp, "write", lambda self: (verified.append(1), check(self)))
     for count, verify in [(1, "once"), (1, "once"), (1, False), (2, True), (2, "once")]:
         assert is_as_written(load_dataset(folder, verify=verify))
         assert len(verified) == count
@@ -267,7 +266,7 @@ def test_a_folder_that_cannot_be_written_to_is_verified_each_time(folder, settle
     def refuse(path, content):
         raise PermissionError(path)
 
-    monkeypatch.setattr(stamps, "write_file", refuse)
+    monkeypatch.setattr(datasets, "write_file", refuse)
     assert is_as_written(load_dataset(folder))
     assert not (folder / ".verified.json").exists()
 

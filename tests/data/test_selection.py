@@ -199,7 +199,7 @@ def test_errors():
         best_rows(rows, 1, fraction=0.5)
     with pytest.raises(ValueError, match="the best tenth"):
         best_rows(rows, fraction=1.5)
-    with pytest.raises(ValueError, match="n must be at least 1 row, got 0"):
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         best_rows(rows, 0)
     with pytest.raises(ValueError, match="no 'prompt' to group rows by"):
         best_rows(rows, 1, per="prompt")

@@ -155,9 +155,9 @@ def test_errors():
     with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
         step(env, torch.zeros(2, dtype=torch.int64))
     env.reset()
-    with pytest.raises(ValueError, match=r"one token per row, 'action' of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"'action' as int64 token ids of shape \(2,\), got torch.int64"):
         step(env, torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(TypeError, match="float32"):
+    with pytest.raises(ValueError, match="float32"):
         step(env, torch.zeros(2))
     with pytest.raises(KeyError, match=r"reset\(set_state=True\) needs '"):
         env.reset(set_state=True)

@@ -3,21 +3,18 @@
 from torchrl_lang.data.conversion import from_row, to_row, to_rows
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
 from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.dialogues import parse_dialogue
 from torchrl_lang.data.encoded_episode import TokenReward
 from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.generate import generate_dataset
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
-from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, read_jsonl
+from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, parse_dialogue, read_jsonl
 from torchrl_lang.data.replay import TrimRows, row_buffer
-from torchrl_lang.data.returns import row_returns
 from torchrl_lang.data.rollouts import rows_from_rollout
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
-from torchrl_lang.data.selection import best_rows
+from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
-from torchrl_lang.data.top_k_buffer import BestRows
 from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
 
 __all__ = [

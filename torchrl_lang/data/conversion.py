@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row
 
 __all__ = ["from_row", "to_row", "to_rows"]
@@ -52,8 +52,7 @@ def to_rows(
         >>> rows["token_reward"][0].tolist()
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
-    if row_length < 1:
-        raise ValueError(f"row_length must be at least 1, got {row_length}.")
+    at_least_one("row_length", row_length)
     one_of("on_overflow", on_overflow, ("error", "truncate"))
     encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
     over = [index for index, layout in enumerate(encoded) if not fits(layout, row_length)]

@@ -91,11 +91,7 @@ def dataset_files(folder: Path, manifest: Fields) -> dict[str, Path]:
 
 
 def check_digests(files: dict[str, Path], manifest: Fields) -> None:
-    """Compare all files with the checksums of the manifest.
-
-    Raises:
-        FileError: a file was changed or is missing.
-    """
+    """Raise FileError unless all files have the checksums of the manifest."""
     digests = dict(manifest.take("files", dict, {}))
     for key in DISK_DTYPES:
         digests[entry_file(key)] = manifest.object("entries").object(key).take("sha256", str)

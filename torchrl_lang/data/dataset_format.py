@@ -9,8 +9,7 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
-from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest, shorten
 
 __all__ = [
     "DISK_DTYPES",

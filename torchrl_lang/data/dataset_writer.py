@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import tensordict
@@ -92,10 +91,8 @@ class DatasetWriter:
         self._writing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writing.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
 
     @contextmanager
     def _written(self) -> Iterator[None]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +16,17 @@ from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang.data.conversion import from_row
 from torchrl_lang.data.dataset_check import check_digests, check_values, dataset_files
-from torchrl_lang.data.dataset_format import REMEDY, TOKENIZER, map_rows, read_dataset_manifest
-from torchrl_lang.data.dataset_stamp import Stamp
+from torchrl_lang.data.dataset_format import REMEDY, STAMP, TOKENIZER, map_rows, read_dataset_manifest
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
 from torchrl_lang.schema import TOKENS
-from torchrl_lang.storage import Fields, FileError, json_digest, read_json
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, FileError, json_digest, read_json, shorten, write_file
 
 __all__ = ["RowDataset", "load_dataset"]
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which a change certainly changes a file's time; some file systems have a resolution of 2 s."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def load_dataset(
     files = dataset_files(folder, manifest)
     shape = (manifest.take("episodes", int), manifest.take("row_length", int))
     if verify:
-        stamp = Stamp(folder, json_digest(manifest.content), files)
+        stamp = _Stamp(folder, json_digest(manifest.content), files)
         if verify != "once" or not stamp.is_there():
             check_digests(files, manifest)
             # Check a separate mapping, so that the pages read are released from memory afterwards.
@@ -120,3 +124,37 @@ def _tokenizer(folder: Path, manifest: Fields, given: Tokenizer | None) -> Token
     if tokenizer.vocab_size != written_with.take("vocab_size", int):
         raise manifest.error(f"has another vocab_size than {TOKENIZER}, which has {tokenizer.vocab_size}")
     return tokenizer
+
+
+class _Stamp:
+    """The size, times and inode of each file of a dataset at the time of construction.
+
+    Create the stamp before the files are verified and write it afterwards. Writing, replacing or copying a file changes
+    one of these numbers (programs cannot set the time of change), so the stamp no longer matches and the files are
+    verified again. The stamp saves reading unchanged files; it does not protect against malicious changes.
+    """
+
+    def __init__(self, folder: Path, digest: str, files: Mapping[str, Path]) -> None:
+        states = {name: path.stat() for name, path in files.items()}
+        self._path = folder / STAMP
+        self._settled = all(time.time_ns() - state.st_ctime_ns > _SETTLED for state in states.values())
+        self._content = {
+            "manifest": digest,
+            "files": {
+                name: [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+                for name, state in states.items()
+            },
+        }
+
+    def is_there(self) -> bool:
+        """Whether the current files were verified."""
+        try:
+            return read_json(self._path, remedy="delete it") == self._content
+        except FileError:  # missing or damaged: verify
+            return False
+
+    def write(self) -> None:
+        """Record that the files were verified, if the folder is writable."""
+        if self._settled:
+            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
+                write_file(self._path, json.dumps(self._content))

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, ControlTokens
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
+from torchrl_lang.storage import shorten
 
 __all__ = ["EncodedEpisode", "TokenReward", "cut_episode", "fits", "encode_episode", "stack_episodes"]
 
@@ -66,18 +66,14 @@ def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
     if turn.tokens is None:
         ids, forbidden = tokenizer.encode(turn.text), control.ids()
     else:
-        ids, forbidden = list(turn.tokens), _ends(turn, control)
+        end = control.end_of_action if turn.by_agent else control.end_of_state
+        ids, forbidden = list(turn.tokens), (control.pad, end)  # other control tokens may be what a model wrote
     bad = set(ids).intersection(forbidden)
     if bad:
         raise ValueError(
             f"The turn {shorten(turn.text)} contains the control tokens {sorted(bad)}, which are not allowed in a turn."
         )
     return ids
-
-
-def _ends(turn: Turn, control: ControlTokens) -> tuple[int, ...]:
-    """Tokens that may not occur inside a turn: its end token and padding."""
-    return (control.pad, control.end_of_action if turn.by_agent else control.end_of_state)
 
 
 def _add(reward: list[float], extra: Sequence[float], agent: list[bool]) -> list[float]:

@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.data.step_rewards import reward_entries
+from torchrl_lang.data.step_values import reward_entries
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, missing_entry
 
@@ -106,7 +106,8 @@ class EpisodeRows:
         ends = flat.get(("next", DONE)).squeeze(-1)[order]
         if self.unfinished == "truncate":
             ends = _is_last(trajectory)
-        has_ended = _of_ended_episodes(trajectory, ends)
+        _, episode, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)
+        has_ended = ends[count.cumsum(0) - 1][episode]  # whether the last step of the step's episode is among the ends
         self._wait(flat[order[~has_ended]])
         flat, ends = flat[order[has_ended]], ends[has_ended]
         return rows_at(flat, ends, keep=self.keep, carry=list(self.carry), reward_key=self.reward_key)
@@ -150,9 +151,3 @@ class EpisodeRows:
 def _is_last(trajectory: Tensor) -> Tensor:
     """True on the last step of each episode, bool ``[M]``; the steps of an episode must be adjacent and in order."""
     return torch.cat([trajectory[1:] != trajectory[:-1], torch.ones_like(trajectory[:1], dtype=torch.bool)])
-
-
-def _of_ended_episodes(trajectory: Tensor, ends: Tensor) -> Tensor:
-    """True on the steps of episodes whose last step is among ``ends``, bool ``[M]``."""
-    _, number, count = trajectory.unique_consecutive(return_inverse=True, return_counts=True)
-    return ends[count.cumsum(0) - 1][number]

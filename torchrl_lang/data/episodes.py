@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 
 __all__ = ["LARGEST_REWARD", "Episode", "Turn"]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from tqdm import tqdm
@@ -124,7 +123,8 @@ def _episodes_in_order(
         _refuse_penalty(rows)
         rows = rows[rows.get(_NUMBER) < episodes]
         rows = rows[rows.get(_NUMBER).argsort()]
-        ready = int(_is_next(rows.get(_NUMBER), written).sum())
+        # The rows continue the written ones as far as their numbers have no gap.
+        ready = int((rows.get(_NUMBER) == written + torch.arange(len(rows))).sum())
         if ready:
             yield rows[:ready].exclude(_NUMBER)
         written, waiting = written + ready, [rows[ready:]]
@@ -140,11 +140,6 @@ def _refuse_penalty(rows: TensorDictBase) -> None:
             f"A divergence penalty was subtracted from the environment's rewards ({raw[0]!r} holds the original ones), "
             "which a dataset does not record: remove the transform of the penalty, and penalize the rows in training."
         )
-
-
-def _is_next(number: Tensor, written: int) -> Tensor:
-    """True on those of ascending numbers that continue the written ones without a gap."""
-    return number == written + torch.arange(number.shape[0])
 
 
 def _name(thing: Any) -> str:

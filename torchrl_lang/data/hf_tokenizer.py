@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang.data.tokenizers import CharTokenizer, check_control, config_fields, read_control
+from torchrl_lang.data.tokenizers import CharTokenizer, check_control, read_config
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage.errors import one_line, shorten
+from torchrl_lang.storage import one_line, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,10 +102,9 @@ class HFTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> HFTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        fields = config_fields(config)
-        serialized, control = fields.take("tokenizer", dict), read_control(fields)
+        fields, control = read_config(config)
         tokenizer = cls.__new__(cls)
-        tokenizer._build(json.dumps(serialized), control)
+        tokenizer._build(json.dumps(fields.take("tokenizer", dict)), control)
         return tokenizer
 
     def encode(self, text: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torchrl.envs.transforms import Compose, DTypeCastTransform, Transform
 from torchrl_lang.data.datasets import RowDataset
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.functional import row_length
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import ATTENTION_MASK, TOKEN_REWARD, TOKENS, check_row, entry
 
 __all__ = ["TrimRows", "row_buffer"]
@@ -24,13 +24,12 @@ __all__ = ["TrimRows", "row_buffer"]
 class TrimRows(Transform):
     """Trim a batch of rows to its longest row and convert ``tokens`` to int64.
 
-    Only columns that are padding in every row are removed, and only root entries are trimmed. Use it in replay buffers
-    over rows, or in a collector's ``postproc`` after :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows
-    at the root. It is not for environments, whose observations have a fixed width.
+    Only columns that are padding in every row are removed, from all root entries with the shape of the attention mask.
+    Use it in replay buffers over rows, or in a collector's ``postproc`` after
+    :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows at the root. It is not for environments, whose
+    observations have a fixed width.
 
     Args:
-        keys: the entries to trim, each ``[*B, T]``; missing ones are ignored. The default is all entries with the shape
-            of the attention mask.
         multiple_of: round the width up to a multiple, for compiled models that recompile for each new width.
 
     Examples:
@@ -44,11 +43,10 @@ class TrimRows(Transform):
                 [1, 0]])
     """
 
-    def __init__(self, keys: Sequence[str] | None = None, *, multiple_of: int = 1) -> None:
+    def __init__(self, *, multiple_of: int = 1) -> None:
         super().__init__()
-        if multiple_of < 1:
-            raise ValueError(f"multiple_of must be at least 1, got {multiple_of}.")
-        self.keys, self.multiple_of = None if keys is None else tuple(keys), multiple_of
+        at_least_one("multiple_of", multiple_of)
+        self.multiple_of = multiple_of
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a new batch with trimmed entries; the input is not modified."""
@@ -57,7 +55,7 @@ class TrimRows(Transform):
         width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
         out = tensordict.copy()
         for key, value in tensordict.items():
-            if value.shape == attention.shape if self.keys is None else key in self.keys:
+            if value.shape == attention.shape:
                 value = value[..., :width]
                 out.set(key, value.to(torch.int64) if key == TOKENS else value.contiguous())
         return out
@@ -136,7 +134,7 @@ class _NoRows(EpochSampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Return an empty index."""
-        self._epoch, self._ran_out = self._epoch + 1, True
+        self.epoch, self.ran_out = self.epoch + 1, True
         return torch.zeros(0, dtype=torch.int64), {}
 
 

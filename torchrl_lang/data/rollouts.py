@@ -9,8 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.step_rewards import reward_entries, step_rewards
-from torchrl_lang.data.step_to_token import token_values
+from torchrl_lang.data.step_values import reward_entries, step_rewards, token_values
 from torchrl_lang.functional import row_length
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
@@ -147,13 +146,9 @@ def rows_from_rollout(
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number the episodes of a batch of environments in the order in which they begin.
 
-    Args:
-        done: bool ``[time, N]``, True on the last step of an episode; the next episode begins with the next step.
-        playing: int64 ``[N]``, the number of each environment's episode at the first step.
-        begun: int64 scalar, the number of episodes begun so far.
-
-    Returns:
-        int64 ``[time, N]``, the number of each step's episode; then ``playing`` and ``begun`` for the next steps.
+    ``done`` is bool ``[time, N]``, ``playing`` the number of each environment's episode at the first step, int64
+    ``[N]``, and ``begun`` the number of episodes begun so far. Returns the number of each step's episode, int64
+    ``[time, N]``, then ``playing`` and ``begun`` for the next steps.
     """
     begins = torch.where(done, begun + done.flatten().cumsum(0).view_as(done) - 1, -1)
     number = torch.cat([playing[None], begins]).cummax(0).values

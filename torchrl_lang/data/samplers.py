@@ -30,6 +30,9 @@ class EpochSampler(Sampler):
         seed: seed of the orders.
         drop_last: drop an epoch's last, smaller batch; each epoch drops other rows.
 
+    Attributes:
+        epoch: the epoch of the last batch, counted from zero; -1 before the first batch.
+
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -42,13 +45,15 @@ class EpochSampler(Sampler):
         ([2, 2, 1], [0, 1, 2, 3, 4])
     """
 
+    ran_out = False
+    """Whether the last batch was the last one of its epoch. (The replay buffer resets it.)"""
+
     def __init__(self, *, seed: int = 0, drop_last: bool = False) -> None:
         if seed < 0:
             raise ValueError(f"The seed of a sampler must not be negative, got {seed}.")
         self.seed, self.drop_last = seed, drop_last
-        self._epoch, self._position, self._size = -1, 0, 0
+        self.epoch, self._position, self._size = -1, 0, 0
         self._order: Tensor | None = None
-        self._ran_out = False
 
     def order(self, size: int, epoch: int) -> Tensor:
         """The order of the rows in an epoch, int64 ``[size]``."""
@@ -64,13 +69,13 @@ class EpochSampler(Sampler):
                 f"drop_last=True leaves no batch of {batch_size} from {rows} rows: use a smaller batch size."
             )
         if self._left(batch_size) <= 0 or rows < self._size:
-            self._epoch, self._position, self._size, self._order = self._epoch + 1, 0, rows, None
+            self.epoch, self._position, self._size, self._order = self.epoch + 1, 0, rows, None
         if self._order is None:
-            self._order = self.order(self._size, self._epoch)
+            self._order = self.order(self._size, self.epoch)
         index = self._order[self._position : self._position + batch_size]
         self._position += len(index)
         self._remaining_batches = self._left(batch_size)
-        self._ran_out = self._remaining_batches <= 0
+        self.ran_out = self._remaining_batches <= 0
         return index, {}
 
     def _left(self, batch_size: int) -> int:
@@ -78,37 +83,23 @@ class EpochSampler(Sampler):
         rows = self._size - self._position
         return rows // batch_size if self.drop_last else -(-rows // batch_size)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last batch, counted from zero; -1 before the first batch."""
-        return self._epoch
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last batch was the last one of its epoch."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = value
-
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Whether another batch can be sampled."""
         return len(storage) >= (batch_size if self.drop_last else 1)
 
     def _empty(self) -> None:
-        self._epoch, self._position, self._size, self._order, self._ran_out = -1, 0, 0, None, False
+        self.epoch, self._position, self._size, self._order, self.ran_out = -1, 0, 0, None, False
 
     def state_dict(self) -> dict[str, Any]:
         """Four integers that can be written as JSON."""
-        return {"seed": self.seed, "epoch": self._epoch, "position": self._position, "size": self._size}
+        return {"seed": self.seed, "epoch": self.epoch, "position": self._position, "size": self._size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state, including its seed."""
-        self.seed, self._epoch, self._position, self._size = (
+        self.seed, self.epoch, self._position, self._size = (
             int(state_dict[key]) for key in ("seed", "epoch", "position", "size")
         )
-        self._order, self._ran_out = None, False
+        self._order, self.ran_out = None, False
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write the state as JSON into a folder."""
@@ -120,7 +111,7 @@ class EpochSampler(Sampler):
         self.load_state_dict(json.loads((Path(path) / "sampler.json").read_text()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(seed={self.seed}, epoch={self._epoch}, {self._position} of {self._size} rows)"
+        return f"{type(self).__name__}(seed={self.seed}, epoch={self.epoch}, {self._position} of {self._size} rows)"
 
 
 class BucketSampler(EpochSampler):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 
 __all__ = ["KINDS", "tokenizer_from_config"]
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, json_digest, shorten
 
 __all__ = [
     "CharTokenizer",
     "Tokenizer",
     "check_control",
-    "config_fields",
     "config_fingerprint",
     "fingerprint",
-    "read_control",
+    "read_config",
 ]
 
 
@@ -135,8 +131,8 @@ class CharTokenizer:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
-        fields = config_fields(config)
-        return cls(fields.list_of("symbols", str), read_control(fields))
+        fields, control = read_config(config)
+        return cls(fields.list_of("symbols", str), control)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -146,12 +142,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
     """The :func:`fingerprint` of the tokenizer with this configuration."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def config_fields(config: Mapping[str, Any]) -> Fields:
-    """A tokenizer's configuration as typed fields."""
-    return Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+    return json_digest(config)[:16]
 
 
 def check_control(names: Mapping[str, str]) -> None:
@@ -161,7 +152,8 @@ def check_control(names: Mapping[str, str]) -> None:
         raise ValueError(f"A tokenizer has the control tokens {[*fields]}, got {[*names]}.")
 
 
-def read_control(fields: Fields) -> dict[str, str]:
-    """The names of the control tokens in a tokenizer's configuration."""
+def read_config(config: Mapping[str, Any]) -> tuple[Fields, dict[str, str]]:
+    """A tokenizer's configuration as typed fields, and the names of its control tokens."""
+    fields = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
     control = fields.object("control")
-    return {name: control.take(name, str) for name in control.content}
+    return fields, {name: control.take(name, str) for name in control.content}

@@ -11,8 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.language_env import LanguageEnv
+from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.text_game import TextGameEnv
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import ACTION, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED
 
 __all__ = ["CompiledRollout"]
@@ -47,6 +48,7 @@ class CompiledRollout:
 
     Raises:
         TypeError: the environment has transforms, or its games are plain Python.
+        KeyError: on calls, the policy wrote no ``action``.
         ValueError: an option is out of range, or on calls, ``action`` has another dtype or shape than the
             environment's.
 
@@ -75,8 +77,7 @@ class CompiledRollout:
                 f"CompiledRollout needs a LanguageEnv whose task uses tensors only, without transforms, got "
                 f"{type(env).__name__}: use env.rollout() for others."
             )
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}.")
+        at_least_one("steps", steps)
         one_of("keep", keep, tuple(_KEPT))
         self.env, self.policy, self.steps, self.keep = env, policy, steps, keep
 
@@ -99,7 +100,8 @@ class CompiledRollout:
             before = env._observe(copy=False, only=self._reads)
             kept.before(step, before)
             acted = env.rand_action(before) if self.policy is None else self.policy(before)
-            writes, reward = self._plan(self._action(acted))
+            action = read_action("CompiledRollout", acted, (*env.batch_size, env.action_length))
+            writes, reward = self._plan(action.reshape(env._n, env.action_length))
             assert env._rows is not None
             env._rows.write_(writes)
             kept.after(step, acted, reward)
@@ -108,15 +110,6 @@ class CompiledRollout:
                 if fresh.any():
                     env._begin_rows(fresh, None, None, partial=True)
         return kept.result()
-
-    def _action(self, acted: TensorDictBase) -> Tensor:
-        env = self.env
-        action = acted.get(ACTION, None)
-        expected = (*env.batch_size, env.action_length)
-        if action is None or tuple(action.shape) != expected or action.dtype != torch.int64:
-            came = "none" if action is None else f"{action.dtype} of shape {tuple(action.shape)}"
-            raise ValueError(f"A policy writes 'action' as int64 token ids of shape {expected}, this one wrote {came}.")
-        return action.reshape(env._n, env.action_length)
 
 
 class _Kept(ABC):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.data.episodes import LARGEST_REWARD
+from torchrl_lang.storage import shorten
 
 __all__ = ["GamePlace", "GameTurn", "TextGame", "read_opening", "read_turn"]
-
-_LARGEST = 3.4028234e38
-"""The largest float32; larger rewards would be infinite in a row."""
 
 
 @runtime_checkable
@@ -73,10 +71,6 @@ def read_turn(returned: Any, place: GamePlace) -> GameTurn:
         TypeError: the values have other types.
         ValueError: the reward is not a finite number in float32.
     """
-    if type(returned) is tuple and len(returned) == 3:
-        text, reward, ended = returned
-        if type(text) is str and type(reward) is float and abs(reward) <= _LARGEST and type(ended) is bool:
-            return GameTurn(text, reward, ended)  # a fast path for the common case
     if not isinstance(returned, tuple) or len(returned) not in (3, 5):
         many = f"{len(returned)} values" if isinstance(returned, tuple) else "no tuple"
         raise TypeError(
@@ -97,7 +91,7 @@ def _reward(value: Any, place: GamePlace) -> float:
         reward = None
     if reward is None:
         raise TypeError(f"{place} returned {shorten(value)} as its reward, expected one number.")
-    if not abs(reward) <= _LARGEST:  # also True for NaN
+    if not abs(reward) <= LARGEST_REWARD:  # also True for NaN
         kind = "not a number" if math.isnan(reward) else "not finite in float32"
         raise ValueError(
             f"{place} returned the reward {shorten(value)}, which is {kind} and would make losses NaN: "

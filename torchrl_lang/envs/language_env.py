@@ -22,13 +22,13 @@ from torchrl_lang.envs.row_state import (
     Utterance,
     Writes,
     initial_rows,
+    read_action,
     read_mask,
     read_utterance,
     where_rows,
 )
 from torchrl_lang.envs.specs import flags, row_specs, token_ids
 from torchrl_lang.schema import (
-    ACTION,
     ACTION_MASK,
     ATTENTION_MASK,
     DONE,
@@ -37,7 +37,6 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRUNCATED,
-    missing_entry,
 )
 
 __all__ = ["LanguageEnv", "Reply", "TaskState"]
@@ -208,20 +207,12 @@ class LanguageEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._rows is None:
             raise RuntimeError(f"{type(self).__name__} was stepped before its first reset: call reset() first.")
-        name, action = type(self).__name__, tensordict.get(ACTION, None)
-        if action is None:
-            advice = "Let a policy write it, or env.rand_action()."
-            raise missing_entry(f"{name}.step()", [ACTION], tensordict, advice)
-        expected = (*self.batch_size, self.action_length)
-        if tuple(action.shape) != expected or action.dtype != torch.int64:
-            raise ValueError(
-                f"{name} expects 'action' as int64 token ids of shape {expected} (batch, action_length), got "
-                f"{action.dtype} of shape {tuple(action.shape)}."
-            )
+        shape = (*self.batch_size, self.action_length)
+        action = read_action(f"{type(self).__name__}.step()", tensordict, shape).reshape(self._n, self.action_length)
         live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
         if mask is not None:
             live = live & mask
-        writes, reward = self._plan_turn(action.reshape(self._n, self.action_length), live)
+        writes, reward = self._plan_turn(action, live)
         self._rows.write_(writes)
         return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
 

@@ -8,9 +8,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.schema import ControlTokens
+from torchrl_lang.schema import ACTION, ControlTokens, missing_entry
 
-__all__ = ["GrowingRows", "Reply", "Rows", "Utterance", "initial_rows", "read_mask", "read_utterance", "where_rows"]
+__all__ = [
+    "GrowingRows",
+    "Reply",
+    "Rows",
+    "Utterance",
+    "initial_rows",
+    "read_action",
+    "read_mask",
+    "read_utterance",
+    "where_rows",
+]
 
 
 class Utterance(NamedTuple):
@@ -81,15 +91,7 @@ def initial_rows(
 ) -> Rows:
     """Rows of minimal width that begin with the environment's opening, or with the agent's turn if it is empty.
 
-    Args:
-        opening: the opening tokens, int64 ``[N, R]``.
-        length: their number, int64 ``[N]``.
-        control: the control tokens.
-        row_length: ``T``.
-        action_length: ``K``.
-
-    Raises:
-        ValueError: the opening leaves no room for an utterance.
+    ``opening`` is int64 ``[N, R]`` with ``length`` tokens, int64 ``[N]``, and must leave room for an utterance.
     """
     needed = opening.shape[-1] + 2 + action_length + 1
     if needed > row_length and opening.shape[-1]:
@@ -230,11 +232,7 @@ def where_rows(mask: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | None:
-    """The mask over rows ``"_reset"`` or ``"_step"``, bool ``[N]``; None without one.
-
-    Raises:
-        ValueError: the mask has another dtype or shape.
-    """
+    """The mask over rows ``"_reset"`` or ``"_step"``, bool ``[N]``; None without one."""
     mask = None if tensordict is None else tensordict.get(key, None)
     if mask is None:
         return None
@@ -244,3 +242,16 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
             f"{tuple(mask.shape)}."
         )
     return mask.reshape(n)
+
+
+def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...]) -> Tensor:
+    """The entry ``action``, int64 of ``shape``, which ``what`` needs."""
+    action = tensordict.get(ACTION, None)
+    if action is None:
+        raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
+    if action.shape != shape or action.dtype != torch.int64:
+        raise ValueError(
+            f"{what} expects 'action' as int64 token ids of shape {shape}, got {action.dtype} of shape "
+            f"{tuple(action.shape)}."
+        )
+    return action

@@ -17,7 +17,7 @@ from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import shorten
 
 __all__ = ["OnBadText", "TextGame", "TextGameEnv"]
 

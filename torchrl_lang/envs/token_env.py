@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Categorical
 from torchrl.envs import EnvBase
 
-from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.language_env import LanguageEnv
 from torchrl_lang.envs.reset_inputs import merge_keywords
-from torchrl_lang.envs.row_state import read_mask, where_rows
+from torchrl_lang.envs.row_state import read_action, read_mask, where_rows
+from torchrl_lang.envs.specs import token_ids
 from torchrl_lang.schema import (
     ACTION,
     ACTION_MASK,
@@ -23,7 +22,6 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     check_row,
-    missing_entry,
 )
 
 __all__ = ["TokenEnv"]
@@ -50,9 +48,9 @@ class TokenEnv(EnvBase):
             token environment: ``TransformedEnv(TokenEnv(env), ...)``.
 
     Raises:
-        TypeError: ``env`` is not a ``LanguageEnv``; on a step, ``action`` is not int64.
+        TypeError: ``env`` is not a ``LanguageEnv``.
         KeyError: on a step, there is no ``action``.
-        ValueError: on a step, ``action`` does not have the shape of the batch.
+        ValueError: on a step, ``action`` is not int64 or does not have the shape of the batch.
 
     Examples:
         >>> import torch
@@ -77,26 +75,14 @@ class TokenEnv(EnvBase):
                 f"TransformedEnv(TokenEnv(env), ...)."
             )
         super().__init__(device=env.device, batch_size=env.batch_size)
-        self.env = env
+        self.env, self.tokenizer, self.row_length = env, env.tokenizer, env.row_length
         self._n = env.batch_size.numel()
         self._pending: Tensor | None = None
         self._written: Tensor
         self.observation_spec = env.observation_spec.clone()
-        self.action_spec = Categorical(
-            env.tokenizer.vocab_size, shape=env.batch_size, dtype=torch.int64, device=env.device
-        )
+        self.action_spec = token_ids(env.tokenizer.vocab_size, env.batch_size, device=env.device)
         self.reward_spec = env.reward_spec.clone()
         self.full_done_spec = env.full_done_spec.clone()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of ``env``."""
-        return self.env.tokenizer
-
-    @property
-    def row_length(self) -> int:
-        """``T``, the width of a row in tokens."""
-        return self.env.row_length
 
     def _set_seed(self, seed: int | None) -> None:
         self.env.set_seed(seed)
@@ -135,18 +121,8 @@ class TokenEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._pending is None:
             raise RuntimeError("TokenEnv was stepped before its first reset: call reset() first.")
-        action, control = tensordict.get(ACTION, None), self.tokenizer.control
-        if action is None:
-            advice = "Let a policy write it, or env.rand_action()."
-            raise missing_entry("TokenEnv.step()", [ACTION], tensordict, advice)
-        if action.dtype != torch.int64:
-            raise TypeError(f"TokenEnv expects 'action' as int64 token ids, got {action.dtype}.")
-        if action.shape != self.batch_size:
-            raise ValueError(
-                f"TokenEnv expects one token per row, 'action' of shape {tuple(self.batch_size)}, got "
-                f"{tuple(action.shape)}. To step with whole utterances, use the environment inside, env.env."
-            )
-        token = action.reshape(self._n)
+        control = self.tokenizer.control
+        token = read_action("TokenEnv.step()", tensordict, tuple(self.batch_size)).reshape(self._n)
         is_end = (token < 0) | (token >= self.tokenizer.vocab_size) | (token == control.pad)
         token = torch.where(is_end, control.end_of_action, token)
         live, mask = ~self._done, read_mask("_step", tensordict, self._n)

@@ -54,19 +54,10 @@ class Summary:
 
         ``return`` and ``return_error`` are among them; the best checkpoint is the one with the highest ``return``.
         """
-        named = {
-            "return": self.mean_return,
-            "return_error": self.return_error,
-            "win_rate": self.win_rate,
-            "win_error": self.win_error,
-            "turns": self.mean_turns,
-            "truncated_rate": self.truncated_rate,
-            "invalid_rate": self.invalid_rate,
-            "kl_per_token": self.kl_per_token,
-            "kl_per_game": self.kl_per_game,
-            "entropy": self.entropy,
-        }
-        return {key: value for key, value in named.items() if value is not None} | self.metrics
+        short = {"mean_return": "return", "mean_turns": "turns"}
+        left_out = ("name", "games", "guesses", "lost", "metrics")
+        measured = {name: value for name, value in vars(self).items() if name not in left_out and value is not None}
+        return {short.get(name, name): value for name, value in measured.items()} | self.metrics
 
 
 def summarize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_lang.evaluation.metrics import Summary
-from torchrl_lang.storage import read_rows
+from torchrl_lang.storage import parse_rows, read_text
 
 __all__ = ["plot_guess_histogram", "plot_learning_curves", "read_columns"]
 
@@ -17,7 +17,7 @@ Columns = Mapping[str, Sequence[float]]
 
 
 def read_columns(path: str | Path) -> dict[str, list[float]]:
-    r"""Read a CSV log into columns; empty cells become NaN.
+    r"""Read a CSV log into columns; empty cells become NaN. An incomplete last line, as after a crash, is ignored.
 
     Raises:
         FileError: the file is missing or damaged.
@@ -31,8 +31,10 @@ def read_columns(path: str | Path) -> dict[str, list[float]]:
         ...     read_columns(path)
         {'step': [1.0, 2.0], 'loss': [0.5, 0.25], 'return': [nan, -3.0]}
     """
-    names, rows = read_rows(path, remedy="give the log of a run, or repair that line")
-    return {name: [float(row.get(name, math.nan)) for row in rows] for name in names}
+    remedy = "give the log of a run, or repair that line"
+    text = read_text(path, remedy=remedy)
+    names, rows = parse_rows(text[: text.rfind("\n") + 1], path, remedy=remedy)
+    return {name: [float(row.get(name, math.nan)) for _, row in rows] for name in names}
 
 
 def plot_learning_curves(

@@ -119,9 +119,6 @@ class Games:
             to_end: in a single process, continue after the usual turns until every game that began in them has ended,
                 then start all games afresh. Games that began later are dropped, whatever their length, so neither long
                 nor short games are preferred. Workers ignore it.
-
-        Raises:
-            ChildProcessError: a worker has died.
         """
         dropped, to_end = 0, to_end and self.kind == "single"
         for _ in range(_PATIENCE):
@@ -169,11 +166,7 @@ class Games:
             self._env.close(raise_if_closed=False)
 
     def check_workers(self) -> None:
-        """Raise if a worker has died.
-
-        Raises:
-            ChildProcessError: a worker has died.
-        """
+        """Raise ChildProcessError if a worker has died."""
         if self._worker_died():
             raise ChildProcessError(_DIED)
 

@@ -44,11 +44,6 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is the model
     without them. ``top_layers`` trains only the last blocks, and the reference shares the others. Policies in worker
     processes each draw a random seed.
-
-    Raises:
-        FileNotFoundError: there is no finished run.
-        ValueError: both ``lora_rank`` and ``top_layers`` are given.
-        ImportError: adapters are asked for and PEFT is not installed.
     """
     rank, top_layers = options.lora_rank, options.top_layers
     if rank is not None and top_layers is not None:

@@ -189,14 +189,7 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
 
     A run that was killed and resumed ends with the same numbers as an uninterrupted one if ``collector="single"``.
     Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
-    ``start`` is refused.
-
-    Returns:
-        The best mean return of the evaluations.
-
-    Raises:
-        FileExistsError: another process trains in this folder.
-        NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
+    ``start`` is refused. Returns the best mean return of the evaluations.
     """
     free = ("start", "workers")  # a changed start is recognized by its weights
     reference = f"the model in {options.start / 'model'}, frozen"

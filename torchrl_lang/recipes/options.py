@@ -274,7 +274,7 @@ def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more
     Raises:
         ValueError: naming what differs.
     """
-    from torchrl_lang.storage.errors import shorten
+    from torchrl_lang.storage import shorten
 
     before = read_options(path).content
     now = json.loads(json.dumps(dataclasses.asdict(options) | more, default=str))

@@ -66,16 +66,8 @@ def open_run(
 ) -> Iterator[Checkpointer]:
     """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
 
-    Args:
-        options: of the run.
-        free: options that may change when a run is resumed.
-        fixed: further content of ``config.json`` that must stay the same, the task among it.
-        more: further content.
-
-    Raises:
-        FileExistsError: another process trains in the folder.
-        FileError: the folder is a file, or lies in a dataset.
-        ValueError: an option or something fixed has changed.
+    The ``free`` options may change when a run is resumed. ``fixed`` and ``more`` are further content of
+    ``config.json``; what is ``fixed``, the task among it, may not change.
     """
     check_place(options.out)
     with folder_lock(options.out, "trains"):

@@ -1,19 +1,19 @@
 """Read files and folders with checks, write them atomically, and lock folders against other processes."""
 
-from torchrl_lang.storage.checksums import CHECKSUMS, verify_checksums, write_checksums
-from torchrl_lang.storage.columns import parse_rows, read_rows
-from torchrl_lang.storage.errors import FileError
+from torchrl_lang.storage.columns import parse_rows
+from torchrl_lang.storage.errors import FileError, one_line, shorten
 from torchrl_lang.storage.fields import Fields
-from torchrl_lang.storage.folders import (
-    is_unfinished,
-    remove_folder,
-    remove_leftovers,
-    replace_folder,
-    write_file,
-    write_folder,
-)
+from torchrl_lang.storage.folders import is_unfinished, remove_folder, remove_leftovers, write_file, write_folder
 from torchrl_lang.storage.locks import folder_lock
-from torchrl_lang.storage.manifests import json_digest, read_manifest, write_json, write_manifest
+from torchrl_lang.storage.manifests import (
+    CHECKSUMS,
+    json_digest,
+    read_manifest,
+    verify_checksums,
+    write_checksums,
+    write_json,
+    write_manifest,
+)
 from torchrl_lang.storage.readers import (
     TensorHeader,
     file_digest,
@@ -34,10 +34,10 @@ __all__ = [
     "folder_lock",
     "is_unfinished",
     "json_digest",
+    "one_line",
     "parse_rows",
     "read_json",
     "read_manifest",
-    "read_rows",
     "TensorHeader",
     "read_tensor_headers",
     "read_tensors",
@@ -45,7 +45,7 @@ __all__ = [
     "regular_file",
     "remove_folder",
     "remove_leftovers",
-    "replace_folder",
+    "shorten",
     "verify_checksums",
     "write_checksums",
     "write_file",

@@ -7,45 +7,28 @@ import io
 from pathlib import Path
 
 from torchrl_lang.storage.errors import FileError, shorten
-from torchrl_lang.storage.readers import read_text
 
-__all__ = ["parse_rows", "read_rows"]
+__all__ = ["parse_rows"]
 
 
 Row = dict[str, int | float]
 
 
-def read_rows(path: str | Path, *, remedy: str) -> tuple[list[str], list[Row]]:
-    r"""Read the column names and the rows; empty cells are left out of a row.
-
-    An incomplete last line, written during a crash, is ignored.
+def parse_rows(text: str, path: str | Path, *, remedy: str) -> tuple[list[str], list[tuple[int, Row]]]:
+    r"""Parse a CSV text into the column names and pairs of line number and row; empty cells are left out of a row.
 
     Args:
-        path: the file.
-        remedy: what the user can do if the file cannot be read, for the error message.
-
-    Raises:
-        FileError: the file is missing, is not text, or is not a table of numbers.
-
-    Examples:
-        >>> import pathlib, tempfile
-        >>> from torchrl_lang.storage import read_rows
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "log.csv")
-        ...     _ = path.write_text("step,loss,return\n1,0.5,\n2,0.25,-3.0\n3,0.")
-        ...     read_rows(path, remedy="delete it")
-        (['step', 'loss', 'return'], [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': 0.25, 'return': -3.0}])
-    """
-    text = read_text(path, remedy=remedy)
-    names, rows = parse_rows(text[: text.rfind("\n") + 1], path, remedy=remedy)
-    return names, [row for _, row in rows]
-
-
-def parse_rows(text: str, path: str | Path, *, remedy: str) -> tuple[list[str], list[tuple[int, Row]]]:
-    """Parse the text that :func:`read_rows` reads into the column names and pairs of line number and row.
+        text: the content of the file.
+        path: the file, for the error message.
+        remedy: what the user can do if the text cannot be parsed, for the error message.
 
     Raises:
         FileError: a column name is missing or repeated, a row has the wrong number of cells, or a cell is not a number.
+
+    Examples:
+        >>> from torchrl_lang.storage import parse_rows
+        >>> parse_rows("step,loss,return\n1,0.5,\n2,0.25,-3.0\n", "log.csv", remedy="delete it")
+        (['step', 'loss', 'return'], [(2, {'step': 1, 'loss': 0.5}), (3, {'step': 2, 'loss': 0.25, 'return': -3.0})])
     """
     reader = csv.reader(io.StringIO(text))
     try:

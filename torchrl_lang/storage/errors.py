@@ -32,7 +32,7 @@ def shorten(value: object, limit: int = 80) -> str:
     """``repr(value)`` cut to ``limit`` characters, for error messages about values of any size.
 
     Examples:
-        >>> from torchrl_lang.storage.errors import shorten
+        >>> from torchrl_lang.storage import shorten
         >>> shorten("abcdefgh", limit=6)
         "'ab..."
     """
@@ -46,7 +46,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     r"""The message of another library's error as one line of at most ``limit`` characters.
 
     Examples:
-        >>> from torchrl_lang.storage.errors import one_line
+        >>> from torchrl_lang.storage import one_line
         >>> one_line(ValueError("no model;\n  see the documentation"))
         'no model; see the documentation'
     """

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from torchrl_lang.storage.locks import folder_lock
 
-__all__ = ["is_unfinished", "remove_folder", "remove_leftovers", "replace_folder", "write_file", "write_folder"]
+__all__ = ["is_unfinished", "remove_folder", "remove_leftovers", "write_file", "write_folder"]
 
 
 def temporary_prefix(target: Path) -> str:
@@ -57,8 +57,10 @@ def write_folder(target: str | Path) -> Iterator[Path]:
         target = target.resolve()  # replace the folder that a link points to, not the link
     with _named_errors(target), _temporary_folder(target) as temporary:
         yield temporary
-        flush_folder(temporary)
-        replace_folder(temporary, target)
+        for path in temporary.rglob("*"):
+            flush(path)
+        flush(temporary)
+        _replace_folder(temporary, target)
 
 
 @contextmanager
@@ -79,11 +81,19 @@ def _named_errors(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """An exclusive temporary folder to write ``target`` in, deleted at the end unless it was renamed."""
+    """An exclusive temporary folder to write ``target`` in, deleted at the end unless it was renamed.
+
+    What killed writers of ``target`` left is deleted first.
+    """
     with folder_lock(target.with_name(temporary_prefix(target) + "new"), "writes", shown=target) as temporary:
         own = os.stat(temporary)
         try:
-            _remove_leftovers(target, temporary)
+            old = target.with_name(temporary_prefix(target) + "old")
+            if old.exists() and not target.exists():  # its replacement was interrupted
+                old.rename(target)
+            leftovers = target.parent.glob(glob.escape(temporary_prefix(target)) + "*")
+            for left in (*(path for path in leftovers if path != temporary), *temporary.iterdir()):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield temporary
         finally:
             # After our folder was renamed, the next writer may have created one with the same name.
@@ -109,7 +119,7 @@ def write_file(target: str | Path, content: str | bytes) -> None:
     flush(target.parent)
 
 
-def replace_folder(new: Path, target: Path) -> None:
+def _replace_folder(new: Path, target: Path) -> None:
     """Rename ``new`` to ``target``; an existing folder is deleted after the rename."""
     if target.exists():
         old = target.with_name(temporary_prefix(target) + "old")
@@ -133,13 +143,6 @@ def remove_folder(path: Path) -> None:
         doomed.unlink()
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush all files below ``folder``, and the folders' entries, to disk."""
-    for path in folder.rglob("*"):
-        flush(path)
-    flush(folder)
-
-
 def flush(path: Path) -> None:
     """Flush a file or a folder's entries to disk."""
     if os.name == "nt":  # Windows cannot flush folders or files that are open for reading
@@ -161,13 +164,3 @@ def remove_leftovers(folder: str | Path) -> None:
     for target in {path.name[1:].partition(".writing-")[0] for path in folder.glob(".*.writing-*")}:
         with suppress(OSError), _temporary_folder(folder / target):  # locked by a writer, or read-only
             pass
-
-
-def _remove_leftovers(target: Path, temporary: Path) -> None:
-    """Delete what killed writers of ``target`` left; restore an old folder whose replacement was interrupted."""
-    old = target.with_name(temporary_prefix(target) + "old")
-    if old.exists() and not target.exists():
-        old.rename(target)
-    others = (path for path in target.parent.glob(glob.escape(temporary_prefix(target)) + "*") if path != temporary)
-    for left in (*others, *temporary.iterdir()):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()

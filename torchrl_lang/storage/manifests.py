@@ -1,4 +1,4 @@
-"""JSON files that contain a digest of their own content."""
+"""JSON files with digests: of their own content, or of all files of a folder."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage.errors import FileError, shorten
 from torchrl_lang.storage.fields import Fields
 from torchrl_lang.storage.folders import write_file
+from torchrl_lang.storage.readers import file_digest, file_in
 
-__all__ = ["json_digest", "read_manifest", "write_json", "write_manifest"]
+__all__ = [
+    "CHECKSUMS",
+    "json_digest",
+    "read_manifest",
+    "verify_checksums",
+    "write_checksums",
+    "write_json",
+    "write_manifest",
+]
 
 _DIGEST = "digest"
+CHECKSUMS = "checksums.json"
+"""Name of the file of checksums in a folder."""
 
 
 def json_digest(content: Mapping[str, Any]) -> str:
     """SHA-256 of a JSON object as hexadecimal digits, independent of its formatting and of the order of its keys.
 
     Examples:
-        >>> from torchrl_lang.storage.manifests import json_digest
+        >>> from torchrl_lang.storage import json_digest
         >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
         True
     """
@@ -34,7 +45,7 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the content is not JSON, for instance it contains NaN.
     """
-    _write(path, _plain(path, content))
+    write_file(path, json.dumps(_plain(path, content), indent=2, ensure_ascii=False) + "\n")
 
 
 def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -44,7 +55,7 @@ def write_manifest(path: str | Path, content: Mapping[str, Any]) -> None:
         ValueError: the content is not JSON, for instance it contains NaN.
     """
     plain = _plain(path, content)
-    _write(path, {**plain, _DIGEST: json_digest(plain)})
+    write_json(path, {**plain, _DIGEST: json_digest(plain)})
 
 
 def _plain(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,10 +64,6 @@ def _plain(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{shorten(dict(content))} cannot be written to {path} as JSON: {error}.") from error
-
-
-def _write(path: str | Path, content: Mapping[str, Any]) -> None:
-    write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "version") -> Fields:
@@ -76,7 +83,7 @@ def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.storage.manifests import read_manifest, write_manifest
+        >>> from torchrl_lang.storage import read_manifest, write_manifest
         >>> with tempfile.TemporaryDirectory() as home:
         ...     write_manifest(f"{home}/manifest.json", {"version": 1, "episodes": 20})
         ...     read_manifest(f"{home}/manifest.json", remedy="write it again", version=1).take("episodes", int)
@@ -93,3 +100,52 @@ def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "
     if digest is not None and digest != json_digest(content):
         raise fields.error("was changed after it was written: its digest does not match its content")
     return fields
+
+
+def write_checksums(folder: str | Path) -> None:
+    """Write the size and the SHA-256 of every file of a folder into its ``checksums.json``."""
+    folder = Path(folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
+        for path in paths
+    }
+    write_json(folder / CHECKSUMS, {"files": files})
+
+
+def verify_checksums(folder: str | Path, *, remedy: str) -> list[str]:
+    """Compare the files of a folder with its ``checksums.json``; files added later are ignored.
+
+    Args:
+        folder: holds ``checksums.json``.
+        remedy: what the user can do if a file differs, for the error message.
+
+    Returns:
+        The names of the files that ``checksums.json`` lists.
+
+    Raises:
+        FileError: a file is missing or differs, or ``checksums.json`` itself is damaged.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import verify_checksums, write_checksums
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "config.json"
+        ...     _ = path.write_text('{"layers": 2}')
+        ...     write_checksums(home)
+        ...     _ = path.write_text('{"layers": 3}')
+        ...     verify_checksums(home, remedy="save the model again")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.storage.errors.FileError: ...config.json differs from what checksums.json records: save the ...
+    """
+    folder = Path(folder)
+    files = Fields.read(folder / CHECKSUMS, remedy=remedy).object("files")
+    for name in files.content:
+        entry, path = files.object(name), file_in(folder, name, remedy=remedy, links=True)
+        size, digest = entry.take("size", int), entry.take("sha256", str)
+        if not path.is_file():
+            raise FileError(path, f"is missing, but {CHECKSUMS} lists it", remedy)
+        if path.stat().st_size != size or file_digest(path) != digest:
+            raise FileError(path, f"differs from what {CHECKSUMS} records", remedy)
+    return list(files.content)

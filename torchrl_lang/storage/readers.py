@@ -32,13 +32,12 @@ MAX_TEXT_BYTES = 1 << 30
 """Larger text files are rejected unread; the files that this library writes are far smaller."""
 
 
-def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+def read_text(path: str | Path, *, remedy: str) -> str:
     r"""Read a UTF-8 file; a byte order mark at its start is dropped.
 
     Args:
         path: the file.
         remedy: what the user can do if the file cannot be read, for the error message.
-        max_bytes: larger files are rejected.
 
     Raises:
         FileError: the file is missing, not a regular file, too large, or not UTF-8.
@@ -56,13 +55,14 @@ def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES)
     """
     path = regular_file(path, remedy)
     size = path.stat().st_size
-    if size > max_bytes:
-        raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
-    content = _bytes(path, remedy)
+    if size > MAX_TEXT_BYTES:
+        raise FileError(path, f"has {size} bytes, more than the limit of {MAX_TEXT_BYTES}", remedy)
     try:
-        return content.decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
     except UnicodeDecodeError as error:
-        found = f"is not UTF-8 text (byte {error.start} is {content[error.start]:#04x})"
+        found = f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
         raise FileError(path, found, remedy) from error
 
 
@@ -178,19 +178,8 @@ def regular_file(path: str | Path, remedy: str) -> Path:
     return path
 
 
-def _bytes(path: Path, remedy: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(path, f"cannot be read ({error.strerror})", remedy) from error
-
-
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An ``object_pairs_hook`` for JSON readers that rejects repeated keys.
-
-    Raises:
-        ValueError: a key is repeated.
-    """
+    """An ``object_pairs_hook`` for JSON readers that raises ValueError if a key is repeated."""
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:

@@ -5,8 +5,7 @@ from torchrl_lang.training.checkpoint_files import CheckpointError
 from torchrl_lang.training.finite import FiniteCheck, NonFiniteError, check_parameters
 from torchrl_lang.training.logging import LOGGERS, RunLog, make_log
 from torchrl_lang.training.loop import total_loss, train_steps
-from torchrl_lang.training.muon import MuonAdamW, muon_adamw
-from torchrl_lang.training.optim import adamw, warmup_cosine
+from torchrl_lang.training.optim import MuonAdamW, adamw, muon_adamw, warmup_cosine
 from torchrl_lang.training.progress import Progress
 from torchrl_lang.training.scalars import Scalar, to_scalars
 from torchrl_lang.training.seeding import RandomState

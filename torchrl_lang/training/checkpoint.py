@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torchrl_lang.storage import remove_folder, remove_leftovers
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import remove_folder, remove_leftovers, shorten
 from torchrl_lang.training.checkpoint_files import (
     CheckpointError,
     CheckpointInfo,

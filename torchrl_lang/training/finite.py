@@ -99,17 +99,9 @@ def check_parameters(module: nn.Module, when: str) -> None:
 
 
 def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters of modules and optimizers among ``objects`` that contain NaN or infinity.
+    """Names (``object/parameter``) of the parameters of modules and optimizers that contain NaN or infinity.
 
     Synchronizes with each device once.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.training.finite import nonfinite_parameters
-        >>> layer = torch.nn.Linear(2, 1)
-        >>> _ = torch.nn.init.constant_(layer.bias, float("nan"))
-        >>> nonfinite_parameters({"policy": layer})
-        ['policy/bias']
     """
     parameters = {
         name: value.detach()
@@ -117,12 +109,8 @@ def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
         for name, value in _parameters(key, item)
         if value.is_floating_point() and value.numel()
     }
-    found = []
-    for device in {value.device for value in parameters.values()}:
-        here = {name: value for name, value in parameters.items() if value.device == device}
-        finite = torch.stack([value.isfinite().all() for value in here.values()]).tolist()
-        found += [name for name, good in zip(here, finite, strict=True) if not good]
-    return found
+    finite = to_scalars({name: value.isfinite().all() for name, value in parameters.items()})
+    return [name for name, good in finite.items() if not good]
 
 
 def _parameters(key: str, item: Any) -> Iterator[tuple[str, Tensor]]:

@@ -148,21 +148,12 @@ class CorridorPlayer(TensorDictModuleBase):
         length: number of places of the corridor.
         p_right: probability of moving right. Below one half even the most likely move is the wrong one.
         seed: seed of its random generator.
-        device: device of the generator.
     """
 
     in_keys = [TOKENS, ATTENTION_MASK]
     out_keys = [ACTION]
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        length: int,
-        *,
-        p_right: float = 0.4,
-        seed: int = 0,
-        device: torch.device | str | int = "cpu",
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, length: int, *, p_right: float = 0.4, seed: int = 0) -> None:
         super().__init__()
         if not 0 < p_right < 1:
             raise ValueError(f"p_right must lie in (0, 1), so that both moves are tried, got {p_right}.")
@@ -170,14 +161,14 @@ class CorridorPlayer(TensorDictModuleBase):
         self._left, self._right = tokenizer.encode("lr")
         self._doorstep = length - 2
         self._end = tokenizer.control.end_of_action
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the next move of each row, ``action``."""
         tokens, real = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         place = tokens.gather(-1, (real.sum(-1, keepdim=True) - 2).clamp_min(0)).squeeze(-1)
         straight = ~(tokens == self._left).any(-1)
-        chance = torch.rand(place.shape, generator=self.generator, device=self.generator.device)
+        chance = torch.rand(place.shape, generator=self.generator)
         right = (chance.to(place.device) < self.p_right) & ~(straight & (place == self._doorstep))
         letter = torch.where(right, self._right, self._left)
         return tensordict.set(ACTION, torch.stack([letter, torch.full_like(letter, self._end)], -1))

@@ -112,8 +112,14 @@ class TextWorldEnv(TextGameEnv):
     ) -> None:
         require_textworld()
         self.games = game_files(games)
-        self.template = _template(template)
-        self.offers = _offers(offers)
+        if isinstance(template, str):
+            one_of("template", template, tuple(TEMPLATES))
+            template = TEMPLATES[template]
+        self.template = template
+        self.offers: tuple[str, ...] = (offers,) if isinstance(offers, str) else tuple(offers)
+        for name in self.offers:
+            one_of("offers", name, _OFFERS)
+        self._of_the_turn = [key for key in _OF_THE_TURN if key in self.offers]
         self.max_admissible = max_admissible
         one_of("order", order, ("random", "cycle"))
         self.order = order
@@ -199,10 +205,6 @@ class TextWorldEnv(TextGameEnv):
             specs["admissible_mask"] = flags(batch, self.max_admissible, device)
         return specs
 
-    @property
-    def _of_the_turn(self) -> list[str]:
-        return [key for key in _OF_THE_TURN if key in self.offers]
-
     def _standing(self) -> TaskState:
         states = [seat.state for seat in self._sessions]
 
@@ -255,20 +257,6 @@ class TextWorldEnv(TextGameEnv):
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]
-
-
-def _template(template: Template | str) -> Template:
-    if isinstance(template, Template):
-        return template
-    one_of("template", template, tuple(TEMPLATES))
-    return TEMPLATES[template]
-
-
-def _offers(offers: Iterable[str] | str) -> tuple[str, ...]:
-    names = (offers,) if isinstance(offers, str) else tuple(offers)
-    for name in names:
-        one_of("offers", name, _OFFERS)
-    return names
 
 
 @contextmanager

@@ -36,12 +36,7 @@ def game_files(games: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def check_game_file(path: str | os.PathLike[str]) -> None:
-    """Raise unless a game is complete: a Z-machine file whose checksum matches its header, with its ``.json``.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        FileError: the file is not a Z-machine file, is truncated or changed, or its ``.json`` is missing or damaged.
-    """
+    """Raise unless a game is complete: a Z-machine file whose checksum matches its header, with its ``.json``."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: build games with build_games(specs).")

@@ -17,13 +17,7 @@ class GameSession:
     """A :class:`~torchrl_lang.envs.TextGame` in one row of a pool.
 
     A batch asks the pool for many sessions at once, and passes the engine's answers to :meth:`opened` and
-    :meth:`replied`.
-
-    Args:
-        row: the row of the pool.
-        pool: the pool of engine processes.
-        games: files of games; the seed of an episode, modulo their number, selects one.
-        template: format of observations.
+    :meth:`replied`. The seed of an episode, modulo the number of ``games``, selects one.
     """
 
     def __init__(self, row: int, pool: EnginePool, games: Sequence[str], template: Template) -> None:

@@ -15,9 +15,15 @@ from torchrl_lang.envs.wordle.scripted_players import (
     WrongPlayer,
 )
 from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render_row, watch
-from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
-from torchrl_lang.envs.wordle.words import WordIndex, common_words, demo_words, guess_words, load_words
+from torchrl_lang.envs.wordle.words import (
+    WordIndex,
+    common_words,
+    demo_words,
+    guess_words,
+    load_words,
+    wordle_tokenizer,
+)
 
 __all__ = [
     "OPENERS",

@@ -13,8 +13,7 @@ from torchrl.data import Binary, Unbounded
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, check_rules, colours_of_codes
-from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
+from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
 from torchrl_lang.envs.wordle.words import (
     WORD_LENGTH,
@@ -24,6 +23,7 @@ from torchrl_lang.envs.wordle.words import (
     common_words,
     is_letter,
     load_words,
+    wordle_tokenizer,
 )
 from torchrl_lang.functional import random_index
 
@@ -102,7 +102,6 @@ class WordleEnv(LanguageEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        check_rules(rules)
         if max_tries < 1:
             raise ValueError(f"max_tries must be at least 1, got {max_tries}.")
         check_action_length(action_length)

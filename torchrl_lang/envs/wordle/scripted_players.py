@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import Rules
-from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
 from torchrl_lang.envs.wordle.words import (
     WORD_LENGTH,
@@ -22,6 +21,7 @@ from torchrl_lang.envs.wordle.words import (
     check_action_length,
     common_words,
     load_words,
+    wordle_tokenizer,
 )
 from torchrl_lang.functional.random_stream import RandomStream
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, TOKENS

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
-from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
-from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH
+from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH, wordle_tokenizer
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
 
 __all__ = ["play_human", "render_letters", "render_row", "use_colour", "watch"]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.tokenizer import wordle_tokenizer
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter, wordle_tokenizer
 
 __all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "unanswered_guesses"]
 

@@ -1,4 +1,4 @@
-"""Word lists, shipped or custom, and words as tensors of letters."""
+"""Words: shipped and custom lists, the tokenizer of their letters, and words as tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchrl_lang.storage import read_text
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.data.tokenizers import CharTokenizer
+from torchrl_lang.storage import read_text, shorten
 
-__all__ = ["LETTERS", "WORD_LENGTH", "WordIndex", "WordList", "common_words", "demo_words", "guess_words", "load_words"]
+__all__ = [
+    "LETTERS",
+    "WORD_LENGTH",
+    "WordIndex",
+    "WordList",
+    "common_words",
+    "demo_words",
+    "guess_words",
+    "load_words",
+    "wordle_tokenizer",
+]
 
 WORD_LENGTH = 5
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -21,8 +31,22 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WordList = Sequence[str] | str | os.PathLike[str]
 """Words as a list or as the path of a text file with one word a line."""
 
-_MAX_BYTES = 1 << 28  # more than all words of five letters need
 _FOLDER = Path(__file__).parent / "words"
+
+
+def wordle_tokenizer() -> CharTokenizer:
+    """The tokenizer of Wordle, with the 35 symbols and ids of the ILQL paper's code (arXiv 2206.11871).
+
+    The letters are 0 to 25; a green, black and yellow square are ``<g>`` 26, ``<b>`` 27 and ``<y>`` 28; the control
+    tokens are ``<|pad|>`` 29, ``</a>`` 30, ``</s>`` 31, ``<s>`` 32, ``<a>`` 33 and ``</eod>`` 34.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import wordle_tokenizer
+        >>> tokenizer = wordle_tokenizer()
+        >>> tokenizer.vocab_size, tokenizer.encode("abide<g><b><y>")
+        (35, [0, 1, 8, 3, 4, 26, 27, 28])
+    """
+    return CharTokenizer.from_alphabet([*LETTERS, "<g>", "<b>", "<y>"])
 
 
 @cache
@@ -103,7 +127,7 @@ def load_words(words: WordList) -> list[str]:
         path = Path(words)
         if not path.exists():
             raise FileNotFoundError(f"No word list at '{path}': give a list of words or a text file with one per line.")
-        text = read_text(path, remedy="give a text file in UTF-8 with one word per line", max_bytes=_MAX_BYTES)
+        text = read_text(path, remedy="give a text file in UTF-8 with one word per line")
         entries = [line.strip() for line in text.rstrip().splitlines()]
         source, places = f"'{path.name}'", [f"line {i}" for i in range(1, len(entries) + 1)]
     else:

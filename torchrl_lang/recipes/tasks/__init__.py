@@ -52,7 +52,7 @@ def task_from_notes(notes: Fields) -> Task:
     Raises:
         FileError: there is no such task, or a field is missing or wrong.
     """
-    from torchrl_lang.storage.errors import FileError, shorten
+    from torchrl_lang.storage import FileError, shorten
 
     name = notes.take("task", str)
     if name not in TASKS:

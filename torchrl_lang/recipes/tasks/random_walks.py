@@ -88,6 +88,7 @@ class RandomWalksTask(Task):
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
     }
     baselines = ("random", "shortest")
+    action_length = 2  # a node and the end of the action
 
     nodes: int = 20
     out_degree: int = 2
@@ -115,11 +116,6 @@ class RandomWalksTask(Task):
         least = {"nodes": 2, "out_degree": 1, "graph_seed": 0, "max_turns": 1}
         numbers = {name: notes.at_least(name, value) for name, value in least.items()}
         return cls(**numbers, edge_probability=notes.take("edge_probability", float, 0.0))
-
-    @property
-    def action_length(self) -> int:
-        """A node and the end of the action."""
-        return 2
 
     def tokenizer(self) -> Tokenizer:
         """One symbol for each node."""

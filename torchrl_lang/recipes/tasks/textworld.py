@@ -31,8 +31,7 @@ from torchrl_lang.evaluation import GameRecords, Summary
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options, option, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
-from torchrl_lang.storage import Fields
-from torchrl_lang.storage.errors import shorten
+from torchrl_lang.storage import Fields, shorten
 
 __all__ = ["TextWorldData", "TextWorldPlay", "TextWorldTask"]
 

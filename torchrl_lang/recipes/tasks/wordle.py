@@ -100,6 +100,7 @@ class WordleTask(Task):
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
     }
     spelling = TILES
+    action_length = 6  # five letters and the end of the action
 
     words: tuple[str, ...]
     rules: Rules = "official"
@@ -117,11 +118,6 @@ class WordleTask(Task):
         words, rules = notes.list_of("words", str), notes.take("rules", str)
         one_of("rules", rules, get_args(Rules))
         return cls(tuple(load_words(words)), cast(Rules, rules))
-
-    @property
-    def action_length(self) -> int:
-        """A guess has five letters and the end of the action."""
-        return 6
 
     def tokenizer(self) -> Tokenizer:
         """One tokenizer for all Wordle games."""

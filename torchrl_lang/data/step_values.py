@@ -1,16 +1,17 @@
-"""Convert a rollout's step rewards, which transforms may have changed, to token rewards of its rows."""
+"""Convert what a rollout has for each step to entries of its rows, token by token: rewards and the policy's values."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.step_to_token import row_of_step
 from torchrl_lang.functional import row_length
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, RAW_REWARD, TOKEN_REWARD, missing_entry
 
-__all__ = ["reward_entries", "step_rewards"]
+__all__ = ["reward_entries", "step_rewards", "token_values"]
 
 # Rounding tolerance between a step's reward and the sum of several token rewards of its turn.
 _ROUNDING = 1e-5
@@ -43,17 +44,8 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
 
     If a step's reward differs from the sum of ``token_reward`` over its turn, the difference is added to the turn's
     last agent token, or to the last agent token before it if the agent wrote none in this step. Otherwise the rows' own
-    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored.
-
-    Args:
-        rollout: steps ``[*B, time]``.
-        take: bool ``[*B, time]``, the steps whose ``next`` observations are the rows.
-        rows: these rows, ``[N]``.
-        key: the reward behind ``"next"``, ``[*B, time, 1]``.
-
-    Raises:
-        ValueError: there is more than one reward per step, there is no agent token to place it on, or rewards differ
-            and an episode began before the rollout, which lacks the rewards of its first turns.
+    rewards are returned bit by bit. Steps that add no token (their row has ended) are ignored. The rows are the
+    ``next`` observations of the steps ``take``.
     """
     step, own = rollout.get("next"), rows.get(TOKEN_REWARD)
     reward = step.get(key)
@@ -104,3 +96,47 @@ def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBa
             "the rewards of their first turns. Use torchrl_lang.data.EpisodeRows, collect whole episodes "
             "(Collector(..., trajs_per_batch=N)), or keep the environment's token rewards with reward_key=None."
         )
+
+
+def token_values(
+    rollout: TensorDictBase, take: Tensor, action_mask: Tensor, keys: Sequence[NestedKey]
+) -> dict[NestedKey, Tensor]:
+    """Values of the agent's tokens at the tokens' positions in the rows, each ``[N, T]``, zero on other tokens.
+
+    An entry of the steps ``[*B, time]`` has one value per token of the turn's utterance, ``[*B, time, K]``, or one for
+    all tokens of the turn, ``[*B, time]`` or ``[*B, time, 1]``. The rows are the ``next`` observations of the steps
+    ``take``, and ``action_mask`` is theirs.
+    """
+    row = row_of_step(take)
+    before = row_length(rollout.get(ATTENTION_MASK))
+    after = rollout.get(("next", ACTION_MASK))
+    out = {}
+    for key in keys:
+        value = rollout.get(key, None)
+        if value is None:
+            raise missing_entry("carry", [key], rollout, "Let the policy write the entry, or do not carry it.")
+        value = value if value.ndim > take.ndim else value.unsqueeze(-1)
+        width = value.shape[-1] if value.shape[-1] > 1 else after.shape[-1]
+        place = before.unsqueeze(-1) + torch.arange(width, device=value.device)
+        inside = place < after.shape[-1]
+        written = inside & after.gather(-1, place.clamp_max(after.shape[-1] - 1)) & (row >= 0).unsqueeze(-1)
+        index = (row.unsqueeze(-1).expand_as(place)[written], place[written])
+        out[key] = value.new_zeros(action_mask.shape).index_put(index, value.expand_as(place)[written])
+        known = torch.zeros_like(action_mask).index_put(index, torch.ones_like(index[0], dtype=torch.bool))
+        lost = (action_mask & ~known).any(-1).sum()
+        if lost:
+            raise ValueError(
+                f"{int(lost)} of {action_mask.shape[0]} episodes began before this batch, which lacks {key!r} of their "
+                "first turns. Collect whole episodes (Collector(..., trajs_per_batch=N), or frames_per_batch a "
+                "multiple of the longest episode with resets between batches), or score the rows again."
+            )
+    return out
+
+
+def row_of_step(take: Tensor) -> Tensor:
+    """The number of the row that each step belongs to, int64 ``[*B, time]``; -1 if its episode has no row."""
+    number = (take.flatten().cumsum(0) - 1).view_as(take)
+    none = take.numel()
+    # The numbers increase with time, so a step's row is the smallest number from it onwards.
+    ahead = torch.where(take, number, none).flip(-1).cummin(-1).values.flip(-1)
+    return torch.where(ahead == none, -1, ahead)
