@@ -89,3 +89,7 @@ def test_control_tokens_differ():
     assert set(control.forbidden_in_action()) == {5, 3, 2, 1, 0}
     with pytest.raises(ValueError, match="six different ids"):
         ControlTokens(0, 1, 2, 3, 4, 4)
+    assert ControlTokens(5, 4, 3, 2, 1, 0, vocab_size=6).vocab_size == 6
+    for ids, vocab_size in (((6, 4, 3, 2, 1, 0), 6), ((5, 4, 3, 2, 1, -1), None)):
+        with pytest.raises(ValueError, match=r"lie in \[0, vocab_size\)"):
+            ControlTokens(*ids, vocab_size=vocab_size)

@@ -180,11 +180,14 @@ def test_best_of_takes_the_likeliest_of_its_samples():
     torch.testing.assert_close(many["action_log_prob"], best, **CLOSE)
 
 
-def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
-    batch, guide = rows(n=8), guidance(clip=0.0)
-    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, log_prob_weight=0.0)
+@pytest.mark.parametrize("weights", [{"log_prob_weight": 0.0}, {}], ids=["advantage", "and log-probability"])
+def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said(weights):
+    batch, guide = rows(n=32), guidance(clip=0.0)
+    actor = policy(method="best_of", guidance=guide, candidates=6, advantage_weight=1.0, **weights)
     chosen = actor(batch.clone())["action"]
-    drawn = policy(guidance=guide).get_dist(batch).sample((6,))
+    dist = policy(guidance=guide).get_dist(batch)
+    drawn = dist.sample((6,))
+    log_prob = torch.zeros(6, 32) if weights else torch.stack([dist.log_prob(sample) for sample in drawn])
 
     def score(row, action):
         length = batch["attention_mask"][row].sum()
@@ -196,9 +199,9 @@ def test_best_of_ranks_by_the_advantage_of_the_tokens_that_were_said():
         return advantage[: K - 1].sum() if certain else advantage.sum()
 
     with torch.no_grad():
-        for row in range(8):
-            best = max(drawn[:, row], key=lambda action, row=row: score(row, action))
-            torch.testing.assert_close(score(row, chosen[row]), score(row, best), **CLOSE)
+        for row in range(32):
+            scores = torch.stack([score(row, action) for action in drawn[:, row]]) + log_prob[:, row]
+            assert torch.equal(chosen[row], drawn[scores.argmax(), row])
 
 
 @pytest.mark.parametrize("guide", [{}, {"value_trunk": True}], ids=["shared trunk", "own trunk"])

@@ -393,6 +393,14 @@ def test_adapters_off_as_reference(rows):
     assert any(p.grad is not None and p.grad.any() for p in lm.parameters())
 
 
+def test_a_head_with_adapters_cannot_be_its_own_reference():
+    peft = pytest.importorskip("peft")
+    lm = causal_lm("llama", vocab_size=VOCAB, layers=1, width=WIDTH, heads=2, max_length=32)
+    actor = language_actor(peft.get_peft_model(lm, peft.LoraConfig(target_modules=["lm_head"])))
+    with pytest.raises(ValueError, match="The head has adapters"):
+        make_ppo(actor=actor, reference=adapters_off(actor), kl_weight=1.0, kl_estimator="exact")
+
+
 def frozen_state(lm):
     """Weights of the model below its adapters."""
     return {k: v for k, v in lm.get_base_model().state_dict().items() if "lora_" not in k}

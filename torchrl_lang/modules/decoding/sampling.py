@@ -126,7 +126,7 @@ def sample_utterances(
     out = Utterances.empty(position.shape[0] * candidates, action_length, control, position.device)
     if action_length == 1 and value is not None:
         out.state_value.fill_(torch.nan)
-    if action_length == 1 or out.action.shape[0] == 0:
+    if action_length == 1:
         return out
     states = runner.prefill(prompt.tokens, position)
     if candidates > 1:
