@@ -168,6 +168,12 @@ def test_plays_in_a_collector_and_takes_new_weights():
     assert not (first["action"][..., :5] == 25).all()
 
 
+def test_the_state_of_an_actor_is_that_of_its_model():
+    """Weights go from one actor to another with other settings."""
+    strict = policy(forbidden=[2, 5, 7], temperature=0.5)
+    assert policy().load_state_dict(strict.state_dict()) == ([], [])
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="method must be"):
         policy(method="guess")
