@@ -183,6 +183,13 @@ def test_padding_order_and_what_stands_elsewhere_change_nothing():
     assert deep.advantage.shape == (5, 8, 24)
 
 
+def test_the_documented_defaults():
+    *rows, _ = ragged()
+    clocks = {"gamma": 1.0, "lmbda": 0.95, "turn_gamma": 0.99, "turn_lmbda": 0.95, "bootstrap": "first"}
+    expected = torch.stack([plain(*row, **clocks) for row in zip(*rows, strict=True)])
+    torch.testing.assert_close(estimate(*rows).advantage, expected)
+
+
 def test_options_are_checked_and_dtypes_kept():
     args = torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool(), torch.zeros(2, 3).bool()
     with pytest.raises(ValueError, match="'last' is unknown: bootstrap must be one of"):
