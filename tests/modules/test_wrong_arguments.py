@@ -63,9 +63,9 @@ WRONG = {
         "ValueHead reads 'hidden_pre_norm'",
     ),
     "a forbidden id beyond the model": (
-        lambda: policy(forbidden=[3, 99]),
+        lambda: policy(forbidden=[3, V]),
         ValueError,
-        r"contains the ids \[99\]",
+        r"contains the ids \[12\]",
     ),
     "a negative one": (lambda: policy(forbidden=[-1]), ValueError, r"forbidden contains the ids \[-1\]"),
     "everything forbidden": (lambda: policy(forbidden=range(V)), ValueError, "contains all 12 ids"),
