@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,8 +10,8 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,10 +57,31 @@ class Fork(subprocess.Popen):
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """Within, processes of the engine are forks of this one: the engine takes seconds to import."""
+    """Within, processes of the engine are forks of this one: the engine takes seconds to import and to parse rules."""
+    begin, parsed = EnginePool.begin, set()
+
+    def parse_and_begin(pool: EnginePool, paths: Mapping[int, str]) -> dict[int, Any]:
+        new = set(paths.values()) - parsed
+        if new:  # in a thread, because the engine's parser keeps its errors, and they keep the frames of its callers
+            thread = threading.Thread(target=parse_rules, args=(new,))
+            thread.start()
+            thread.join()
+            parsed.update(new)
+        return begin(pool, paths)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "subprocess", SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(EnginePool, "begin", parse_and_begin)
         yield
+
+
+def parse_rules(games: Iterable[str]) -> None:
+    """Parse the rules of games in this process: the engine remembers them, also in forks."""
+    from textworld.logic import GameLogic
+
+    for game in games:
+        with suppress(OSError, ValueError, LookupError):  # what is wrong with a file, its environment says
+            GameLogic.parse(json.loads(Path(game).with_suffix(".json").read_text())["KB"]["logic"])
 
 
 @contextmanager

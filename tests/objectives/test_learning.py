@@ -50,7 +50,7 @@ def actor(env):
 
 def train(loss, walks, steps, lr=5e-3):
     updater = SoftUpdate(loss, tau=0.05) if isinstance(loss, ILQLLoss) else None
-    buffer = row_buffer(walks, 64, seed=0)
+    buffer = row_buffer(walks, 32, seed=0)
     for _ in train_steps(loss, buffer.sample, adamw(loss, lr), steps=steps, target_updater=updater, max_grad_norm=1.0):
         pass
 
@@ -65,7 +65,7 @@ def test_the_data_holds_no_straight_walk(walks):
 
 
 def test_bc_walks_as_the_data_does(env, walks, actor):
-    train(BCLoss(actor, actor_normalizer="action"), walks, 250)
+    train(BCLoss(actor, actor_normalizer="action"), walks, 100)
     returns = play(env, actor).returns
     data = walks["token_reward"].sum(-1)
     assert abs(float(returns.mean() - data.mean())) < 0.5
@@ -84,7 +84,7 @@ def test_ilql_finds_the_straight_walk_that_nobody_went(env, walks, actor, option
         actor_normalizer="action",
         **options,
     )
-    train(loss, walks, 500)
+    train(loss, walks, 250)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=32.0)
     returns = play(env, actor, guidance, method="greedy").returns
     assert float(returns.mean()) == BEST

@@ -690,12 +690,12 @@ def test_it_finds_the_straight_walk():
     env = corridor(64)
     policy = speaker(env, spread=0.1)
     loss = PPOLoss(policy, value_module(ValueHead(32)), entropy_weight=0.01)
-    optimizer = adamw(loss, 5e-3, weight_decay=0.0)
+    optimizer = adamw(loss, 7e-3, weight_decay=0.0)
     returns = []
-    for _ in range(30):
+    for _ in range(20):
         rows = loss.estimate(play(env, policy))
         returns.append(float(rows["token_reward"].sum(-1).mean()))
-        for _ in range(3):
+        for _ in range(4):
             out = loss(rows)
             optimizer.zero_grad()
             total_loss(out).backward()

@@ -172,8 +172,9 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
     popen = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(parallel, "subprocess", popen)  # its twelve trainings would import everything anew
     out = tmp_path / "demo"
-    small = ["--walks", "60", "--graph-steps", "4", "--words", "12", "--games", "60", "--wordle-steps", "4"]
-    assert main(["demo", "--out", str(out), *small, "--eval-games", "8", "--betas", "2", "8"]) == 0
+    small = ["--walks", "60", "--graph-steps", "1", "--words", "12", "--games", "60", "--wordle-steps", "1"]
+    small += ["--eval-games", "8"]
+    assert main(["demo", "--out", str(out), *small, "--betas", "2", "8"]) == 0
     text = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
     imitations = {
@@ -194,7 +195,7 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
         assert (out / part / "table.txt").read_text() in text
         for name in ("pictures.png", "transcripts/BC_greedy.txt", "transcripts/ILQL_beta_8_greedy.txt"):
             assert (out / part / name).stat().st_size > 100
-    assert main(["demo", "--out", str(out), *small, "--eval-games", "8", "--parts", "graph"]) == 0
+    assert main(["demo", "--out", str(out), *small, "--betas", "2", "--parts", "graph"]) == 0
     assert "using the dataset" in capsys.readouterr().out
 
 

@@ -6,8 +6,8 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -45,6 +45,14 @@ def start(tmp_path_factory):
     bc = ["--data", str(folder / "data"), "--out", str(folder / "bc"), "--steps", "4", "--eval-every", "4"]
     assert main(["train", "bc", *bc, *model]) == 0
     return folder / "bc"
+
+
+@pytest.fixture(scope="module")
+def finished(start, tmp_path_factory):
+    """A run of PPO that is over; copy it before you change it."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert main(arguments("ppo", start, run)) == 0
+    return run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,13 +130,13 @@ def wait_for_a_checkpoint(run):
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["--best-so-far", "12"], ["--examples", "0.3"]], ids=["fresh", "best-so-far", "examples"]
+    "more", [[], ["--best-so-far", "12", "--examples", "0.3"]], ids=["fresh", "best-so-far-with-examples"]
 )
 def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, monkeypatch):
     """Interrupted between two checkpoints; the games that were kept come back with the second call."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(arguments("rejection", start, whole, "--iterations", "6", *more)) == 0
-    call = arguments("rejection", start, broken, "--iterations", "6", *more)
+    assert main(arguments("rejection", start, whole, *more)) == 0
+    call = arguments("rejection", start, broken, *more)
     play, left = Games.play, iter(range(3))
 
     def three_times(games, **options):
@@ -144,38 +152,34 @@ def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, mo
     assert log_of(whole) == log_of(broken)
 
 
-def test_a_start_that_has_changed_is_refused(start, tmp_path, capsys):
+def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):
     run, copy = tmp_path / "run", tmp_path / "start"
-    subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
+    shutil.copytree(start, copy)
     assert main(arguments("ppo", copy, run)) == 0
-    other = arguments("ppo", start, tmp_path / "other", "--value-warmup", "0")
-    assert main(other) == 0
-    subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
+    shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
     assert main(arguments("ppo", copy, run)) == 2
     assert "reference" in capsys.readouterr().err
 
 
-def test_weights_below_adapters_that_have_changed_are_refused(start, tmp_path, capsys):
+def test_weights_below_adapters_that_have_changed_are_refused(start, finished, tmp_path, capsys):
     """Checkpoints do not hold them."""
     pytest.importorskip("peft")
     run, copy = tmp_path / "run", tmp_path / "start"
-    subprocess.run(["cp", "-r", str(start), str(copy)], check=True)
+    shutil.copytree(start, copy)
     call = arguments("ppo", copy, run, "--lora-rank", "2")
     assert main(call) == 0
     saved = load_file(run / "checkpoints" / "step-000000004" / "tensors.safetensors")
     assert any("lora_A" in key for key in saved)
     assert not any("base_layer" in key or "wte" in key for key in saved)
     assert main(call) == 0  # a run that is over stays as it is
-    assert main(arguments("ppo", start, tmp_path / "other")) == 0
-    subprocess.run(["cp", "-r", str(tmp_path / "other" / "model"), str(copy)], check=True)
+    shutil.copytree(finished / "model", copy / "model", dirs_exist_ok=True)
     capsys.readouterr()
     assert main(call) == 2
     assert "made beside other frozen weights" in capsys.readouterr().err
 
 
-def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-    assert main(arguments("ppo", start, run)) == 0
+def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, finished, tmp_path, capsys, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
     for tensors in run.glob("checkpoints/*/tensors.safetensors"):
         tensors.write_bytes(tensors.read_bytes()[:-8])
     closed, close = [], Games.close
@@ -193,13 +197,12 @@ def test_damaged_checkpoints_end_with_a_message_and_leave_nothing_open(start, tm
     assert closed == [True]
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, tmp_path):
-    run = tmp_path / "run"
-    assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(start, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
     logged = log_of(run)
     (run / "checkpoints" / "step-000000004" / "state.json").unlink()
     with pytest.warns(UserWarning, match=r"Skipped.*step-000000004.state.json is missing"):
-        assert main(arguments("ppo", start, run, "--eval-every", "2")) == 0
+        assert main(arguments("ppo", start, run)) == 0
     assert [row["eval_return"] for row in log_of(run)] == [row["eval_return"] for row in logged]
 
 

@@ -135,7 +135,7 @@ def walks(tmp_path_factory):
 def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys):
     common = ["--data", str(walks / "data"), "--eval-games", "32", "--batch-size", "48"]
     assert main(["train", "bc", *common, "--steps", "60", "--out", str(walks / "bc")]) == 0
-    assert main(["train", "ilql", *common, "--steps", "200", "--eval-every", "200", "--out", str(walks / "ilql")]) == 0
+    assert main(["train", "ilql", *common, "--steps", "100", "--eval-every", "100", "--out", str(walks / "ilql")]) == 0
     also = ["--also", str(walks / "bc"), "--beta", "2", "--games", "128"]
     assert main(["evaluate", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
     figures = json.loads((walks / "ilql" / "evaluation.json").read_text())

@@ -205,7 +205,7 @@ def test_twice_in_a_row_is_refused():
 @pytest.mark.parametrize(
     ("estimator", "kind"),
     # A tanh-normal one is compiled in test_limit.py, and a categorical one is part of the composite one.
-    [("k1", "agents"), ("k1", "composite"), ("exact", "composite")],
+    [("k1", "agents"), ("exact", "composite")],
 )
 def test_compiled_step(estimator, kind):
     transform, actor, _ = drifted(kind, estimator=estimator, policy=make_actor(kind))

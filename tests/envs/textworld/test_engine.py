@@ -95,7 +95,7 @@ def test_killed_in_the_middle_of_commands(make_env):
     assert (td["tokens"] == td["tokens"][0]).all()
 
 
-def test_a_process_that_stops_is_replaced(script, make_env):
+def test_a_process_that_stops_is_replaced(make_env):
     env = make_env(batch_size=[2], workers=2, time_limit=0.5)
     env.reset()
     stopped = env.pool.pids[0]
