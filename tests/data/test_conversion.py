@@ -52,6 +52,7 @@ def _length(episode):
     return int(to_row(episode, WORDS, 200)["attention_mask"].sum()) - spare
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     seed=st.integers(0, 2**30),

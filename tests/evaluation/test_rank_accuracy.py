@@ -122,6 +122,7 @@ def test_a_graph_knows_the_values_of_the_first_moves():
         assert state.values.max() == -task.graph.distance[node]
 
 
+@pytest.mark.slow
 def test_wordle_knows_the_values_of_second_guesses_where_several_words_are_left():
     task = WordleTask.of("50")
     _, records = task.evaluate(task.player("mediocre", 0).policy, games=200, seed=0)

@@ -164,6 +164,7 @@ def test_a_target_of_vanishing_probability_has_a_finite_loss():
     torch.testing.assert_close(ours("softmax", leaves, target, 1.0).each, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_the_weights_gradient_in_float32(dtype):
     """4,096 positions pull alike, a hair each: pieces added up in half precision would stop growing."""
