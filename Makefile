@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage tests/data
+QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage
 
 .PHONY: demo test quick check docs bench clean
 
