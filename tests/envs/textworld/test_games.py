@@ -51,16 +51,9 @@ def test_a_game_that_cannot_be_built_is_named(tmp_path):
     assert engines() == []
 
 
-def undated(game):
-    """A game of the Z-machine without what the day of its making determines: its serial number and its checksum."""
-    content = bytearray(game.read_bytes())
-    content[0x12:0x18], content[0x1C:0x1E] = bytes(6), bytes(2)
-    return content
-
-
-def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, games, tmp_path):
+def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, tmp_path):
     """Where the game can be seen it is whole; nothing half-built is left for those who come later."""
-    spec = SPECS["coin"]
+    spec = TextWorldSpec("coin_collector", seed=7, level=2)
     job = {"path": str(tmp_path / f"{spec.name}.z8"), "kind": spec.kind, "seed": spec.seed}
     with forked():
         killed = EngineProcess()
@@ -79,8 +72,9 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(script, game
     assert not list(tmp_path.glob(".building-*"))
     assert engines() == []
     # The same specification gives the same file, byte by byte.
-    assert undated(game) == undated(games["coin"])
-    assert undated(game) != undated(games["treasure"])
+    with forked():
+        (other,) = build_games([spec], tmp_path / "other")
+    assert other.read_bytes() == game.read_bytes()
 
 
 def test_without_the_engine_the_extra_is_named(monkeypatch, games, tmp_path, tokenizer):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_lang.evaluation import format_table
-from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.graph import draw_paths, scripted_walks
-from torchrl_lang.recipes.demo.part import IMITATIONS, Part, PartResults, run_part
+from torchrl_lang.recipes.demo.part import Part, PartResults, run_part
+from torchrl_lang.recipes.demo.pictures import draw_page
 from torchrl_lang.recipes.demo.wordle import draw_tiles, scripted_games
 from torchrl_lang.recipes.load_run import BETAS
 from torchrl_lang.recipes.options import Options, option
@@ -99,7 +99,7 @@ def _part(name: Literal["graph", "wordle"], options: Demo) -> Part:
 def _write(results: PartResults, folder: Path) -> None:
     """Write the files, before anything is printed, so that a closed output loses nothing."""
     write_file(folder / "table.txt", format_table(list(results.summaries.values())) + "\n")
-    _draw_page(folder / "pictures.png", results)
+    draw_page(folder / "pictures.png", results)
 
 
 def _print(results: PartResults, folder: Path) -> None:
@@ -111,40 +111,3 @@ def _print(results: PartResults, folder: Path) -> None:
         f"made them is {results.data_entropy:.3f}.\nILQL's {results.values_note}.\n"
         f"pictures     {folder / 'pictures.png'}\ntranscripts  {folder / 'transcripts'}"
     )
-
-
-def _draw_page(path: Path, results: PartResults) -> None:
-    """Draw a part's page: three games above; below, the return over beta and over training."""
-    figure = new_figure(width=14, height=8.4)
-    above, below = figure.subfigures(2, 1, height_ratios=[1.05, 1])
-    results.part.illustrate(results, list(above.subplots(1, 3)))
-    left, right = below.subplots(1, 2)
-    _draw_betas(left, results)
-    _draw_training(right, results)
-    save_figure(figure, path, results.part.title)
-
-
-def _draw_betas(axes: Any, results: PartResults) -> None:
-    """ILQL's return over the weight of its values, beside the best imitations and the optimum."""
-    betas = (0.0, *results.part.betas)
-    found = [results.summaries[f"ILQL beta {beta:g}, greedy"] for beta in betas]
-    errors = [summary.return_error or 0.0 for summary in found]
-    places = range(len(betas))
-    axes.errorbar(places, [s.mean_return for s in found], errors, marker="o", capsize=3, color="tab:red", label="ILQL")
-    lines = {"best trained imitation: " + results.best("BC"): results.best("BC"), results.optimum: results.optimum}
-    lines = {"data": "data", "best perfect imitation": results.best("perfect copy"), **lines}
-    styles = [":", "-.", "--", "-"]
-    for (label, name), style in zip(lines.items(), styles, strict=True):
-        axes.axhline(results.summaries[name].mean_return, color="0.4", linewidth=1, linestyle=style, label=label)
-    axes.set_xticks(places, [f"{beta:g}" for beta in betas])
-    axes.set(xlabel="beta, the weight of the values", title="return by beta, greedy")
-    tidy(axes)
-
-
-def _draw_training(axes: Any, results: PartResults) -> None:
-    """The return of all runs during training, all greedy."""
-    labels = {name: label for name, (label, _) in IMITATIONS.items()} | {"ilql": "ILQL"}
-    for name, label in labels.items():
-        draw_run(axes, f"{label}, greedy", read_columns(results.folder / name / "log.csv"), "step", "return")
-    axes.set(xlabel="step", title="return during training, greedy")
-    tidy(axes)
