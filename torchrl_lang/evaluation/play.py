@@ -14,6 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.functional import generators
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -79,8 +80,7 @@ def play_games(
         >>> play_games(env, CorridorPlayer(env.tokenizer, length=3), games=6).turns
         tensor([7, 8, 8, 8, 5, 7])
     """
-    if games < 1:
-        raise ValueError(f"games must be at least 1, got {games}.")
+    at_least_one("games", games)
     waves: list[TensorDict] = []
     played = 0
     mode = eval_mode(policy) if isinstance(policy, nn.Module) else nullcontext()

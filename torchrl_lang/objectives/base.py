@@ -82,6 +82,11 @@ class TransitionBatch(DecisionBatch):
         """Bool ``[N]``: decisions that count, also where all do."""
         return torch.ones_like(self.last) if self.counted is None else self.counted
 
+    @property
+    def number(self) -> Tensor:
+        """int64 ``[]``: how many decisions count, at least 1."""
+        return self.counts.sum().clamp_min(1)
+
 
 class RowLoss(LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
@@ -279,7 +284,7 @@ class RowLoss(LossModule):
             values = torch.where(batch.counted, values, 0)
         if self.reduction == "none":
             return batch.at_decisions(values).reshape(batch.shape)
-        return values.sum() if self.reduction == "sum" else values.sum() / batch.counts.sum().clamp_min(1)
+        return values.sum() if self.reduction == "sum" else values.sum() / batch.number
 
 
 def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:

@@ -167,7 +167,7 @@ class ValueRowLoss(RowLoss):
         total, each = qvalues.in_chunks(term.__name__, chunk_size=chunk_size, recompute=recompute, **options)
         if recompute:
             return batch.at_decisions(each).reshape(batch.shape)
-        return total if self.reduction == "sum" else total / batch.counts.sum().clamp_min(1)
+        return total if self.reduction == "sum" else total / batch.number
 
     def _has_method(self, name: str) -> bool:
         """Whether the Q head computes a term over the vocabulary itself, and the vocabulary is large."""

@@ -132,8 +132,22 @@ def train_offline(
     killed resumes from its last checkpoint and ends with the same numbers as an uninterrupted one. One process at a
     time trains in a folder.
 
-    ``policy`` shares its weights with ``loss``, ``save`` writes the trained model to a folder, and ``check`` maps the
-    held-out rows to numbers that are logged with each evaluation. Returns the best mean return of the evaluations.
+    Args:
+        options: of the recipe.
+        dataset: episodes to learn from.
+        task: evaluates the policy.
+        loss: to minimize.
+        policy: to evaluate; shares its weights with the loss.
+        save: writes the trained model to a folder.
+        check: maps the held-out rows to numbers, logged with each evaluation.
+        target_updater: updates the loss's target parameters.
+
+    Returns:
+        The best mean return of the evaluations.
+
+    Raises:
+        FileExistsError: another process trains in this folder.
+        NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
     contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
     fixed = {"notes": dataset.manifest["notes"], "dataset": contents}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import remove_folder, remove_leftovers, shorten
 from torchrl_lang.training.checkpoint_files import (
     CheckpointError,
@@ -69,8 +70,7 @@ class Checkpointer:
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 2, best_by: str = "return") -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}.")
+        at_least_one("keep", keep)
         self.folder = Path(folder)
         self.keep = keep
         self.best_by = best_by

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.finite import GRAD_NORM, FiniteCheck
 
@@ -95,8 +96,7 @@ def train_steps(
         >>> step, bool(figures["loss"] < 0.01)
         (50, True)
     """
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, got {accumulate}.")
+    at_least_one("accumulate", accumulate)
     if autocast == torch.float16:
         raise ValueError("float16 needs gradient scaling, which is not supported: use torch.bfloat16.")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

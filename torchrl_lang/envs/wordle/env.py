@@ -26,6 +26,7 @@ from torchrl_lang.envs.wordle.words import (
     wordle_tokenizer,
 )
 from torchrl_lang.functional import random_index
+from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["WordleEnv"]
 
@@ -102,8 +103,7 @@ class WordleEnv(LanguageEnv):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        if max_tries < 1:
-            raise ValueError(f"max_tries must be at least 1, got {max_tries}.")
+        at_least_one("max_tries", max_tries)
         check_action_length(action_length)
         if consistent not in (False, True, "packed"):
             raise ValueError(f"consistent={consistent!r} is unknown: choose False, True or 'packed'.")
