@@ -87,9 +87,21 @@ def test_control_tokens_differ():
     control = ControlTokens(5, 4, 3, 2, 1, 0)
     assert control.ids() == (5, 4, 3, 2, 1, 0)
     assert set(control.forbidden_in_action()) == {5, 3, 2, 1, 0}
-    with pytest.raises(ValueError, match="six different ids"):
+    with pytest.raises(ValueError, match="need different ids"):
         ControlTokens(0, 1, 2, 3, 4, 4)
     assert ControlTokens(5, 4, 3, 2, 1, 0, vocab_size=6).vocab_size == 6
-    for ids, vocab_size in (((6, 4, 3, 2, 1, 0), 6), ((5, 4, 3, 2, 1, -1), None)):
+    for ids, vocab_size in (((6, 4, 3, 2, 1, 0), 6), ((5, 4, 3, 2, 1, -2), None)):
         with pytest.raises(ValueError, match=r"lie in \[0, vocab_size\)"):
             ControlTokens(*ids, vocab_size=vocab_size)
+
+
+def test_control_tokens_of_a_chat_template():
+    control = ControlTokens(pad=0, end_of_action=4, vocab_size=9, forbidden=(7, 8))
+    assert not control.marks_turns
+    assert control.ids() == (0, 4)
+    assert control.forbidden_in_action() == (0, 7, 8)
+    assert ControlTokens(5, 4, 3, 2, 1, 0).marks_turns
+    with pytest.raises(ValueError, match="different ids"):
+        ControlTokens(0, 1, 2)
+    with pytest.raises(ValueError, match=r"lie in \[0, vocab_size\)"):
+        ControlTokens(0, 1, vocab_size=9, forbidden=(9,))

@@ -96,8 +96,16 @@ class ControlTokens:
     action), ``end_of_dialogue`` a row whose task has terminated, and ``pad`` fills the rest. ``tokenizer.control`` sets
     ``vocab_size`` to the number of the tokenizer's ids, because a model may have more embeddings.
 
+    Rows of a chat template (:class:`~torchrl_lang.data.ChatTokenizer`) have only ``pad`` and ``end_of_action``: the
+    template's strings take the place of the other four, which are -1.
+
+    Args:
+        pad, end_of_action, end_of_state, begin_state, begin_action, end_of_dialogue: the ids.
+        vocab_size: number of the tokenizer's ids.
+        forbidden: further ids that an utterance may not contain.
+
     Raises:
-        ValueError: two ids are the same, or one is not below ``vocab_size``.
+        ValueError: two ids are the same, one is not below ``vocab_size``, or only some of the last four are given.
 
     Examples:
         >>> from torchrl_lang.schema import ControlTokens
@@ -105,29 +113,42 @@ class ControlTokens:
         ...                         end_of_dialogue=5)
         >>> sorted(control.ids())
         [0, 1, 2, 3, 4, 5]
+        >>> ControlTokens(pad=0, end_of_action=1, forbidden=(7,)).forbidden_in_action()
+        (0, 7)
     """
 
     pad: int
     end_of_action: int
-    end_of_state: int
-    begin_state: int
-    begin_action: int
-    end_of_dialogue: int
+    end_of_state: int = -1
+    begin_state: int = -1
+    begin_action: int = -1
+    end_of_dialogue: int = -1
     vocab_size: int | None = None
+    forbidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(set(self.ids())) != 6:
-            raise ValueError(f"The six control tokens need six different ids, got {self}.")
-        if min(self.ids()) < 0 or (self.vocab_size is not None and max(self.ids()) >= self.vocab_size):
+        ids = self.ids()
+        if len(ids) not in (2, 6) or len(set(ids)) != len(ids):
+            raise ValueError(
+                f"The six control tokens (two in rows of a chat template, pad and end_of_action) need different ids, "
+                f"got {self}: a row without one of them could not be read back."
+            )
+        every = (*ids, *self.forbidden)
+        if min(every) < 0 or (self.vocab_size is not None and max(every) >= self.vocab_size):
             raise ValueError(f"The ids of control tokens lie in [0, vocab_size), got {self}.")
 
+    @property
+    def marks_turns(self) -> bool:
+        """Whether each turn has control tokens around it; False if the strings of a chat template separate turns."""
+        return self.end_of_state >= 0
+
     def ids(self) -> tuple[int, ...]:
-        """All six ids, in the order of the fields."""
-        return astuple(self)[:6]
+        """The ids of the control tokens, in the order of the fields."""
+        return tuple(token for token in astuple(self)[:6] if token != -1)
 
     def forbidden_in_action(self) -> tuple[int, ...]:
         """Ids that an utterance of the agent may not contain: all but ``end_of_action``."""
-        return tuple(token for token in self.ids() if token != self.end_of_action)
+        return (*(token for token in self.ids() if token != self.end_of_action), *self.forbidden)
 
 
 def check_row(tensordict: TensorDictBase, *, vocab_size: int | None = None) -> None:

@@ -1,5 +1,6 @@
 """Tokenizers, episodes, rows, datasets on disk, and replay buffers."""
 
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.conversion import from_row, to_row, to_rows
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
 from torchrl_lang.data.datasets import RowDataset, load_dataset
@@ -11,6 +12,7 @@ from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, parse_dialogue, read_jsonl
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import rows_from_rollout
+from torchrl_lang.data.row_format import RowFormat
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
@@ -22,12 +24,14 @@ __all__ = [
     "BestRows",
     "BucketSampler",
     "CharTokenizer",
+    "ChatTokenizer",
     "DatasetWriter",
     "Episode",
     "EpisodeRows",
     "EpochSampler",
     "HFTokenizer",
     "RowDataset",
+    "RowFormat",
     "TokenReward",
     "Tokenizer",
     "TrimRows",

@@ -8,11 +8,13 @@ from typing import Literal
 
 from tensordict import TensorDict, TensorDictBase
 
+from torchrl_lang.data.chat_rows import read_chat_turns
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.functional.checks import at_least_one, one_of
-from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row, missing_entry
 
 __all__ = ["from_row", "to_row", "to_rows"]
 
@@ -28,7 +30,8 @@ def to_rows(
     """Encode episodes as rows ``[N]`` of ``row_length`` tokens, with ``terminated`` and ``truncated`` ``[N, 1]``.
 
     A row begins with ``<s>`` if the environment takes the first turn and with ``<a>`` if the agent does. ``</s>`` ends
-    a turn of the environment, ``</a>`` a turn of the agent, ``</eod>`` an episode that has terminated.
+    a turn of the environment, ``</a>`` a turn of the agent, ``</eod>`` an episode that has terminated. With a
+    :class:`~torchrl_lang.data.ChatTokenizer` a row is written as its chat template writes a dialogue.
 
     Args:
         episodes: the episodes to encode.
@@ -99,14 +102,30 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     """
     check_row(row, vocab_size=tokenizer.vocab_size)
     tokens, attention, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
-    control, length = tokenizer.control, sum(attention)
+    length = sum(attention)
+    real = tokens[:length], agent[:length], reward[:length]
+    if isinstance(tokenizer, ChatTokenizer):
+        terminated, truncated = (_flag(row, key, None) for key in (TERMINATED, TRUNCATED))
+        turns, cut = read_chat_turns(*real, tokenizer, terminated)
+    else:
+        turns, cut, ended = _read_control_turns(*real, tokenizer)
+        terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
+        if ended and not terminated:
+            raise ValueError(
+                "The row ends with the end-of-dialogue token but 'terminated' is False: correct one of them."
+            )
+    return Episode(turns, terminated, truncated or cut, cut)
+
+
+def _read_control_turns(
+    tokens: list[int], agent: list[bool], reward: list[float], tokenizer: Tokenizer
+) -> tuple[list[Turn], bool, bool]:
+    """The turns of a row, whether the end token of the last is missing, and whether the dialogue has ended."""
+    control, length = tokenizer.control, len(tokens)
     if length == 0 or tokens[0] not in (control.begin_state, control.begin_action):
         opening = tokenizer.decode(tokens[:1]) if length else "nothing"
         raise ValueError(f"A row must begin with a begin-of-state or begin-of-action token, got {opening!r}.")
     ended = tokens[length - 1] == control.end_of_dialogue and not agent[length - 1]
-    terminated, truncated = (_flag(row, key, default) for key, default in ((TERMINATED, ended), (TRUNCATED, False)))
-    if ended and not terminated:
-        raise ValueError("The row ends with the end-of-dialogue token but 'terminated' is False: correct one of them.")
     stop = length - ended
     turns, cut = _read_turns(tokens[:stop], agent[:stop], reward[:stop], tokenizer)
     agent_first = tokens[0] == control.begin_action
@@ -115,7 +134,7 @@ def from_row(row: TensorDictBase, tokenizer: Tokenizer) -> Episode:
     if turns and turns[0].by_agent != agent_first:
         first = "the agent has the" if agent_first else "the environment has the"
         raise ValueError(f"The row's opening token means that {first} first turn, but the other side has it.")
-    return Episode(turns, terminated, truncated or cut, cut)
+    return turns, cut, ended
 
 
 def _read_turns(
@@ -141,9 +160,11 @@ def _read_turns(
     return turns, cut
 
 
-def _flag(row: TensorDictBase, key: str, default: bool) -> bool:
+def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
     value = row.get(key, None)
-    return default if value is None else bool(value.any())
+    if value is None and default is None:
+        raise missing_entry("A row of a chat", [key], row, "No token of such a row tells how its episode ended.")
+    return bool(default) if value is None else bool(value.any())
 
 
 def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokenizer) -> Turn:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang.data.chat_rows import Part, chat_parts
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
@@ -32,33 +34,47 @@ class EncodedEpisode(NamedTuple):
 
 
 def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenReward | None = None) -> EncodedEpisode:
-    """Encode an episode: an opening token, the turns with their end tokens, and the end-of-dialogue token.
+    """Encode an episode: its opening, the turns with their ends, and the end of the dialogue.
 
     The reward of a turn is placed on the last token that the agent wrote in it.
 
     Raises:
         ValueError: a text cannot be encoded, or a turn has a reward but no token of the agent.
     """
+    tokens: list[int] = []
+    agent: list[bool] = []
+    reward: list[float] = []
+    if isinstance(tokenizer, ChatTokenizer):
+        parts = chat_parts(episode, tokenizer)
+    else:
+        parts = _control_parts(episode, tokenizer)
+    for ids, written, earned in parts:
+        paid = [0.0] * len(ids)
+        if earned:
+            if True not in written:
+                raise ValueError(f"A turn has the reward {earned} but no token of the agent to place it on.")
+            paid[len(written) - 1 - written[::-1].index(True)] = earned
+        tokens, agent, reward = tokens + ids, agent + written, reward + paid
+    if token_reward is not None:
+        reward = _add(reward, token_reward(tokens), agent)
+    return EncodedEpisode(tokens, agent, reward, episode.terminated, episode.truncated)
+
+
+def _control_parts(episode: Episode, tokenizer: Tokenizer) -> list[Part]:
+    """The opening token, the turns with their end tokens, and the end of the dialogue."""
     control = tokenizer.control
     agent_first = not episode.turns or episode.turns[0].by_agent
-    tokens, agent, reward = [control.begin_action if agent_first else control.begin_state], [False], [0.0]
+    parts: list[Part] = [([control.begin_action if agent_first else control.begin_state], [False], 0.0)]
     for index, turn in enumerate(episode.turns):
         ids = _encode(turn, tokenizer)
         written = [turn.by_agent] * len(ids)
         if not (episode.cut and index == len(episode.turns) - 1):
             ids = [*ids, control.end_of_action if turn.by_agent else control.end_of_state]
             written = [*written, turn.by_agent and turn.closed]
-        earned = [0.0] * len(ids)
-        if turn.reward:
-            if True not in written:
-                raise ValueError(f"Turn {index} has the reward {turn.reward} but no token of the agent to place it on.")
-            earned[len(written) - 1 - written[::-1].index(True)] = turn.reward
-        tokens, agent, reward = tokens + ids, agent + written, reward + earned
+        parts.append((ids, written, turn.reward or 0.0))
     if episode.terminated and not episode.cut:
-        tokens, agent, reward = [*tokens, control.end_of_dialogue], [*agent, False], [*reward, 0.0]
-    if token_reward is not None:
-        reward = _add(reward, token_reward(tokens), agent)
-    return EncodedEpisode(tokens, agent, reward, episode.terminated, episode.truncated)
+        parts.append(([control.end_of_dialogue], [False], 0.0))
+    return parts
 
 
 def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:

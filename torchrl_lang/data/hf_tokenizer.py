@@ -65,15 +65,10 @@ class HFTokenizer:
         control: Mapping[str, str] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        tokenizer = _load(source, trust_remote_code) if isinstance(source, str | os.PathLike) else source
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None or not hasattr(backend, "to_str"):
-            raise TypeError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer: give one with a 'backend_tokenizer', which "
-                f"AutoTokenizer loads if there is a tokenizer.json."
-            )
-        names = {**CharTokenizer.DEFAULT_CONTROL, **_own_pad(tokenizer, backend), **(control or {})}
-        self._build(backend.to_str(), names)
+        tokenizer = load_hf_tokenizer(source, trust_remote_code)
+        serialized = backend_text(tokenizer)
+        names = {**CharTokenizer.DEFAULT_CONTROL, **_own_pad(tokenizer), **(control or {})}
+        self._build(serialized, names)
 
     def _build(self, serialized: str, names: Mapping[str, str]) -> None:
         from tokenizers import AddedToken, Tokenizer
@@ -92,7 +87,7 @@ class HFTokenizer:
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         # Ids may have gaps; an embedding needs a row for the largest one.
         self.vocab_size = 1 + max(vocabulary.values())
-        ids = {field: vocabulary[name] for field, name in names.items()}
+        ids: dict[str, Any] = {field: vocabulary[name] for field, name in names.items()}
         self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
         self._control_ids = frozenset(self.control.ids())
         for name in names.values():
@@ -109,12 +104,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text; raises ``ValueError`` if they would include a control token or there are none."""
-        try:
-            ids = self.backend.encode(text, add_special_tokens=False).ids
-        except TypeError:  # the library's error for lone surrogates, which JSON strings may contain
-            raise _NotEncodable(f"{shorten(text)} is not valid Unicode text.") from None
-        except Exception as error:  # the library raises plain Exception if it has no token for unknown text
-            raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
+        ids = encode_plain(self.backend, text)
         if not self._control_ids.isdisjoint(ids):
             found = sorted({str(self.backend.id_to_token(index)) for index in self._control_ids.intersection(ids)})
             raise ValueError(
@@ -140,7 +130,22 @@ class _NotEncodable(ValueError):
     """A text that a tokenizer cannot encode."""
 
 
-def _load(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def encode_plain(backend: Any, text: str) -> list[int]:
+    """Ids of a text by a ``tokenizers.Tokenizer``, with nothing added; raises ``ValueError`` if there are none."""
+    try:
+        return backend.encode(text, add_special_tokens=False).ids
+    except TypeError:  # the library's error for lone surrogates, which JSON strings may contain
+        raise _NotEncodable(f"{shorten(text)} is not valid Unicode text.") from None
+    except Exception as error:  # the library raises plain Exception if it has no token for unknown text
+        raise _NotEncodable(f"This tokenizer has no tokens for {shorten(text)} ({one_line(error)}).") from None
+
+
+def load_hf_tokenizer(
+    source: str | os.PathLike[str] | PreTrainedTokenizerBase, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer itself, or the one of this name or path."""
+    if not isinstance(source, str | os.PathLike):
+        return source
     from transformers import AutoTokenizer  # a local import, because it takes one or two seconds
 
     try:
@@ -149,9 +154,21 @@ def _load(source: str | os.PathLike[str], trust_remote_code: bool) -> PreTrained
         raise OSError(f"There is no readable tokenizer in {os.fspath(source)!r} ({one_line(error)}).") from error
 
 
-def _own_pad(tokenizer: PreTrainedTokenizerBase, backend: Any) -> dict[str, str]:
+def backend_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A fast tokenizer's backend as JSON."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise TypeError(
+            f"{type(tokenizer).__name__} is not a fast tokenizer: give one with a 'backend_tokenizer', which "
+            f"AutoTokenizer loads if there is a tokenizer.json."
+        )
+    return backend.to_str()
+
+
+def _own_pad(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """The tokenizer's padding token, unless it also ends texts or may occur in plain text."""
     pad = getattr(tokenizer, "pad_token", None)
     others = {getattr(tokenizer, f"{role}_token", None) for role in ("eos", "bos", "unk", "sep", "cls", "mask")}
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
     return {"pad": pad} if pad is not None and pad not in others and pad in special else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
 from torchrl_lang.storage import shorten
@@ -13,6 +14,7 @@ __all__ = ["KINDS", "tokenizer_from_config"]
 
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "char": CharTokenizer.from_config,
+    "chat": ChatTokenizer.from_config,
     "huggingface": HFTokenizer.from_config,
 }
 """Functions that build a tokenizer, by the ``kind`` in its configuration."""

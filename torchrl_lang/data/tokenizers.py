@@ -94,7 +94,7 @@ class CharTokenizer:
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
-        ids = {field: self._id[name] for field, name in self._control_names.items()}
+        ids: dict[str, Any] = {field: self._id[name] for field, name in self._control_names.items()}
         self.vocab_size = len(self.symbols)
         self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
         plain = [symbol for symbol in self.symbols if self._id[symbol] not in self.control.ids()]

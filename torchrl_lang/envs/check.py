@@ -56,8 +56,8 @@ def check_language_env(
     ``fresh``           after a reset nothing is done, and the rows have no reward and no token of the agent
     ``growth``          every step appends tokens to a row that is not done (so its episode ends some time) and does not
                         change earlier tokens
-    ``flags``           ``done`` is ``terminated`` or ``truncated``, all bool ``[*B, 1]``; a row ends in
-                        ``end_of_dialogue`` if and only if its task has terminated
+    ``flags``           ``done`` is ``terminated`` or ``truncated``, all bool ``[*B, 1]``; a row with control tokens
+                        ends in ``end_of_dialogue`` if and only if its task has terminated
     ``reward``          ``reward`` is float32 ``[*B, 1]``, and ``token_reward`` sums to the rewards of the turns
     ``latch``           stepping a row that is done changes nothing and has reward 0
     ``mask``            a row that a ``"_step"`` mask excludes does not change and has reward 0
@@ -242,6 +242,8 @@ def _check_flags(env: Any, moment: TensorDictBase) -> None:
         right = flag.shape == (*env.batch_size, 1) and flag.dtype == torch.bool
         _require("flags", right, f"a flag is {flag.dtype} {tuple(flag.shape)}, expected bool {(*env.batch_size, 1)}")
     _require("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
+    if not env.tokenizer.control.marks_turns:  # no token of a chat tells that its task has terminated
+        return
     closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[ACTION_MASK]
     closed = closing.any(-1, keepdim=True)
     _require("flags", (terminated | ~closed).all(), "a row ends in end_of_dialogue but its task is not 'terminated'")

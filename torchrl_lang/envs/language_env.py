@@ -14,7 +14,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue
+from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import (
     GrowingRows,
     Reply,
@@ -104,10 +104,12 @@ class LanguageEnv(EnvBase):
         super().__init__(device=device, batch_size=batch)
         if action_length < 1:
             raise ValueError(f"action_length must be at least 1 token, got {action_length}.")
-        if row_length < action_length + 2:
+        opening = shortest_opening(tokenizer)
+        needed = opening + action_length + 1
+        if row_length < needed:
             raise ValueError(
-                f"row_length={row_length} cannot hold an opening token and an utterance of "
-                f"action_length={action_length} tokens with its end: give at least {action_length + 2}."
+                f"row_length={row_length} cannot hold an opening of {opening} tokens and an utterance of "
+                f"action_length={action_length} tokens with its end: give at least {needed}."
             )
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or None, got {max_turns}.")
@@ -138,7 +140,9 @@ class LanguageEnv(EnvBase):
 
         Returns:
             The environment's opening tokens, int64 ``[N, R]``, their number, int64 ``[N]`` (zero if the agent takes the
-            first turn), and the task's state.
+            first turn), and the task's state. Plain text without control tokens; with a
+            :class:`~torchrl_lang.data.ChatTokenizer` everything up to the first utterance, by
+            ``tokenizer.encode_opening``.
         """
 
     @abstractmethod

@@ -11,11 +11,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.row_state import Rows
+from torchrl_lang.functional import shift_left, utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
 
-__all__ = ["count_turns", "merge_keywords", "rows_to_continue"]
+__all__ = ["count_turns", "merge_keywords", "rows_to_continue", "shortest_opening"]
 
 
 def merge_keywords(
@@ -67,7 +69,12 @@ def merge_keywords(
 
 def count_turns(rows: Rows, control: ControlTokens) -> Tensor:
     """Number of utterances of each row, int64 ``[N]``: each has one end-of-action token."""
-    return ((rows.tokens == control.end_of_action) & rows.attention_mask).sum(-1)
+    return utterance_ends(rows.tokens, rows.attention_mask, rows.action_mask, control.end_of_action).sum(-1)
+
+
+def shortest_opening(tokenizer: Tokenizer) -> int:
+    """Number of tokens before the first utterance if the agent takes the first turn."""
+    return len(tokenizer.encode_opening("")) if isinstance(tokenizer, ChatTokenizer) else 1
 
 
 def rows_to_continue(
@@ -92,11 +99,15 @@ def rows_to_continue(
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
     _refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
-    kinds = _token_kinds(rows, control)
-    _check_order(rows, kinds, fresh)
     full = rows.length + action_length + 1 > row_length
     if max_turns is not None:
         full = full | (count_turns(rows, control) >= max_turns)
+    if isinstance(tokenizer, ChatTokenizer):
+        _check_chat(rows, fresh, tokenizer)
+        _refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+        return rows
+    kinds = _token_kinds(rows, control)
+    _check_order(rows, kinds, fresh)
     last = kinds.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
     in_reply = (last == _Kind.REPLY) | (last == _Kind.BEGIN_STATE)
     _refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
@@ -104,6 +115,22 @@ def rows_to_continue(
     _refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
     _refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
     return rows
+
+
+def _check_chat(rows: Rows, fresh: Tensor, tokenizer: ChatTokenizer) -> None:
+    """Raise unless the ``fresh`` rows have ended utterances only, and end where the agent writes."""
+    tokens, agent = rows.tokens, rows.action_mask
+    ends = utterance_ends(tokens, rows.attention_mask, agent, tokenizer.control.end_of_action)
+    unfinished = agent & ~ends & ~shift_left(agent | ends)
+    inside = agent & (tokens == tokenizer.control.pad)
+    _refuse(
+        fresh & unfinished.any(-1), "have utterances without end", "finish them with end_of_action, or use TokenEnv"
+    )
+    _refuse(fresh & inside.any(-1), "have padding inside an utterance", "pass rows as reset and step return them")
+    prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
+    place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
+    at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
+    _refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
 
 
 def _refuse(bad: Tensor, what: str, advice: str) -> None:

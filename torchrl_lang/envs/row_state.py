@@ -15,6 +15,8 @@ __all__ = [
     "Reply",
     "Rows",
     "Utterance",
+    "complete_opening",
+    "complete_reply",
     "initial_rows",
     "read_action",
     "read_mask",
@@ -51,7 +53,11 @@ def read_utterance(action: Tensor, control: ControlTokens) -> Utterance:
 
 
 class Reply(NamedTuple):
-    """The environment's reply to a batch of utterances. Plain text only: the base class adds the control tokens."""
+    """The environment's reply to a batch of utterances.
+
+    Plain text only, to which the base class adds the control tokens; with a :class:`~torchrl_lang.data.ChatTokenizer`
+    everything from the end of the utterance to the next one, by ``tokenizer.encode_reply``.
+    """
 
     tokens: Tensor
     """int64 ``[N, R]``, right-padded."""
@@ -93,12 +99,15 @@ def initial_rows(
 
     ``opening`` is int64 ``[N, R]`` with ``length`` tokens, int64 ``[N]``, and must leave room for an utterance.
     """
-    needed = opening.shape[-1] + 2 + action_length + 1
+    needed = opening.shape[-1] + 2 * control.marks_turns + action_length + 1
     if needed > row_length and opening.shape[-1]:
         raise ValueError(
             f"An opening of up to {opening.shape[-1]} tokens leaves no room for an utterance: row_length is "
             f"{row_length}, give at least {needed}."
         )
+    if not control.marks_turns:
+        none = torch.zeros_like(opening, dtype=torch.float32)
+        return Rows(opening, none.to(torch.bool), none, length)
     has_opening = length > 0
     first = torch.where(has_opening, control.begin_state, control.begin_action)[:, None]
     place = torch.arange(opening.shape[-1] + 1, device=opening.device)
@@ -107,6 +116,20 @@ def initial_rows(
     head = torch.cat([first, torch.where(ends, control.end_of_state, text)], -1)
     none = torch.zeros((1, 1), dtype=torch.float32, device=head.device).expand_as(head)
     return Rows(head, none.to(torch.bool), none, 1 + torch.where(has_opening, length + 1, 0))
+
+
+def complete_opening(text: list[int], control: ControlTokens) -> list[int]:
+    """The tokens of one row before its first utterance, for an opening as tasks return it."""
+    if not control.marks_turns:
+        return text
+    return [control.begin_state, *text, control.end_of_state] if text else [control.begin_action]
+
+
+def complete_reply(text: list[int], terminated: bool, control: ControlTokens) -> list[int]:
+    """The tokens of one row after the end of an utterance, for a reply as tasks return it."""
+    if not control.marks_turns:
+        return text
+    return [*text, *[control.end_of_state] * bool(text), *[control.end_of_dialogue] * terminated]
 
 
 class Writes(NamedTuple):
@@ -181,19 +204,21 @@ class GrowingRows:
     ) -> tuple[Writes, Tensor]:
         """Plan to append the utterance, the reply, their end tokens and the end of the dialogue to the ``live`` rows.
 
+        In rows of a chat template the reply is complete, so only the utterance gets its end token.
+
         Returns:
             What to write, and where tokens do not fit, bool ``[N]``.
         """
-        ends = (control.end_of_action, control.end_of_state, control.end_of_dialogue)
-        end_of_action, end_of_state, end_of_dialogue = (torch.full_like(utterance.length[:, None], t) for t in ends)
+        like = utterance.length[:, None]
         uttered, replied = torch.where(live, utterance.length, 0), torch.where(live, reply.length, 0)
-        parts = (
+        parts = [
             (utterance.tokens, uttered),
-            (end_of_action, live),
+            (torch.full_like(like, control.end_of_action), live),
             (reply.tokens, replied),
-            (end_of_state, replied > 0),
-            (end_of_dialogue, live & reply.terminated),
-        )
+        ]
+        if control.marks_turns:
+            parts.append((torch.full_like(like, control.end_of_state), replied > 0))
+            parts.append((torch.full_like(like, control.end_of_dialogue), live & reply.terminated))
         width = self.width
         place, wanted = [], self._length
         for tokens, number in parts:  # the first ``number`` tokens of each

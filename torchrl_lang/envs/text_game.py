@@ -5,16 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
-from torchrl_lang.envs.row_state import Rows, Utterance
+from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import shorten
@@ -205,13 +207,13 @@ class TextGameEnv(LanguageEnv):
 
     def _replay(self, row: int, seed: int, tokens: list[int], agent: list[bool]) -> tuple[list[int], list[float]]:
         """Replay the agent's turns of a row in a new game; returns the tokens and rewards of the resulting row."""
-        control, place = self.tokenizer.control, GamePlace(row, seed, 0)
+        end, place = self.tokenizer.control.end_of_action, GamePlace(row, seed, 0)
         opening, _ = self._fit_opening(read_opening(self._begin(place), place), place)
-        ids = [control.begin_state, *opening, control.end_of_state] if opening else [control.begin_action]
+        ids = complete_opening(opening, self.tokenizer.control)
         rewards = [0.0] * len(ids)
         utterance: list[int] = []
-        for token, is_agent in zip(tokens, agent, strict=True):
-            if token == control.end_of_action:
+        for token, is_agent, after_agent in zip(tokens, agent, [False, *agent], strict=False):
+            if token == end and (is_agent or after_agent):
                 place = place._replace(turn=place.turn + 1)
                 played = read_turn(self._play(place, utterance), place)
                 reply, lost = self._fit_reply(played, place, self.row_length)
@@ -219,14 +221,10 @@ class TextGameEnv(LanguageEnv):
                     raise ValueError(
                         f"{place} was truncated, so row {row} cannot be continued: reset it without set_state."
                     )
-                turn = [*utterance, token, *reply]
+                turn = [*utterance, token, *complete_reply(reply, played.terminated, self.tokenizer.control)]
                 earned = [0.0] * len(turn)
                 earned[len(utterance) - (0 if is_agent else 1)] = played.reward
-                if reply:
-                    turn.append(control.end_of_state)
-                if played.terminated:
-                    turn.append(control.end_of_dialogue)
-                ids, rewards, utterance = ids + turn, rewards + earned + [0.0] * (len(turn) - len(earned)), []
+                ids, rewards, utterance = ids + turn, rewards + earned, []
             elif is_agent:
                 utterance.append(token)
         return ids, torch.tensor(rewards, dtype=torch.float32).tolist()
@@ -235,18 +233,25 @@ class TextGameEnv(LanguageEnv):
 
     def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
         """Ids of an opening that leaves room for an utterance, and whether a part of it was cut."""
-        ids = self._encode_or_lose(text, place)
-        room = max(0, self.row_length - self.action_length - 3)  # begin and end of the state, end of the action
+        chat = self.tokenizer if isinstance(self.tokenizer, ChatTokenizer) else None
+        ids = self._encode_or_lose(chat.encode_opening if chat else self._encode, text, place)
+        room = max(0, self.row_length - self.action_length - (1 if chat else 3))  # end of the action; of the state, too
         if ids is not None and len(ids) > room:
             found = f"opens with {len(ids)} tokens, of which {room} fit into row_length={self.row_length}"
             self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
-            return ids[:room], True
-        return ids or [], ids is None
+            prompt = chat.prompt_ids if chat else []  # which says that it is the agent's turn, so it must stay
+            return [*ids[: room - len(prompt)], *prompt], True
+        if ids is None:
+            return chat.encode_opening("") if chat else [], True
+        return ids, False
 
     def _fit_reply(self, turn: GameTurn, place: GamePlace, room: int) -> tuple[list[int], bool]:
         """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
-        ids = self._encode_or_lose(turn.text, place)
-        room -= turn.terminated  # the end of the dialogue
+        encode, marks_turns = self._encode, self.tokenizer.control.marks_turns
+        if isinstance(self.tokenizer, ChatTokenizer):
+            encode = partial(self.tokenizer.encode_reply, answer=not turn.terminated)
+        ids = self._encode_or_lose(encode, turn.text, place)
+        room -= turn.terminated and marks_turns  # the end of the dialogue
         if self.on_bad_text == "raise" and ids and len(ids) > room:
             found = f"replies with {len(ids)} tokens, of which {max(0, room)} fit into row_length={self.row_length}"
             self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
@@ -257,13 +262,14 @@ class TextGameEnv(LanguageEnv):
         if self.on_bad_text == "truncate":
             return [self.row_length] * self._n
         assert self._rows is not None
-        # The end-of-action and end-of-state tokens need room, too.
-        return (self.row_length - self._rows.rows.length - utterance.length - 2).tolist()
+        # The end-of-action token, and the end-of-state token if there is one, need room, too.
+        ends = 1 + self.tokenizer.control.marks_turns
+        return (self.row_length - self._rows.rows.length - utterance.length - ends).tolist()
 
-    def _encode_or_lose(self, text: str, place: GamePlace) -> list[int] | None:
+    def _encode_or_lose(self, encode: Callable[[str], list[int]], text: str, place: GamePlace) -> list[int] | None:
         """Ids of a text, or None if the tokenizer cannot encode it."""
         try:
-            return self._encode(text)
+            return encode(text)
         except (ValueError, LookupError, TypeError) as error:
             reason = str(error)
         self._lose(
@@ -291,7 +297,7 @@ class TextGameEnv(LanguageEnv):
 
     def _decode(self, ids: list[int]) -> str:
         try:
-            return self.tokenizer.decode(ids)
+            return decode_action(self.tokenizer, ids)
         except (ValueError, LookupError):
             return UNREADABLE
 

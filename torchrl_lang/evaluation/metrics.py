@@ -141,6 +141,8 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
         >>> unanswered(to_rows([Episode(turns, True)], tokenizer, 9), tokenizer.control)
         tensor([1])
     """
+    if not control.marks_turns:
+        raise ValueError("In rows of a chat template every utterance is followed by a message: none is unanswered.")
     tokens, real, agent = (rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
     end = real & (tokens == control.end_of_action)
     speaks = real & ~agent & (tokens != control.end_of_dialogue)

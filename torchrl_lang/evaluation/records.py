@@ -8,7 +8,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry
+from torchrl_lang.functional import utterance_ends
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry, missing_entry
 
 __all__ = ["GameRecords"]
 
@@ -48,7 +49,7 @@ class GameRecords:
         Args:
             rows: the entries of a row, ``[N, T]``, and optionally ``terminated`` and ``truncated`` (``[N]`` or
                 ``[N, 1]``). Without them, a game has terminated if its row ends with the end-of-dialogue token, and is
-                truncated otherwise.
+                truncated otherwise; rows of a chat template need ``terminated``.
             control: the control tokens of the rows.
 
         Examples:
@@ -64,6 +65,8 @@ class GameRecords:
         tokens, real, agent, reward = (entry(rows, key) for key in ROW_KEYS)
         ended = rows.get(TERMINATED, None)
         if ended is None:
+            if not control.marks_turns:
+                raise missing_entry("GameRecords of chats", [TERMINATED], rows, "No token tells how a game ended.")
             ended = ((tokens == control.end_of_dialogue) & real).any(-1)
         ended = ended.reshape(len(rows))
         truncated = rows.get(TRUNCATED, None)
@@ -72,7 +75,7 @@ class GameRecords:
         return cls(
             rows=TensorDict({key: rows.get(key) for key in ROW_KEYS}, batch_size=[len(rows)]),
             returns=reward.sum(-1),
-            turns=((tokens == control.end_of_action) & real).sum(-1),
+            turns=utterance_ends(tokens, real, agent, control.end_of_action).sum(-1),
             terminated=ended,
             truncated=~ended if truncated is None else truncated.reshape(len(rows)),
             last_reward=reward.gather(-1, last).squeeze(-1),

@@ -18,6 +18,7 @@ from torchrl_lang.functional.decisions import (
     shift_left,
     shift_right,
     trained_states,
+    utterance_ends,
 )
 from torchrl_lang.functional.divergences import categorical_entropy, categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, min_p_filter, top_k_filter, top_p_filter
@@ -67,6 +68,7 @@ __all__ = [
     "top_p_filter",
     "trained_states",
     "turn_end_mask",
+    "utterance_ends",
     "two_clock_advantages",
     "with_known_values",
 ]

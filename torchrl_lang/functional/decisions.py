@@ -21,6 +21,7 @@ __all__ = [
     "shift_left",
     "shift_right",
     "trained_states",
+    "utterance_ends",
 ]
 
 
@@ -69,6 +70,29 @@ def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
     """True on the last real position of each row that has a decision, ``bool [*B, T]``."""
     last = attention_mask & ~shift_left(attention_mask)
     return last & decision_mask(action_mask).any(-1, keepdim=True)
+
+
+def utterance_ends(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, end_of_action: int) -> Tensor:
+    """True at the end-of-action token of each utterance, ``bool [*B, T]``, whoever wrote it.
+
+    The agent writes that token, or the environment right after an utterance without one. A chat template may end texts
+    of the environment with the same token; these are not marked.
+
+    Args:
+        tokens: int ``[*B, T]``.
+        attention_mask: bool ``[*B, T]``.
+        action_mask: bool ``[*B, T]``.
+        end_of_action: id of the token.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import utterance_ends
+        >>> tokens = torch.tensor([5, 1, 7, 8, 1, 6, 1])
+        >>> agent = torch.tensor([False, False, True, True, False, False, False])
+        >>> utterance_ends(tokens, torch.ones(7, dtype=torch.bool), agent, end_of_action=1).nonzero().flatten()
+        tensor([4])
+    """
+    return attention_mask & (tokens == end_of_action) & (action_mask | shift_right(action_mask))
 
 
 class Decisions(NamedTuple):

@@ -1,0 +1,146 @@
+"""Chat templates in the style of known families, and small byte-level tokenizers for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = [
+    "user assistant system model is it a red dog? yes no maybe. I think so, because the cat sat on the mat.",
+    "What is 2 + 2? The answer is 4.\n\nTurn: 1\n\n\nscore = -1.5;  look at {'name': 'door'} and [INST] open it.",
+    "Ünïcode: 日本語, emoji 😀 and العربية.",
+]
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words, single digits, punctuation and runs of white space, as in recent families."""
+
+
+@dataclass(frozen=True)
+class Family:
+    template: str
+    special: tuple[str, ...]
+    end: str
+    plain: tuple[str, ...] = ()
+    """Added tokens that are not special."""
+    pad: str | None = None
+    bos: str | None = None
+    rstrip: tuple[str, ...] = ()
+    """Special tokens that swallow the white space after them."""
+    options: dict = field(default_factory=dict)
+
+
+CHATML = (
+    "{% if messages[0].role != 'system' and default_system is defined %}"
+    "<|im_start|>system\n{{ default_system }}<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN3 = (
+    "{% set last = messages | length - 1 %}{% for m in messages %}"
+    "{% set text = m.content %}"
+    "{% if m.role == 'assistant' and '</think>' in text and loop.index0 < last %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ text }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+DEEPSEEK = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+    "{% elif m.role == 'user' %}<|User|>{{ m.content }}{% else %}"
+    "<|Assistant|>{{ m.content.split('</think>')[-1] }}<|end_of_sentence|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% set first = '' %}{% if messages[0].role == 'system' %}"
+    "{% set first = messages[0].content ~ '\n\n' %}{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %} [INST] {{ first if loop.first else '' }}{{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+MISTRAL_LAST = (
+    "{{ bos_token }}{% set system = '' %}{% if messages[0].role == 'system' %}"
+    "{% set system = messages[0].content ~ '\n\n' %}{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ system if loop.last else '' }}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
+)
+PHI3 = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+)
+ZEPHYR = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|finetune_right_pad_id|>")
+
+EXACT = {
+    "chatml": Family(CHATML, IM, "<|im_end|>", ("<think>", "</think>", "<tool_call>"), pad="<|endoftext|>"),
+    "phi3": Family(PHI3, ("<|endoftext|>", "<|end|>", *ROLES), "<|endoftext|>", pad="<unk>"),
+    "zephyr": Family(ZEPHYR, ("</s>", "<unk>"), "</s>", pad="</s>"),
+    "llama3": Family(LLAMA3, HEADERS, "<|eot_id|>", bos="<|begin_of_text|>"),
+    "gemma": Family(GEMMA, ("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>", pad="<pad>", bos="<bos>"),
+    "mistral": Family(MISTRAL, ("</s>", "<unk>"), "</s>", bos="<s>"),
+}
+"""Families whose rows equal the template's dialogues."""
+
+FIRST_PROMPT_ONLY = {
+    "qwen3": Family(QWEN3, IM, "<|im_end|>", ("<think>", "</think>"), pad="<|endoftext|>"),
+    "qwen3 without thinking": Family(
+        QWEN3, IM, "<|im_end|>", ("<think>", "</think>"), pad="<|endoftext|>", options={"enable_thinking": False}
+    ),
+    "deepseek": Family(
+        DEEPSEEK, ("<|User|>", "<|Assistant|>", "<|end_of_sentence|>"), "<|end_of_sentence|>", ("<think>", "</think>"),
+        pad="<pad>", bos="<|begin_of_sentence|>",
+    ),
+}  # fmt: skip
+"""Families whose first prompt only equals the template's."""
+
+
+def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with the tokens and the template of a family."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    special = dict.fromkeys((*family.special, *(t for t in (family.pad, family.bos) if t)))
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False, rstrip=name in family.rstrip) for name in special]
+    )
+    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in family.plain])
+    roles = {"eos_token": family.end, "pad_token": family.pad, "bos_token": family.bos}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=family.template,
+        clean_up_tokenization_spaces=False,
+        **{role: token for role, token in roles.items() if token},
+    )

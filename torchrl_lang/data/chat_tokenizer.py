@@ -1,0 +1,246 @@
+"""Tokenizers whose rows are written as a chat template writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchrl_lang.data.hf_tokenizer import backend_text, encode_plain, load_hf_tokenizer
+from torchrl_lang.data.row_format import RowFormat
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage import Fields, one_line, shorten
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ChatTokenizer", "decode_action", "encode_action"]
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer, unchanged, whose rows are written as its chat template writes a dialogue.
+
+    Its rows hold no token that the model has not seen: the environment writes the template's strings, and an
+    utterance ends with the template's special token. Each stretch of the environment, from the end of an utterance to
+    the place where the agent writes again, is encoded in one call, as the template's text would be. So the first prompt
+    has exactly the template's ids. What the agent sampled is never encoded again: with ``row_format.history="exact"``
+    the decoded row equals the template's text, up to white space that the template strips, and so do its ids unless the
+    tokenizer would merge an utterance with the strings around it.
+
+    Names of special tokens in a text of the environment are encoded as plain text, so no text can forge a turn. The
+    agent may write added tokens that are not special, such as ``<think>`` or tool calls, but no other special token:
+    they are in ``control.forbidden``.
+
+    Args:
+        source: a fast tokenizer, or the name or local path of one.
+        row_format: the strings of its template, from :meth:`RowFormat.from_chat_template`.
+        pad: the padding token; by default the tokenizer's own, if it does not end utterances, or else another special
+            token that the template does not use.
+        trust_remote_code: as in :class:`~torchrl_lang.data.HFTokenizer`.
+
+    Raises:
+        OSError, TypeError: as :class:`~torchrl_lang.data.HFTokenizer`.
+        ValueError: the format does not belong to this tokenizer, or there is no token to pad with.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, to_rows
+        >>> letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        >>> backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+        >>> backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        >>> backend.decoder = decoders.ByteLevel()
+        >>> source = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|im_end|>",
+        ...     additional_special_tokens=["<|im_start|>"], chat_template="{% for m in messages %}<|im_start|>"
+        ...     "{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        ...     "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}")
+        >>> tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+        >>> rows = to_rows([Episode([Turn("hi"), Turn("yo", 1.0), Turn("<|im_end|>")], terminated=True)], tokenizer, 64)
+        >>> row = rows["tokens"][0, :rows["attention_mask"].sum()]
+        >>> tokenizer.decode(row)
+        '<|im_start|>user: hi<|im_end|><|im_start|>assistant: yo<|im_end|><|im_start|>user: <|im_end|><|im_end|>'
+        >>> (row == tokenizer.control.end_of_action).sum()  # the last text's is plain text
+        tensor(3)
+    """
+
+    vocab_size: int
+    """Number of token ids."""
+    control: ControlTokens
+    """Ids of the padding token and of the end of an utterance; ``forbidden`` has all other special tokens."""
+    row_format: RowFormat
+    """The strings of the template."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
+        row_format: RowFormat,
+        *,
+        pad: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        tokenizer = load_hf_tokenizer(source, trust_remote_code)
+        self._build(backend_text(tokenizer), row_format, pad, _roles(tokenizer))
+
+    def _build(self, serialized: str, row_format: RowFormat, pad: str | None, candidates: Sequence[str] = ()) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            self.backend = Backend.from_str(serialized)
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+        """The underlying ``tokenizers.Tokenizer``."""
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.row_format = row_format
+        added = self.backend.get_added_tokens_decoder()
+        self._special = {token.content: index for index, token in added.items() if token.special}
+        # Some tokenizers have added tokens for runs of white space, which are ordinary text.
+        markers = {t.content: i for i, t in added.items() if t.special or any(map(str.isalnum, t.content))}
+        self._marker_ids, self._special_ids = frozenset(markers.values()), frozenset(self._special.values())
+        self._marker, self._special_marker = _any_of(markers), _any_of(self._special)
+        # A token that keeps the white space beside it, to encode a text as if it were not the first one.
+        self._anchor = next((t.content for t in added.values() if t.special and not (t.lstrip or t.rstrip)), "")
+        end = self._special.get(row_format.end_of_action)
+        if end is None:
+            raise ValueError(
+                f"The row format ends utterances with {row_format.end_of_action!r}, which is not a special token of "
+                f"this tokenizer ({shorten(str([*self._special]))}): derive the format from the same tokenizer."
+            )
+        self._pad = self._choose_pad([*candidates, *self._special] if pad is None else [pad])
+        self.vocab_size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+        pad_id = self._special[self._pad]
+        forbidden = tuple(sorted(self._special_ids - {end, pad_id}))
+        self.control = ControlTokens(pad_id, end, vocab_size=self.vocab_size, forbidden=forbidden)
+        self.prompt_ids = self._following(row_format.prompt)
+        """Ids of the template's generation prompt."""
+
+    def _choose_pad(self, candidates: Sequence[str]) -> str:
+        row_format = self.row_format
+        strings = (
+            row_format.opening,
+            row_format.prompt,
+            row_format.end_of_action,
+            row_format.between,
+            row_format.close,
+        )
+        for token in candidates:
+            if token in self._special and not any(token in string for string in strings):
+                return token
+        raise ValueError(
+            f"Rows cannot be padded with any of {shorten(str([*candidates]))}: a padding token is a special token that "
+            f"the chat template does not use. Pass pad=, or add a special token to the tokenizer."
+        )
+
+    # -- the protocol of tokenizers ------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text; names of added tokens in it are plain text."""
+        return self._plain(text, self._marker, self._marker_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens are written by name."""
+        return self.backend.decode([int(index) for index in ids], skip_special_tokens=False)
+
+    def config(self) -> dict[str, Any]:
+        """The whole tokenizer and the row format as JSON."""
+        return {
+            "kind": "chat",
+            "tokenizer": json.loads(self.backend.to_str()),
+            "row_format": self.row_format.config(),
+            "pad": self._pad,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ChatTokenizer:
+        """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
+        read = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
+        tokenizer = cls.__new__(cls)
+        row_format = RowFormat.from_config(read.take("row_format", dict))
+        tokenizer._build(json.dumps(read.take("tokenizer", dict)), row_format, read.take("pad", str))
+        return tokenizer
+
+    # -- the parts of a row --------------------------------------------------------------------------------------------
+
+    def encode_opening(self, text: str) -> list[int]:
+        """Ids of all that stands before the first utterance, ``text`` included; empty if the agent begins."""
+        row_format = self.row_format
+        return self._stretch(row_format.opening, row_format.clean_text(text), row_format.prompt)
+
+    def encode_reply(self, text: str, *, answer: bool = True) -> list[int]:
+        """Ids between the end of an utterance and the next, or after the last one if the agent does not ``answer``.
+
+        A last reply without text has no ids.
+        """
+        row_format = self.row_format
+        if not (text or answer):
+            return []
+        before = row_format.end_of_action + row_format.between
+        after = row_format.prompt if answer else row_format.close
+        ids = self._stretch(before, row_format.clean_text(text), after)
+        assert ids[0] == self.control.end_of_action
+        return ids[1:]
+
+    def encode_action(self, text: str) -> list[int]:
+        """Ids of an utterance that is given as text, without its end; only special tokens' names are plain text."""
+        text = self.row_format.lead + self.row_format.clean_action(text)
+        return self._plain(text, self._special_marker, self._special_ids)
+
+    def decode_action(self, ids: Sequence[int]) -> str:
+        """The text of an utterance, without its end and the template's lead."""
+        return self.decode(ids).removeprefix(self.row_format.lead)
+
+    # -- text that contains the names of tokens ------------------------------------------------------------------------
+
+    def _ids(self, text: str) -> list[int]:
+        return encode_plain(self.backend, text)
+
+    def _stretch(self, before: str, text: str, after: str) -> list[int]:
+        """Ids of ``before + text + after`` where only the outer strings contain added tokens."""
+        marker = self._marker
+        whole = before + text + after
+        if marker.findall(whole) == marker.findall(before) + marker.findall(after):
+            return self._ids(whole)
+        begin = max((match.end() for match in marker.finditer(before)), default=0)
+        end = next((match.start() for match in marker.finditer(after)), len(after))
+        inner = self._plain(before[begin:] + text + after[:end], marker, self._marker_ids)
+        return [*self._ids(before[:begin]), *inner, *self._ids(after[end:])]
+
+    def _plain(self, text: str, marker: re.Pattern[str], refused: frozenset[int]) -> list[int]:
+        """Ids of a text as if it followed other text, with every name of a token cut in two."""
+        ids, start = [], 0
+        for match in marker.finditer(text):
+            ids += self._following(text[start : match.start() + 1])
+            start = match.start() + 1
+        ids += self._following(text[start:])
+        found = refused.intersection(ids)
+        if found:
+            names = sorted(str(self.backend.id_to_token(index)) for index in found)
+            raise ValueError(f"The plain text {shorten(text)} encodes to the added token {' '.join(names)}.")
+        return ids
+
+    def _following(self, text: str) -> list[int]:
+        return self._ids(self._anchor + text)[bool(self._anchor) :]
+
+
+def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of an utterance that is given as text, without its end."""
+    return tokenizer.encode_action(text) if isinstance(tokenizer, ChatTokenizer) else tokenizer.encode(text)
+
+
+def decode_action(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an utterance, without its end."""
+    return tokenizer.decode_action(ids) if isinstance(tokenizer, ChatTokenizer) else tokenizer.decode(ids)
+
+
+def _roles(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens with which a tokenizer pads, marks unknown words, and begins and ends texts, as far as it has them."""
+    tokens = [getattr(tokenizer, f"{role}_token", None) for role in ("pad", "unk", "bos", "eos")]
+    return [token for token in tokens if token is not None]
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the longest of some names."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
