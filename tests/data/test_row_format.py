@@ -5,9 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
+from transformers import AutoTokenizer, GenerationConfig
 
 from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, LLAMA2, MISTRAL_LAST, Family, tokenizer_of
-from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_row, tokenizer_from_config
+from torchrl_lang.data import (
+    ChatTokenizer,
+    Episode,
+    RowFormat,
+    Turn,
+    from_row,
+    to_row,
+    tokenizer_from_config,
+    write_tokenizer,
+)
+from torchrl_lang.modules import causal_lm
 
 PIECES = [
     *"abc XYZ 012 .,!? \n \t",
@@ -216,3 +227,20 @@ def test_damaged_episodes():
     row["attention_mask"][end + 1] = True
     with pytest.raises(ValueError, match="has no end token"):
         from_row(row, tokenizer)
+
+
+def test_transformers_alone_reads_the_saved_tokenizer(source, tmp_path):
+    """With the chat template: it writes the same text and ids."""
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    causal_lm("qwen2", vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=1, max_length=8).save_pretrained(
+        tmp_path
+    )
+    write_tokenizer(tokenizer.config(), tmp_path)
+    read = AutoTokenizer.from_pretrained(tmp_path)
+    messages = ["a dog", "red?", "no"]
+    assert rendered(read, messages) == rendered(source, messages)
+    assert read(rendered(read, messages), add_special_tokens=False)["input_ids"] == row_of(tokenizer, messages)
+    assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == tokenizer.control.end_of_action
+    again = ChatTokenizer(read, RowFormat.from_chat_template(read))
+    assert again.row_format == tokenizer.row_format
+    assert again.control == tokenizer.control

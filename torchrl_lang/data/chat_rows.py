@@ -16,7 +16,7 @@ Part = tuple[list[int], list[bool], float]
 def chat_parts(episode: Episode, tokenizer: ChatTokenizer) -> list[Part]:
     """The parts of an episode in order: the opening, utterances with their ends, and what stands between them.
 
-    Where the environment says nothing between two utterances, there is an empty message.
+    Two utterances without a text of the environment between them have an empty message there.
 
     Raises:
         ValueError: the environment has two turns in a row, or a turn contains the end of an utterance.

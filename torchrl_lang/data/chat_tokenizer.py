@@ -82,9 +82,15 @@ class ChatTokenizer:
         trust_remote_code: bool = False,
     ) -> None:
         tokenizer = load_hf_tokenizer(source, trust_remote_code)
-        self._build(backend_text(tokenizer), row_format, pad, _roles(tokenizer))
+        names = {role: getattr(tokenizer, role, None) for role in ("unk_token", "bos_token", "eos_token")}
+        roles = {role: token for role, token in names.items() if token is not None}
+        own = getattr(tokenizer, "pad_token", None)
+        candidates = [*([] if own is None else [own]), *roles.values()] if pad is None else [pad]
+        self._build(backend_text(tokenizer), row_format, roles, candidates, strict=pad is not None)
 
-    def _build(self, serialized: str, row_format: RowFormat, pad: str | None, candidates: Sequence[str] = ()) -> None:
+    def _build(
+        self, serialized: str, row_format: RowFormat, roles: Mapping[str, str], pads: Sequence[str], *, strict: bool
+    ) -> None:
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -109,7 +115,9 @@ class ChatTokenizer:
                 f"The row format ends utterances with {row_format.end_of_action!r}, which is not a special token of "
                 f"this tokenizer ({shorten(str([*self._special]))}): derive the format from the same tokenizer."
             )
-        self._pad = self._choose_pad([*candidates, *self._special] if pad is None else [pad])
+        self.roles = dict(roles)
+        """Names of the tokens for unknown words and for the ends of texts, as in transformers."""
+        self._pad = self._choose_pad(pads if strict else [*pads, *self._special])
         self.vocab_size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
         pad_id = self._special[self._pad]
         forbidden = tuple(sorted(self._special_ids - {end, pad_id}))
@@ -150,6 +158,7 @@ class ChatTokenizer:
             "kind": "chat",
             "tokenizer": json.loads(self.backend.to_str()),
             "row_format": self.row_format.config(),
+            "roles": dict(self.roles),
             "pad": self._pad,
         }
 
@@ -159,7 +168,10 @@ class ChatTokenizer:
         read = Fields(config, "The tokenizer's configuration", "take it from a tokenizer's config()")
         tokenizer = cls.__new__(cls)
         row_format = RowFormat.from_config(read.take("row_format", dict))
-        tokenizer._build(json.dumps(read.take("tokenizer", dict)), row_format, read.take("pad", str))
+        names = read.object("roles")
+        roles = {role: names.take(role, str) for role in names.content}
+        serialized = json.dumps(read.take("tokenizer", dict))
+        tokenizer._build(serialized, row_format, roles, [read.take("pad", str)], strict=True)
         return tokenizer
 
     # -- the parts of a row --------------------------------------------------------------------------------------------
@@ -233,12 +245,6 @@ def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
 def decode_action(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of an utterance, without its end."""
     return tokenizer.decode_action(ids) if isinstance(tokenizer, ChatTokenizer) else tokenizer.decode(ids)
-
-
-def _roles(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens with which a tokenizer pads, marks unknown words, and begins and ends texts, as far as it has them."""
-    tokens = [getattr(tokenizer, f"{role}_token", None) for role in ("pad", "unk", "bos", "eos")]
-    return [token for token in tokens if token is not None]
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

@@ -163,7 +163,7 @@ def _read_turns(
 def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
     value = row.get(key, None)
     if value is None and default is None:
-        raise missing_entry("A row of a chat", [key], row, "No token of such a row tells how its episode ended.")
+        raise missing_entry("A row of a chat", [key], row, "No token of a chat shows how its episode ended.")
     return bool(default) if value is None else bool(value.any())
 
 

@@ -25,9 +25,9 @@ class RowFormat:
 
     A row is ``opening text prompt utterance end_of_action between text prompt utterance end_of_action ...``: the
     environment writes the user's texts and all strings of the template, the agent its utterances with their
-    ``end_of_action``. The text of an environment that says nothing is an empty message of the user, so that something
-    of the environment stands between two utterances. The text that ends a task is followed by ``close``, or not
-    written at all if it is empty; there is no token for the end of an episode, which the entry ``terminated`` tells.
+    ``end_of_action``. An environment without a text writes an empty message of the user, so that there is always
+    something between two utterances. The text that ends a task is followed by ``close``, or not written at all if it is
+    empty. No token marks the end of an episode: only the entry ``terminated`` does.
 
     Use :meth:`from_chat_template`, and :class:`~torchrl_lang.data.ChatTokenizer` for environments and datasets.
 
@@ -36,7 +36,7 @@ class RowFormat:
         prompt: from the end of a text to the place where the agent writes (the template's generation prompt).
         end_of_action: the special token that ends an utterance.
         between: from the end of an utterance, after ``end_of_action``, to the next text.
-        close: what follows a text that nobody answers.
+        close: what follows a text that the agent does not answer.
         lead: what an utterance begins with in the template, such as the space of Mistral's first template.
         strips_text: the template removes white space around the environment's texts; so do rows.
         strips_action: the template removes white space around utterances. Rows keep what the agent sampled; utterances
@@ -74,15 +74,15 @@ class RowFormat:
             tokenizer: a tokenizer of transformers with a chat template.
             system: the system prompt; by default the template's own, if it has one.
             tools: JSON schemas or documented functions, as ``apply_chat_template`` takes them.
-            history: "exact" raises an error if the template writes a dialogue otherwise when it goes on. "kept" allows
-                that: rows keep all tokens as they were when the agent wrote, so they equal the template's text for the
-                first prompt only. Templates that drop the thoughts of earlier turns, or whose generation prompt
+            history: "exact" raises an error if the template changes earlier messages of a longer dialogue. "kept"
+                allows that: rows keep all tokens as they were when the agent wrote, so they equal the template's text
+                for the first prompt only. Templates that drop the thoughts of earlier turns, or whose generation prompt
                 contains a block that the history lacks, need it.
             template_options: further arguments of the template, such as ``enable_thinking=False``.
 
         Raises:
-            ValueError: there is no chat template, or rows cannot be written as it writes dialogues; the message says
-                why.
+            ValueError: there is no chat template, or rows cannot be written as it writes dialogues; the message has
+                the reason.
 
         Examples:
             >>> from tokenizers import Tokenizer, models
@@ -190,7 +190,7 @@ def _derive(render: Callable[..., str], special: Sequence[str], history: str) ->
     ending, prompt_after = _split(rest, two)
     if before != opening:
         raise ValueError(
-            f"The chat template changes the text before the first message when the dialogue goes on, from "
+            f"The chat template changes the text before the first message of a longer dialogue, from "
             f"{shorten(opening)} to {shorten(before)}: rows only grow. Leave out the system prompt and tools, which "
             f"some templates move to the last message, and write them into the first text."
         )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizer_config import KINDS, tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
@@ -32,6 +33,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     - Text with characters that a :class:`CharTokenizer` lacks is an error there, too.
     - ``pad_token`` is our ``pad``; ``eos_token`` is our ``end_of_action``, which ends an utterance. A chat template of
       the original tokenizer is removed, because rows do not use it.
+    - A :class:`ChatTokenizer` keeps its chat template and its other tokens' roles. The names of its special tokens are
+      always encoded as these tokens, because ``apply_chat_template`` relies on that.
 
     Raises:
         TypeError: the tokenizer is of a custom class.
@@ -46,20 +49,25 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """
     from transformers import PreTrainedTokenizerFast  # a local import, because it takes one or two seconds
 
-    if not isinstance(tokenizer, CharTokenizer | HFTokenizer):
+    if not isinstance(tokenizer, CharTokenizer | ChatTokenizer | HFTokenizer):
         raise TypeError(
-            f"{type(tokenizer).__name__} cannot be converted to transformers: only CharTokenizer and HFTokenizer can."
+            f"{type(tokenizer).__name__} cannot be converted to transformers: only CharTokenizer, ChatTokenizer and "
+            f"HFTokenizer can."
         )
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
     control = tokenizer.control
-    names = {field: backend.id_to_token(getattr(control, field)) for field in CharTokenizer.DEFAULT_CONTROL}
+    roles = {"pad_token": backend.id_to_token(control.pad), "eos_token": backend.id_to_token(control.end_of_action)}
+    options: dict[str, Any] = {"split_special_tokens": True}
+    if isinstance(tokenizer, ChatTokenizer):
+        roles |= tokenizer.roles
+        options = {"split_special_tokens": False, "chat_template": tokenizer.row_format.template}
+    special = sorted({*control.ids(), *control.forbidden})
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        pad_token=names["pad"],
-        eos_token=names["end_of_action"],
-        additional_special_tokens=list(names.values()),
-        split_special_tokens=True,
+        additional_special_tokens=[backend.id_to_token(index) for index in special],
         clean_up_tokenization_spaces=False,
+        **roles,
+        **options,
     )
 
 
@@ -140,7 +148,7 @@ def _char_backend(tokenizer: CharTokenizer) -> Backend:
     return backend
 
 
-def _plain_backend(tokenizer: HFTokenizer) -> Backend:
+def _plain_backend(tokenizer: ChatTokenizer | HFTokenizer) -> Backend:
     """The tokenizer's backend without the tokens that it adds around a text."""
     from tokenizers import Tokenizer as Backend
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
+from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.schema import (
     ACTION,
     ACTION_MASK,
@@ -139,7 +140,7 @@ def _random_utterance(env: Any, texts: Sequence[str], width: int, generator: tor
 
     end = [env.tokenizer.control.end_of_action]
     if texts and draw(2):
-        return env.tokenizer.encode(texts[draw(len(texts))]) + end
+        return encode_action(env.tokenizer, texts[draw(len(texts))]) + end
     babble = [draw(env.observation_spec[TOKENS].n) for _ in range(draw(width) + 1)]
     return babble if len(babble) == width else babble + end
 
@@ -242,7 +243,7 @@ def _check_flags(env: Any, moment: TensorDictBase) -> None:
         right = flag.shape == (*env.batch_size, 1) and flag.dtype == torch.bool
         _require("flags", right, f"a flag is {flag.dtype} {tuple(flag.shape)}, expected bool {(*env.batch_size, 1)}")
     _require("flags", torch.equal(done, terminated | truncated), "'done' is not 'terminated' or 'truncated'")
-    if not env.tokenizer.control.marks_turns:  # no token of a chat tells that its task has terminated
+    if not env.tokenizer.control.marks_turns:  # no token of a chat marks its end
         return
     closing = (moment[TOKENS] == env.tokenizer.control.end_of_dialogue) & moment[ATTENTION_MASK] & ~moment[ACTION_MASK]
     closed = closing.any(-1, keepdim=True)

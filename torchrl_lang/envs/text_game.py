@@ -239,7 +239,7 @@ class TextGameEnv(LanguageEnv):
         if ids is not None and len(ids) > room:
             found = f"opens with {len(ids)} tokens, of which {room} fit into row_length={self.row_length}"
             self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
-            prompt = chat.prompt_ids if chat else []  # which says that it is the agent's turn, so it must stay
+            prompt = chat.prompt_ids if chat else []  # asks for an utterance, so it is never cut
             return [*ids[: room - len(prompt)], *prompt], True
         if ids is None:
             return chat.encode_opening("") if chat else [], True

@@ -66,7 +66,7 @@ class GameRecords:
         ended = rows.get(TERMINATED, None)
         if ended is None:
             if not control.marks_turns:
-                raise missing_entry("GameRecords of chats", [TERMINATED], rows, "No token tells how a game ended.")
+                raise missing_entry("GameRecords of chats", [TERMINATED], rows, "Chats have no token for it.")
             ended = ((tokens == control.end_of_dialogue) & real).any(-1)
         ended = ended.reshape(len(rows))
         truncated = rows.get(TRUNCATED, None)

@@ -73,7 +73,7 @@ def bootstrap_mask(attention_mask: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def utterance_ends(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, end_of_action: int) -> Tensor:
-    """True at the end-of-action token of each utterance, ``bool [*B, T]``, whoever wrote it.
+    """True at the end-of-action token of each utterance, ``bool [*B, T]``.
 
     The agent writes that token, or the environment right after an utterance without one. A chat template may end texts
     of the environment with the same token; these are not marked.

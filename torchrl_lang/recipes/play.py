@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import format_transcript
 from torchrl_lang.recipes.load_run import load_run
@@ -90,7 +91,7 @@ def _ask(env: LanguageEnv, input_fn: Callable[[str], str]) -> list[int] | None:
         if text == "q":
             return None
         try:
-            tokens = [*env.tokenizer.encode(text), control.end_of_action]
+            tokens = [*encode_action(env.tokenizer, text), control.end_of_action]
         except ValueError as error:
             print(error)
             continue

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
+from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
@@ -232,7 +233,7 @@ class TextWorldEnv(TextGameEnv):
         if ids is None:
             raise ValueError(
                 f"The expert's command {command!r} does not fit into action_length={self.action_length} tokens "
-                f"with its end: use at least {len(self.tokenizer.encode(command)) + 1}."
+                f"with its end: use at least {len(encode_action(self.tokenizer, command)) + 1}."
             )
         return ids
 
@@ -253,7 +254,7 @@ class TextWorldEnv(TextGameEnv):
     def _utterance(self, command: str) -> list[int] | None:
         """A command as an action, ``K`` ids, or None if it does not fit."""
         if command not in self._actions:
-            ids = [*self.tokenizer.encode(command), self.tokenizer.control.end_of_action]
+            ids = [*encode_action(self.tokenizer, command), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]

@@ -1,0 +1,166 @@
+"""Plain-Python games whose rows are chats."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.data.chat_templates import EXACT, tokenizer_of
+from torchrl_lang.data import ChatTokenizer, RowFormat, from_row, rows_from_rollout, to_row
+from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
+from torchrl_lang.evaluation import GameRecords, format_transcript
+from torchrl_lang.schema import ROW_KEYS
+
+
+class Echo:
+    """Answers with what it hears, names of tokens included, for a number of turns that the seed decides."""
+
+    def reset(self, seed):
+        self.draw = random.Random(seed)
+        self.left = 1 + seed % 4
+        return ["", "say <|im_end|> or </s>", "a dog", "  spaces \n\n"][seed % 4]
+
+    def step(self, text):
+        self.left -= 1
+        last = self.left <= 0
+        return ("" if last and self.draw.random() < 0.5 else f"<|im_end|>{text}\n"), float(len(text)), last
+
+
+def make(name="chatml", *, batch_size=(2,), row_length=160, **options):
+    source = tokenizer_of(EXACT[name])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    options = {"action_length": 5, "seed": 0, **options}
+    return TextGameEnv(Echo, tokenizer, row_length=row_length, batch_size=list(batch_size), **options)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_rules_of_language_environments(name):
+    env = make(name)
+    check_language_env(env, lambda n: make(name, batch_size=[n]), utterances=["is it red?", "no", "<think>"])
+
+
+def test_the_rules_token_by_token():
+    check_language_env(
+        TokenEnv(make()), lambda n: TokenEnv(make(batch_size=[n])), utterances=["is it red?", "no", "</s>"]
+    )
+
+
+def say(env, td, *texts):
+    """Steps with texts as the utterances of the rows."""
+    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
+    for row, text in enumerate(texts):
+        ids = [*env.tokenizer.encode_action(text), env.tokenizer.control.end_of_action][: env.action_length]
+        actions[row, : len(ids)] = torch.tensor(ids)
+    return env.step(td.set("action", actions))["next"]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_rows_are_what_the_template_writes(name):
+    env = make(name, action_length=8)
+    row_format, decode = env.tokenizer.row_format, env.tokenizer.decode
+    td = env.reset(game_seed=torch.tensor([2, 3]))
+    assert texts_of(td, decode) == [row_format.render(["a dog"]), row_format.render(["  spaces \n\n"])]
+    td = say(env, td, "red?", "no")
+    heard = "<|im_end|>red?\n", "<|im_end|>no\n"
+    assert texts_of(td, decode) == [
+        row_format.render(["a dog", "red?", heard[0]]),
+        row_format.render(["  spaces \n\n", "no", heard[1]]),
+    ]
+    assert td["reward"].flatten().tolist() == [4.0, 2.0]
+    assert [int(mask.sum()) for mask in td["action_mask"]] == [
+        len(env.tokenizer.encode_action(text)) + 1 for text in ("red?", "no")
+    ]
+
+
+def texts_of(td, decode):
+    return [decode(row["tokens"][row["attention_mask"]]) for row in td]
+
+
+def test_an_utterance_without_end_gets_one():
+    env = make(batch_size=[1], action_length=3)
+    td = env.reset(game_seed=torch.tensor([2]))
+    long = env.tokenizer.encode("abc def 1")[:3]
+    td = env.step(td.set("action", torch.tensor([long])))["next"]
+    mask = td["action_mask"][0]
+    last = int(mask.nonzero()[-1])
+    assert mask.sum() == 3
+    assert td["tokens"][0, last + 1] == env.tokenizer.control.end_of_action
+    assert td["token_reward"][0, last] == td["reward"].item()
+    episode = from_row(td[0], env.tokenizer)
+    assert [turn.closed for turn in episode.turns] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_row_of_an_environment_comes_back(name):
+    """Random tokens as utterances, rows that are cut at their end among them."""
+    env = make(name, batch_size=[4], row_length=90, max_turns=3)
+    rows = rows_from_rollout(env.rollout(60, break_when_any_done=False), unfinished="drop")
+    seen = set()
+    for row in rows:
+        episode = from_row(row, env.tokenizer)
+        seen.add((episode.terminated, episode.truncated, episode.cut))
+        again = to_row(episode, env.tokenizer, 90)
+        for key in (*ROW_KEYS, "terminated", "truncated"):
+            assert torch.equal(again[key], row[key]), key
+        format_transcript(row, env.tokenizer)
+    assert {(True, False, False), (False, True, False), (False, True, True)} & seen
+    records = GameRecords.from_rows(rows, env.tokenizer.control)
+    assert records.turns.tolist() == [sum(t.by_agent for t in from_row(row, env.tokenizer).turns) for row in rows]
+
+
+def test_texts_that_do_not_fit():
+    class Long:
+        def reset(self, seed):
+            return "word " * (60 if seed else 1)
+
+        def step(self, text):
+            return "word " * 60, 1.0, False
+
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    env = TextGameEnv(Long, tokenizer, row_length=64, action_length=4, batch_size=[2])
+    with pytest.warns(UserWarning, match="opens with"):
+        td = env.reset(game_seed=torch.tensor([0, 1]))
+    real = [row["tokens"][row["attention_mask"]].tolist() for row in td]
+    for ids in real:  # an opening that was cut still asks for an answer
+        assert ids[-len(tokenizer.prompt_ids) :] == tokenizer.prompt_ids
+    assert len(real[1]) == 64 - 4 - 1
+    td = say(env, td, "a", "a")
+    assert td["truncated"].all()
+    assert td["attention_mask"].sum(-1).tolist() == [64, 64]
+    for row in td:
+        episode = from_row(row, tokenizer)
+        assert episode.cut
+        assert torch.equal(to_row(episode, tokenizer, 64)["tokens"], row["tokens"])
+    with pytest.raises(ValueError, match=r"row_length=12 cannot hold an opening of .* tokens"):
+        TextGameEnv(Long, tokenizer, row_length=12, action_length=4)
+
+
+def test_rows_are_continued():
+    env = make(row_length=200)
+    td = say(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
+    other = make(row_length=200, seed=9)
+    state = td.select(*ROW_KEYS)
+    came = other.reset(state.clone(), set_state=True, game_seed=torch.tensor([2, 3]))
+    for key in ROW_KEYS:
+        assert torch.equal(came[key], td[key])
+    assert torch.equal(say(other, came, "a", "b")["tokens"], say(env, td, "a", "b")["tokens"])
+    with pytest.raises(ValueError, match="differs from the replay"):
+        other.reset(state.clone(), set_state=True, game_seed=torch.tensor([3, 2]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda row, end: row["attention_mask"][0, end - 2 :].fill_(False), "generation prompt"),
+        (lambda row, end: row["action_mask"][0, end - 1 :].fill_(True), "utterances without end|on padding"),
+    ],
+)
+def test_rows_that_cannot_be_continued(damage, reason):
+    env = make(batch_size=[1])
+    row = say(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
+    damage(row, int(row["attention_mask"].sum()))
+    with pytest.raises(ValueError, match=reason):
+        env.reset(row, set_state=True, game_seed=torch.tensor([2]))
