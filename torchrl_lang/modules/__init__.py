@@ -23,6 +23,7 @@ from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.row_token_actor import RowTokenActor, RowTokenDistribution
+from torchrl_lang.modules.saved_agent import SavedAgent, load_agent, push_agent, save_agent
 from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
@@ -46,6 +47,7 @@ __all__ = [
     "RowCache",
     "RowTokenActor",
     "RowTokenDistribution",
+    "SavedAgent",
     "SavedModel",
     "TiedQValueHead",
     "Trunk",
@@ -57,10 +59,13 @@ __all__ = [
     "fit_vocabulary",
     "language_actor",
     "language_model_of",
+    "load_agent",
     "load_causal_lm",
     "load_language_model",
+    "push_agent",
     "qvalue_module",
     "row_log_prob",
+    "save_agent",
     "save_language_model",
     "split_actor",
     "train_top_layers",

@@ -23,10 +23,22 @@ from torchrl_lang.modules.trunk import Trunk, unwrapped
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import CHECKSUMS, Fields, FileError, verify_checksums, write_checksums, write_folder
 
-__all__ = ["MANIFEST", "SavedModel", "language_model_of", "load_language_model", "save_language_model"]
+__all__ = [
+    "CARD",
+    "MANIFEST",
+    "SavedModel",
+    "language_model_of",
+    "load_language_model",
+    "read_model",
+    "save_language_model",
+    "write_model",
+]
 
 MANIFEST = "torchrl_lang.json"
 """Name of the file that describes the heads and the tokenizer."""
+
+CARD = "README.md"
+"""Name of the model card."""
 
 _VERSION = 2  # 1, without the field: folders without checksums
 _REMEDY = "save the model again, or copy the folder again"
@@ -80,15 +92,26 @@ def save_language_model(
         >>> sorted(saved.heads), saved.lm.config.vocab_size
         (['value'], 11)
     """
-    folder, heads = Path(folder), dict(heads or {})
+    return write_model(folder, lm, heads or {}, {"tokenizer": None if tokenizer is None else dict(tokenizer)})
+
+
+def write_model(
+    folder: str | Path,
+    lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
+    heads: Mapping[str, ActionValueHead | ValueHead],
+    described: Mapping[str, Any],
+    *,
+    card: str | None = None,
+) -> Path:
+    """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
+    folder, tokenizer = Path(folder), described["tokenizer"]
     target = folder.resolve()  # replace the folder that a link points to, not the link
     _check_replaceable(target)
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
-    described = describe_heads(heads, model)
+    manifest = {"version": _VERSION, "heads": describe_heads(heads, model), **described}
     model = merged_copy(model)
     if wrong := non_finite(model.named_parameters()):
         raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
-    manifest = {"version": _VERSION, "heads": described, "tokenizer": None if tokenizer is None else dict(tokenizer)}
     with write_folder(target) as new:
         with quiet_transformers():
             model.save_pretrained(new)
@@ -96,6 +119,8 @@ def save_language_model(
                 write_tokenizer(tokenizer, new)
         write_heads(new / HEADS, heads)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
         write_checksums(new)
     return folder
 
@@ -116,16 +141,21 @@ def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, 
         FileNotFoundError: there is no such folder.
         FileError: a file is missing or damaged, or is not what was saved.
     """
+    return read_model(folder, trust_remote_code=trust_remote_code, **kwargs)[0]
+
+
+def read_model(folder: str | Path, **kwargs: Any) -> tuple[SavedModel, Fields | None]:
+    """The model in a folder, see :func:`load_language_model`, and the manifest, if this library saved the folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no model in {folder}: it is not a folder.")
     manifest = _read_manifest(folder)
-    lm = load_causal_lm(folder, trust_remote_code=trust_remote_code, **kwargs)
+    lm = load_causal_lm(folder, **kwargs)
     if manifest is None:
-        return SavedModel(lm, {}, None)
+        return SavedModel(lm, {}, None), None
     heads = read_heads(folder / HEADS, manifest.object("heads"), lm, remedy=_REMEDY)
     tokenizer = manifest.take("tokenizer", dict, None)
-    return SavedModel(lm, heads, tokenizer)
+    return SavedModel(lm, heads, tokenizer), manifest
 
 
 def _read_manifest(folder: Path) -> Fields | None:

@@ -1,0 +1,219 @@
+"""Save and load whole agents: model, heads, tokenizer with its row format, guidance, decoding options and task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from torchrl_lang.data.tokenizer_config import tokenizer_from_config
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.modules.action_values import ActionValueHead
+from torchrl_lang.modules.actor import language_actor
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
+from torchrl_lang.modules.value_head import ValueHead
+from torchrl_lang.storage import Fields, FileError
+
+__all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
+
+_DECODING: Mapping[str, type] = {
+    "method": str,
+    "beams": int,
+    "candidates": int,
+    "advantage_weight": float,
+    "end_value_weight": float,
+    "log_prob_weight": float,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "vocab_size": int,
+    "forbidden": list,
+    "diagnostics": bool,
+}
+_GUIDANCE: Mapping[str, type] = {
+    "beta": float,
+    "weighting": str,
+    "clip": float,
+    "include_logits": bool,
+    "value_min": float,
+    "value_max": float,
+}
+
+
+class SavedAgent(NamedTuple):
+    """The result of :func:`load_agent`."""
+
+    policy: UtteranceActor
+    """Decodes as the saved policy did."""
+    tokenizer: Tokenizer
+    """Writes rows in the saved row format."""
+    task: dict[str, Any]
+    """The description of the task that was saved."""
+
+
+def save_agent(
+    folder: str | Path,
+    policy: UtteranceActor,
+    tokenizer: Tokenizer,
+    *,
+    task: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    results: Sequence[Mapping[str, Any]] = (),
+    command: str | None = None,
+) -> Path:
+    """Write a policy and all that it needs to ``folder``, atomically, with a model card (``README.md``).
+
+    The folder is one of :func:`save_language_model`: ``transformers`` alone loads its model and tokenizer. Its manifest
+    also has the length of an utterance, the decoding options and the strength of the guidance; the heads of the
+    guidance and of ``value=`` are saved with it. PEFT adapters are merged. A seed is not saved.
+
+    Args:
+        folder: as for :func:`save_language_model`.
+        policy: over a Hugging Face model; its guidance has heads of this library and no trunk of its own.
+        tokenizer: the environment's, of any kind that :func:`~torchrl_lang.data.tokenizer_from_config` reads.
+        task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
+        data: what the agent learned from, for the card.
+        results: rows of a table for the card, each with the same keys.
+        command: the command that trained the agent, for the card.
+
+    Raises:
+        ValueError: the guidance has a trunk of its own or heads that cannot be saved; otherwise as
+            :func:`save_language_model`.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.modules import (
+        ...     QValueHead, UtteranceActor, ValueGuidance, causal_lm, language_actor, load_agent, save_agent
+        ... )
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=16)
+        >>> guidance = ValueGuidance(QValueHead(8, tokenizer.vocab_size), beta=4.0)
+        >>> policy = UtteranceActor(language_actor(lm), tokenizer.control, 4, guidance=guidance, method="greedy")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     agent = load_agent(save_agent(folder, policy, tokenizer, task={"name": "letters"}))
+        >>> agent.policy.method, agent.policy.decoder.rule.guidance.beta, agent.task
+        ('greedy', 4.0, {'name': 'letters'})
+    """
+    decoder, rule = policy.decoder, policy.decoder.rule
+    guidance: ValueGuidance | None = rule.guidance
+    if guidance is not None and guidance.value_trunk is not None:
+        raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
+    own = {"method": policy, "diagnostics": policy}
+    shared = ("temperature", "top_k", "top_p", "min_p", "vocab_size")
+    decoding = {name: getattr(own.get(name, rule if name in shared else decoder), name, None) for name in _DECODING}
+    decoding["forbidden"] = rule.forbidden.tolist()
+    heads = {"state_value": decoder.value}
+    if guidance is not None:
+        heads |= {"qvalue": guidance.qvalue, "value": guidance.value}
+    agent = {
+        "action_length": decoder.action_length,
+        "decoding": decoding,
+        "guidance": None if guidance is None else {name: getattr(guidance, name) for name in _GUIDANCE},
+        "task": dict(task or {}),
+    }
+    kept = {name: _head(name, head) for name, head in heads.items() if head is not None}
+    card = _card(task or {}, data, results, command)
+    return write_model(folder, decoder.actor, kept, {"tokenizer": tokenizer.config(), "agent": agent}, card=card)
+
+
+def load_agent(
+    folder: str | Path, *, seed: int | None = None, device: torch.device | str | None = None, **kwargs: Any
+) -> SavedAgent:
+    """Load an agent that :func:`save_agent` wrote. The process needs nothing of what trained it.
+
+    Args:
+        folder: the agent's folder.
+        seed: seed of its random generator; default from the operating system.
+        device: device of the model; default the CPU.
+        **kwargs: ``trust_remote_code``, and arguments of ``AutoModelForCausalLM.from_pretrained`` such as ``dtype``.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        FileError: a file is missing or damaged, or the folder holds a model without an agent.
+    """
+    saved, manifest = read_model(folder, **kwargs)
+    remedy = "save it with save_agent, or read it with load_language_model"
+    if manifest is None or "agent" not in manifest.content or saved.tokenizer is None:
+        raise FileError(Path(folder) / MANIFEST, "describes no agent", remedy)
+    agent = manifest.object("agent")
+    try:
+        tokenizer = tokenizer_from_config(saved.tokenizer)
+    except ValueError as error:
+        raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
+    lm, heads = saved.lm.to(device), {name: head.to(device) for name, head in saved.heads.items()}
+    guidance = None
+    if agent.content.get("guidance") is not None:
+        options = _options(agent.object("guidance"), _GUIDANCE)
+        guidance = ValueGuidance(heads["qvalue"], heads.get("value"), **options)
+    policy = UtteranceActor(
+        language_actor(lm),
+        tokenizer.control,
+        agent.take("action_length", int),
+        guidance=guidance,
+        value=heads.get("state_value"),
+        seed=seed,
+        **_options(agent.object("decoding"), _DECODING),
+    )
+    return SavedAgent(policy, tokenizer, agent.take("task", dict))
+
+
+def push_agent(folder: str | Path, repository: str, *, private: bool = True, **kwargs: Any) -> str:
+    """Upload a saved agent to the Hugging Face hub, in a repository that is created if it does not exist.
+
+    Args:
+        folder: the agent's folder, which is read and checked first.
+        repository: ``"user/name"``.
+        private: whether only you can read a new repository.
+        **kwargs: passed to ``huggingface_hub.HfApi``, such as ``token`` and ``endpoint``.
+
+    Returns:
+        The address of the commit.
+    """
+    from huggingface_hub import HfApi  # a local import, because it takes a second
+
+    read_model(folder)
+    api = HfApi(**kwargs)
+    api.create_repo(repository, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload an agent"))
+
+
+def _options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The saved options; those that are null keep their default, which is None."""
+    return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
+
+
+def _head(name: str, head: nn.Module) -> ActionValueHead | ValueHead:
+    module = head.module if isinstance(head, TensorDictModule) else head
+    if not isinstance(module, ActionValueHead | ValueHead):
+        raise ValueError(f"The policy's {name!r} is a {type(module).__name__}: only heads of this library are saved.")
+    return module
+
+
+def _card(task: Mapping[str, Any], data: str | None, results: Sequence[Mapping[str, Any]], command: str | None) -> str:
+    """A model card in Markdown."""
+    name = task.get("name") or task.get("task") or "a language task"
+    parts = [
+        "---\nlibrary_name: torchrl_lang\npipeline_tag: text-generation\ntags:\n- reinforcement-learning\n---",
+        f"# Agent for {name}",
+        "A language model with its value heads, tokenizer, row format and decoding options.",
+        '```python\nfrom torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder")\n```',
+    ]
+    if task:
+        parts.append("## Task\n\n" + "\n".join(f"- {key}: {value}" for key, value in task.items()))
+    if data is not None:
+        parts.append(f"## Data\n\n{data}")
+    if results:
+        head = list(results[0])
+        lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in results)]
+        parts.append("## Results\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    if command is not None:
+        parts.append(f"## Training\n\n```bash\n{command}\n```")
+    return "\n\n".join(parts) + "\n"
