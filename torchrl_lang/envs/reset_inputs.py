@@ -15,7 +15,7 @@ from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
 
-__all__ = ["count_turns", "merge_keywords", "rows_to_continue"]
+__all__ = ["count_turns", "merge_keywords", "refuse", "rows_to_continue"]
 
 
 def merge_keywords(
@@ -91,7 +91,7 @@ def rows_to_continue(
     control = tokenizer.control
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-    _refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
+    refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
     kinds = _token_kinds(rows, control)
     _check_order(rows, kinds, fresh)
     full = rows.length + action_length + 1 > row_length
@@ -99,14 +99,15 @@ def rows_to_continue(
         full = full | (count_turns(rows, control) >= max_turns)
     last = kinds.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
     in_reply = (last == _Kind.REPLY) | (last == _Kind.BEGIN_STATE)
-    _refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
-    _refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-    _refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
-    _refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
+    refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
+    refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+    refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
+    refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
     return rows
 
 
-def _refuse(bad: Tensor, what: str, advice: str) -> None:
+def refuse(bad: Tensor, what: str, advice: str) -> None:
+    """Raise ValueError if rows are ``bad``, bool ``[N]``."""
     if bad.any():
         raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot be continued, they {what}: {advice}.")
 
