@@ -204,7 +204,7 @@ class TextWorldTask(Task):
         if any(not isinstance(value, (str, int, float, type(None))) for _, value in self.options):
             raise ValueError(f"The options of a kind of games are plain values, got {shorten(self.options)}.")
         try:
-            self.specs(1)
+            TextWorldSpec(self.kind, **dict(self.options))
         except TypeError as error:
             raise ValueError(str(error)) from error
 
@@ -236,10 +236,9 @@ class TextWorldTask(Task):
         """See :meth:`Task.notes`."""
         return {**super().notes(), "options": dict(self.options)}
 
-    def specs(self, number: int | None = None) -> list[TextWorldSpec]:
-        """The games to build, or the first ``number`` of them."""
-        count = self.games if number is None else number
-        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(count)]
+    def specs(self) -> list[TextWorldSpec]:
+        """The games to build."""
+        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
 
     @lru_cache(maxsize=8)  # noqa: B019  # equal tasks have the same games
     def sets(self) -> GameSets:
