@@ -154,14 +154,13 @@ class ReturnsItsState(CorridorEnv):
 
 
 class ResetsAll(CorridorEnv):
-    def _fresh(self, options):
-        return torch.ones_like(super()._fresh(options))
+    def _begin_rows(self, fresh, *rest, **partial):
+        super()._begin_rows(torch.ones_like(fresh), *rest, **partial)
 
 
 class ResetsNone(CorridorEnv):
-    def _fresh(self, options):
-        fresh = super()._fresh(options)
-        return fresh if fresh.all() else torch.zeros_like(fresh)
+    def _begin_rows(self, fresh, *rest, **partial):
+        super()._begin_rows(fresh if fresh.all() else torch.zeros_like(fresh), *rest, **partial)
 
 
 class ForgetsState(CorridorEnv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -97,14 +96,14 @@ class CompiledRollout:
         env.reset()
         kept = _KEPT[self.keep](env, self.steps)
         for step in range(self.steps):
-            before = env._observe(copy=False, only=self._reads)
-            kept.before(step, before)
-            acted = env.rand_action(before) if self.policy is None else self.policy(before)
+            observed = env._observe(copy=False, only=self._reads)
+            acted = env.rand_action(observed) if self.policy is None else self.policy(observed)
             action = read_action("CompiledRollout", acted, (*env.batch_size, env.action_length))
+            kept.before(step, acted)
             writes, reward = self._plan(action.reshape(env._n, env.action_length))
             assert env._rows is not None
             env._rows.write_(writes)
-            kept.after(step, acted, reward)
+            kept.after(step, reward)
             if step + 1 < self.steps:  # no reset after the last turn, as in TorchRL
                 fresh = env._terminated | env._truncated
                 if fresh.any():
@@ -112,62 +111,62 @@ class CompiledRollout:
         return kept.result()
 
 
-class _Kept(ABC):
-    """Collects the result of a rollout."""
+class _Steps:
+    """Collects everything, in memory that is allocated when the first turn shows the entries."""
+
+    out: TensorDict
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
         self.env, self.steps = env, steps
 
-    def before(self, step: int, observed: TensorDict) -> None:  # noqa: B027
-        """Called with the observation at the beginning of a turn."""
+    def before(self, step: int, acted: TensorDictBase) -> None:
+        """Called with the observation and the action, before the turn is written to the rows."""
+        if step == 0:
+            self.out = _room(acted, self.steps)
+        _write(self.out, acted, step)
 
-    @abstractmethod
-    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+    def after(self, step: int, reward: Tensor) -> None:
         """Called after a turn, before rows that are done are reset."""
-
-    @abstractmethod
-    def result(self) -> TensorDict:
-        """The result."""
-
-
-class _Steps(_Kept):
-    """Collects everything, in memory that is allocated when the first turn shows the entries."""
-
-    def __init__(self, env: LanguageEnv, steps: int) -> None:
-        super().__init__(env, steps)
-        self.out: TensorDict | None = None
-
-    def before(self, step: int, observed: TensorDict) -> None:
-        self.observed = set(observed.keys())
-        if self.out is not None:
-            _write(self.out, observed, step)
-        else:
-            self.first = observed.clone()
-
-    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
         following = self.env._observe(copy=False).set(REWARD, reward.reshape(*self.env.batch_size, 1))
-        if self.out is None:
-            self.out = _room(self.first.update(acted.exclude(*self.observed)), self.steps)
+        if step == 0:
             self.out.set("next", _room(following, self.steps))
-            _write(self.out, self.first, step)
-        else:
-            _write(self.out, acted.exclude(*self.observed), step)
         _write(self.out.get("next"), following, step)
 
     def result(self) -> TensorDict:
-        assert self.out is not None
         return self.out.refine_names(..., "time")
 
 
-class _Rows(_Kept):
+class _Turns:
+    """Collects actions, rewards and flags."""
+
+    def __init__(self, env: LanguageEnv, steps: int) -> None:
+        self.env, self.turns = env, list[TensorDict]()
+
+    def before(self, step: int, acted: TensorDictBase) -> None:
+        self.action = acted.get(ACTION)
+
+    def after(self, step: int, reward: Tensor) -> None:
+        env = self.env
+        flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
+        shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
+        following = TensorDict(shaped, batch_size=env.batch_size, device=env.device)
+        turn = {ACTION: self.action, "next": following}
+        self.turns.append(TensorDict(turn, batch_size=env.batch_size, device=env.device))
+
+    def result(self) -> TensorDict:
+        return TensorDict.stack(self.turns, -1).refine_names(..., "time")
+
+
+class _Rows:
     """Collects the rows of episodes that ended."""
 
     def __init__(self, env: LanguageEnv, steps: int) -> None:
-        super().__init__(env, steps)
-        self.blocks: list[TensorDict] = []
-        self.owners: list[Tensor] = []
+        self.env, self.blocks, self.owners = env, list[TensorDict](), list[Tensor]()
 
-    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
+    def before(self, step: int, acted: TensorDictBase) -> None:
+        """The rows contain the actions."""
+
+    def after(self, step: int, reward: Tensor) -> None:
         env = self.env
         assert env._rows is not None
         index = (env._terminated | env._truncated).nonzero()[:, 0]
@@ -183,27 +182,7 @@ class _Rows(_Kept):
         return torch.cat(self.blocks)[order]
 
 
-class _Turns(_Kept):
-    """Collects actions, rewards and flags."""
-
-    def __init__(self, env: LanguageEnv, steps: int) -> None:
-        super().__init__(env, steps)
-        self.turns: list[TensorDict] = []
-
-    def after(self, step: int, acted: TensorDictBase, reward: Tensor) -> None:
-        env = self.env
-        flags = {TERMINATED: env._terminated, TRUNCATED: env._truncated, DONE: env._terminated | env._truncated}
-        shaped = {key: value.reshape(*env.batch_size, 1) for key, value in {REWARD: reward, **flags}.items()}
-        following = TensorDict(shaped, batch_size=env.batch_size, device=env.device)
-        self.turns.append(
-            TensorDict({ACTION: acted.get(ACTION), "next": following}, batch_size=env.batch_size, device=env.device)
-        )
-
-    def result(self) -> TensorDict:
-        return TensorDict.stack(self.turns, -1).refine_names(..., "time")
-
-
-_KEPT: dict[str, type[_Kept]] = {"steps": _Steps, "rows": _Rows, "turns": _Turns}
+_KEPT: dict[str, Any] = {"steps": _Steps, "rows": _Rows, "turns": _Turns}
 
 
 def _room(like: TensorDictBase, steps: int) -> TensorDict:

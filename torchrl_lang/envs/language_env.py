@@ -274,27 +274,20 @@ class LanguageEnv(EnvBase):
     ) -> TensorDictBase:
         tensordict = merge_keywords(self, self._reset_entries, tensordict, kwargs, set_state=set_state)
         options = None if tensordict is None else tensordict.reshape(self._n)
-        fresh = self._fresh(options)
-        given = None
-        if set_state:
-            assert options is not None
-            widths = (self.row_length, self.action_length)
-            given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
-        partial = self._rows is not None and options is not None and options.get("_reset", None) is not None
-        self._begin_rows(fresh, options, given, partial=partial)
-        return self._observe()
-
-    def _fresh(self, options: TensorDictBase | None) -> Tensor:
-        """The rows that a reset begins, bool ``[N]``: all, or those of a ``"_reset"`` mask."""
-        fresh = read_mask("_reset", options, self._n)
-        if fresh is None:
-            return torch.ones(self._n, dtype=torch.bool, device=self.device)
+        mask = read_mask("_reset", options, self._n)
+        fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
         if self._rows is None and not fresh.all():
             raise RuntimeError(
                 f"The first reset of {type(self).__name__} must reset every row, got a partial '_reset' mask: call "
                 f"reset() once without it."
             )
-        return fresh
+        given = None
+        if set_state:
+            assert options is not None
+            widths = (self.row_length, self.action_length)
+            given = rows_to_continue(options, fresh, self.tokenizer, *widths, self.max_turns)
+        self._begin_rows(fresh, options, given, partial=self._rows is not None and mask is not None)
+        return self._observe()
 
     def _named(self, options: TensorDictBase | None, key: str) -> Tensor | None:
         """The entry of ``reset`` under one of the :attr:`_reset_entries`, int64 ``[N]``, or None."""

@@ -17,7 +17,7 @@ from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.functional import shift_left, utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry
 
-__all__ = ["count_turns", "merge_keywords", "rows_to_continue", "shortest_opening"]
+__all__ = ["count_turns", "merge_keywords", "refuse", "rows_to_continue", "shortest_opening"]
 
 
 def merge_keywords(
@@ -98,22 +98,22 @@ def rows_to_continue(
     control = tokenizer.control
     tokens = torch.where(attention, tokens.to(torch.int64), control.pad)
     rows = Rows(tokens, action.clone(), reward.clone(), attention.sum(-1))
-    _refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
+    refuse(fresh & (rows.length == 0), "are empty", "a row begins with begin_state or begin_action")
     full = rows.length + action_length + 1 > row_length
     if max_turns is not None:
         full = full | (count_turns(rows, control) >= max_turns)
     if isinstance(tokenizer, ChatTokenizer):
         _check_chat(rows, fresh, tokenizer)
-        _refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+        refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
         return rows
     kinds = _token_kinds(rows, control)
     _check_order(rows, kinds, fresh)
     last = kinds.gather(-1, (rows.length - 1).clamp_min(0)[:, None]).squeeze(-1)
     in_reply = (last == _Kind.REPLY) | (last == _Kind.BEGIN_STATE)
-    _refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
-    _refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
-    _refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
-    _refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
+    refuse(fresh & (last == _Kind.END_OF_DIALOGUE), "have ended", "reset them without set_state")
+    refuse(fresh & full, "have no room or no turn left for another utterance", "reset them without set_state")
+    refuse(fresh & (last == _Kind.ACTION), "end inside an utterance", "finish it with end_of_action, or use TokenEnv")
+    refuse(fresh & in_reply, "end inside a text of the environment", "finish it with end_of_state")
     return rows
 
 
@@ -123,17 +123,16 @@ def _check_chat(rows: Rows, fresh: Tensor, tokenizer: ChatTokenizer) -> None:
     ends = utterance_ends(tokens, rows.attention_mask, agent, tokenizer.control.end_of_action)
     unfinished = agent & ~ends & ~shift_left(agent | ends)
     inside = agent & (tokens == tokenizer.control.pad)
-    _refuse(
-        fresh & unfinished.any(-1), "have utterances without end", "finish them with end_of_action, or use TokenEnv"
-    )
-    _refuse(fresh & inside.any(-1), "have padding inside an utterance", "pass rows as reset and step return them")
+    refuse(fresh & unfinished.any(-1), "have utterances without end", "finish them with end_of_action, or use TokenEnv")
+    refuse(fresh & inside.any(-1), "have padding inside an utterance", "pass rows as reset and step return them")
     prompt = torch.tensor(tokenizer.prompt_ids, device=tokens.device)
     place = rows.length[:, None] - len(prompt) + torch.arange(len(prompt), device=tokens.device)
     at_prompt = (tokens.gather(-1, place.clamp_min(0)) == prompt).all(-1) & (place >= 0).all(-1)
-    _refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
+    refuse(fresh & ~at_prompt, "do not end with the generation prompt", "they have ended, or end inside a text")
 
 
-def _refuse(bad: Tensor, what: str, advice: str) -> None:
+def refuse(bad: Tensor, what: str, advice: str) -> None:
+    """Raise ValueError if rows are ``bad``, bool ``[N]``."""
     if bad.any():
         raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} cannot be continued, they {what}: {advice}.")
 

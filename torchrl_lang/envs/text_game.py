@@ -103,7 +103,7 @@ class TextGameEnv(LanguageEnv):
             seed=seed,
             device=device,
         )
-        self._games = [make_game() for _ in range(self._n)]
+        self._games: list[Any] = [make_game() for _ in range(self._n)]
 
     @property
     def game_seed(self) -> Tensor:
@@ -129,7 +129,11 @@ class TextGameEnv(LanguageEnv):
         texts: list[list[int]] = [[] for _ in self._games]
         rewards, terminated, truncated = [0.0] * self._n, [False] * self._n, [False] * self._n
         seeds, turns = task["game_seed"].tolist(), self._turns.tolist()
-        lengths, uttered, room = utterance.length.tolist(), utterance.tokens.tolist(), self._room(utterance)
+        lengths, uttered = utterance.length.tolist(), utterance.tokens.tolist()
+        assert self._rows is not None
+        # The end-of-action token, and the end-of-state token if there is one, need room, too.
+        ends = 1 + self.tokenizer.control.marks_turns
+        room = (self.row_length - self._rows.rows.length - utterance.length - ends).tolist()
         with self._all_or_none():
             places = {row: GamePlace(row, seeds[row], turns[row] + 1) for row in _true(live)}
             for row, returned in self._play_all({row: uttered[row][: lengths[row]] for row in places}, places):
@@ -159,7 +163,7 @@ class TextGameEnv(LanguageEnv):
                         f"{self._decode(came[0])!r} with rewards {[r for r in came[2] if r]}, the replay "
                         f"{self._decode(played[0])!r} with rewards {[r for r in played[1] if r]}."
                     )
-        return task
+        return {**task, **self._standing()}
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -176,13 +180,26 @@ class TextGameEnv(LanguageEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
-        return ((row, self._begin(place)) for row, place in places.items())
+        for row, place in places.items():
+            try:
+                returned = self._games[row].reset(place.seed)
+            except Exception as error:
+                error.add_note(f"{place} was being reset.")
+                raise
+            yield row, returned
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
-        return ((row, self._play(places[row], ids)) for row, ids in utterances.items())
+        for row, ids in utterances.items():
+            text = self._decode(ids)
+            try:
+                returned = self._games[row].step(text)
+            except Exception as error:
+                error.add_note(f"{places[row]} was playing {text!r}.")
+                raise
+            yield row, returned
 
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""
@@ -190,32 +207,18 @@ class TextGameEnv(LanguageEnv):
 
     # -- one game ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, place: GamePlace) -> Any:
-        try:
-            return self._games[place.row].reset(place.seed)
-        except Exception as error:
-            error.add_note(f"{place} was being reset.")
-            raise
-
-    def _play(self, place: GamePlace, ids: list[int]) -> Any:
-        text = self._decode(ids)
-        try:
-            return self._games[place.row].step(text)
-        except Exception as error:
-            error.add_note(f"{place} was playing {text!r}.")
-            raise
-
     def _replay(self, row: int, seed: int, tokens: list[int], agent: list[bool]) -> tuple[list[int], list[float]]:
         """Replay the agent's turns of a row in a new game; returns the tokens and rewards of the resulting row."""
         end, place = self.tokenizer.control.end_of_action, GamePlace(row, seed, 0)
-        opening, _ = self._fit_opening(read_opening(self._begin(place), place), place)
+        begun = dict(self._begin_all({row: place}))[row]
+        opening, _ = self._fit_opening(read_opening(begun, place), place)
         ids = complete_opening(opening, self.tokenizer.control)
         rewards = [0.0] * len(ids)
         utterance: list[int] = []
         for token, is_agent, after_agent in zip(tokens, agent, [False, *agent], strict=False):
             if token == end and (is_agent or after_agent):
                 place = place._replace(turn=place.turn + 1)
-                played = read_turn(self._play(place, utterance), place)
+                played = read_turn(dict(self._play_all({row: utterance}, {row: place}))[row], place)
                 reply, lost = self._fit_reply(played, place, self.row_length)
                 if played.truncated or lost:
                     raise ValueError(
@@ -256,15 +259,6 @@ class TextGameEnv(LanguageEnv):
             found = f"replies with {len(ids)} tokens, of which {max(0, room)} fit into row_length={self.row_length}"
             self._lose(place, found, f"give at least row_length={self.row_length + len(ids) - room}")
         return ids or [], ids is None
-
-    def _room(self, utterance: Utterance) -> list[int]:
-        """Room for the reply to each utterance, in tokens; not computed if replies are cut."""
-        if self.on_bad_text == "truncate":
-            return [self.row_length] * self._n
-        assert self._rows is not None
-        # The end-of-action token, and the end-of-state token if there is one, need room, too.
-        ends = 1 + self.tokenizer.control.marks_turns
-        return (self.row_length - self._rows.rows.length - utterance.length - ends).tolist()
 
     def _encode_or_lose(self, encode: Callable[[str], list[int]], text: str, place: GamePlace) -> list[int] | None:
         """Ids of a text, or None if the tokenizer cannot encode it."""

@@ -10,7 +10,6 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang.evaluation.correlations import rank_correlation
 from torchrl_lang.modules import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
 from torchrl_lang.modules.eval_mode import eval_mode
@@ -97,3 +96,14 @@ def _end_values(
     states = read_rows(split_actor(actor).trunk, tokens, attention_mask)
     final = {key: value[torch.arange(len(rows), device=device), last] for key, value in states.items()}
     return apply_head(qvalue, final, ACTION_VALUE).amin(-2)[:, control.end_of_action]
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's correlation, of the ranks; equal values share the mean of their ranks. NaN if one is constant."""
+    return float(torch.corrcoef(torch.stack([_ranks(a), _ranks(b)]))[0, 1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The rank of each value from 0, float64 ``[N]``."""
+    _, place, count = values.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0).double() - (count + 1) / 2)[place]

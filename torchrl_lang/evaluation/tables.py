@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from torchrl_lang.evaluation.metrics import Summary
 
@@ -32,8 +31,8 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
-def _metric(name: str, summary: Summary) -> str | None:
-    return _number(summary.metrics.get(name))
+def _metric(name: str) -> _Column:
+    return name, ">", lambda summary: _number(summary.metrics.get(name))
 
 
 # Title, alignment, and function that formats a summary's cell (None if not measured).
@@ -66,8 +65,7 @@ def format_table(rows: Sequence[Summary]) -> str:
     """
     columns = []
     names = dict.fromkeys(name for row in rows for name in row.metrics)
-    metrics: list[_Column] = [(name, ">", partial(_metric, name)) for name in names]
-    for title, align, show in _COLUMNS + metrics:
+    for title, align, show in [*_COLUMNS, *map(_metric, names)]:
         cells = [show(row) for row in rows]
         if any(cell is not None for cell in cells):
             texts = [title, *("-" if cell is None else cell for cell in cells)]

@@ -12,7 +12,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_lang.evaluation.correlations import correlation
 from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
 from torchrl_lang.functional import decision_mask, row_length, shift_left, turn_end_mask, two_clock_advantages
 from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
@@ -157,10 +156,11 @@ def value_report(
     if not q.numel():
         raise ValueError(f"The {len(rows)} rows have no token of the agent to compare values at.")
     deviation = q - q.mean()
+    correlations = torch.stack([q, v, returns]).corrcoef()[2]
     return ValueReport(
         tokens=q.numel(),
-        qvalue_correlation=correlation(q, returns),
-        value_correlation=correlation(v, returns),
+        qvalue_correlation=float(correlations[0]),
+        value_correlation=float(correlations[1]),
         qvalue_fit=float(1 - (target - q).square().mean() / target.var(correction=0).clamp_min(1e-12)),
         qvalue_slope=float((deviation * (returns - returns.mean())).sum() / deviation.square().sum().clamp_min(1e-12)),
         qvalue_bias=float((q - returns).mean()),

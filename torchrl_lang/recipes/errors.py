@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 __all__ = ["describe"]
@@ -64,10 +65,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _is_ours(error: Exception) -> bool:
     """Whether code of this package raised the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is None or Path(trace.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE)
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return not frames or Path(frames[-1].f_code.co_filename).is_relative_to(_PACKAGE)
 
 
 def _one_line(text: str, longest: int = _LONGEST) -> str:

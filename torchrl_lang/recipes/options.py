@@ -232,11 +232,9 @@ def _shown(value: Any) -> str:
 
 def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
     """The options that parsed arguments describe."""
-    names = {field.name for field in dataclasses.fields(options)} & vars(arguments).keys()
-    values = {name: getattr(arguments, name) for name in names}
-    return options.from_given(
-        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
+    names = {field.name for field in dataclasses.fields(options)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    return options.from_given({name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
 
 
 def write_options(path: Path, options: Any, **more: Any) -> None:

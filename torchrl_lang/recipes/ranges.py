@@ -75,20 +75,14 @@ def _check_number(name: str, value: Any, allowed: Range) -> None:
 
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
-    choices = _choices(hint)
-    if choices and value is not None and value not in choices and type(value) not in _types(hint):
+    allowed = _leaves(hint)
+    choices = [leaf for leaf in allowed if not isinstance(leaf, type)]
+    if choices and value is not None and value not in choices and type(value) not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a ``Literal`` inside a type."""
+def _leaves(hint: Any) -> tuple[Any, ...]:
+    """Classes and choices inside a type, such as ``float`` and "auto" in ``tuple[float | Literal["auto"], ...]``."""
     if get_origin(hint) is Literal:
         return get_args(hint)
-    return tuple(choice for part in get_args(hint) for choice in _choices(part))
-
-
-def _types(hint: Any) -> tuple[Any, ...]:
-    """The classes inside a type, such as ``float`` in ``tuple[float | Literal["auto"], ...]``."""
-    if get_origin(hint) is Literal:
-        return ()
-    return tuple(kind for part in get_args(hint) for kind in _types(part)) or (hint,)
+    return tuple(leaf for part in get_args(hint) if part is not ... for leaf in _leaves(part)) or (hint,)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
-from torchrl_lang.envs.textworld.engine import EngineError, Failed
+from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.storage import FileError
 
 from .conftest import COIN, alive, engines, gone
@@ -136,10 +136,10 @@ def test_hot_keys_of_the_interpreter_do_not_reach_it(pool, games, make_env):
 def test_a_row_whose_command_hangs_is_truncated_and_says_so(make_env):
     env = make_env(batch_size=[2], workers=1, time_limit=0.5)
     env.reset()
-    env._sessions[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
+    env._games[0].command = lambda text: "\x00"  # as if a NUL got past the cleaning
     with pytest.warns(UserWarning, match="did not answer for"):
         td = say(env, "look", "go south")
-    del env._sessions[0].command
+    del env._games[0].command
     assert td["engine_failed"].flatten().tolist() == [True, False]
     assert td["truncated"].flatten().tolist() == [True, False]
     assert not td["terminated"].any()
@@ -156,13 +156,13 @@ def test_a_file_that_is_no_game_is_an_error(make_env, games, tmp_path):
     broken = tmp_path / "broken.z8"
     broken.write_bytes(b"no game")
     env = make_env(batch_size=[2], workers=2)
-    env.games = env._sessions[0].games = (str(broken),)
+    env.games = env._games[0].games = (str(broken),)
     with (
         pytest.warns(UserWarning, match="has died"),
         pytest.raises(FileError, match=r"broken\.z8 cannot be begun by the engine \(its process has died\): delete it"),
     ):
         env.reset()
-    env._sessions[0].games = (str(games["coin"]),)
+    env._games[0].games = (str(games["coin"]),)
     assert not env.reset()["done"].any()
 
 
@@ -216,21 +216,18 @@ def test_a_json_that_is_no_game_is_an_error_of_one_line(games, tokenizer, tmp_pa
     assert env.pool.pids == []
 
 
-def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, games, monkeypatch):
+def test_an_error_of_the_engine_in_the_midst_of_a_game_names_the_game(make_env, monkeypatch):
     env = make_env()
     env.reset()
-
-    def fail(commands):
-        raise EngineError(str(games["coin"]), "Traceback:\n  many lines\nKeyError: 'P'")
-
-    monkeypatch.setattr(env.pool, "step", fail)
+    monkeypatch.setattr(env.pool, "_ask_all", lambda waiting: {0: {"error": "Traceback:\n  many lines\nKeyError: 'P'"}})
     with pytest.raises(FileError, match=r"\.z8 cannot be played on by the engine \(KeyError: 'P'\): delete it"):
         say(env, "go south")
 
 
 def test_what_the_engine_raises_is_raised_with_the_name_of_the_game(pool, games, tmp_path):
-    with pytest.raises(RuntimeError, match=r"(?s)The engine failed in .*absent\.z8.*Unable to find"):
+    with pytest.raises(FileError, match=r"absent\.z8 cannot be begun by the engine \(.*Unable to find") as caught:
         pool.begin({0: str(tmp_path / "absent.z8"), 1: str(games["coin"])})
+    assert "Traceback" in str(caught.value.__cause__)
     assert pool.pids == []
     assert pool.begin({0: str(games["coin"])})[0]["done"] is False
 

@@ -66,12 +66,24 @@ def test_what_is_said_is_clean(make_env):
     assert end.endswith("*** The End ***\nYou scored 1 out of a possible 1, in 4 turns.</s></eod>")
 
 
+class Seat(GameSession):
+    """A game of strings: the tokenizer of these tests has no control characters, others have."""
+
+    pool = EnginePool(1)
+
+    def reset(self):
+        return self.opened(self.pool.begin({0: self.choose(0)})[0])
+
+    def step(self, text):
+        command = self.command(text)
+        answer = None if command is None else self.pool.step({0: command})[0]
+        return self.replied(command, answer)[:3]
+
+
 @pytest.fixture(scope="module")
 def seat(games):
-    """The string side of a game: the tokenizer of these tests has no control characters, others have."""
-    pool = EnginePool(1)
-    yield GameSession(0, pool, [str(games["coin"])], Template())
-    pool.close()
+    yield Seat([str(games["coin"])], Template())
+    Seat.pool.close()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,7 @@ def seat(games):
     ],
 )
 def test_one_command_a_turn_and_none_for_the_engine(seat, command, reply):
-    seat.reset(0)
+    seat.reset()
     text, reward, ended = seat.step(command)
     assert text.startswith(reply)
     assert (reward, ended) == (0.0, False)
@@ -98,7 +110,7 @@ def test_one_command_a_turn_and_none_for_the_engine(seat, command, reply):
 
 
 def test_long_and_foreign_commands_do_no_harm(seat):
-    seat.reset(0)
+    seat.reset()
     for text in ("go " * 1000, "\N{SNOWMAN} \N{GRINNING FACE}", "\ud800", "%s %n {} \\", "'\"'\"'", "</s><|pad|>"):
         assert seat.step(text)[1:] == (0.0, False)
     assert seat.step("go south")[0].startswith("-= Spare Room =-")

@@ -107,7 +107,7 @@ def test_what_is_said_of_the_last_turn(make_env):
 
 def test_a_game_that_fails_is_nobody_s_fault():
     state = {"feedback": "", "score": 0, "moves": 0, "won": False, "lost": False, "done": False}
-    seat = GameSession(0, None, ["a game"], Template())
+    seat = GameSession(["a game"], Template())
     seat.opened({**state, "admissible_commands": ["look"]})
     seat.replied("look", Failed("silence"))
     assert not seat.invalid

@@ -97,15 +97,15 @@ def test_transcripts_that_cannot_go_on():
     env = WordleEnv(words, batch_size=[1], max_tries=2)
     one = play(env, env.reset(hidden(1)), "crane")
     rows = rows_of(one)
-    with pytest.raises(ValueError, match=r"Rows \[0\] disagree with their hidden_word"):
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued, they disagree with their hidden_word"):
         env.reset(rows.clone().update(hidden(0)), set_state=True)
     strange = rows.clone()
     strange["tokens"][0, 7:12] = 28  # five yellow squares
-    with pytest.raises(ValueError, match=r"Rows \[0\] agree with no word"):
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued, they agree with no word"):
         env.reset(strange, set_state=True)
     solved = rows.clone()
     solved["tokens"][0, 7:12] = 26
-    with pytest.raises(ValueError, match=r"Rows \[0\] are over: the game is solved"):
+    with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued, they are over: the game is solved"):
         env.reset(solved, set_state=True)
     with pytest.raises(ValueError, match=r"Rows \[0\] cannot be continued"):
         env.reset(rows_of(play(env, one, "abide")), set_state=True)
@@ -123,7 +123,7 @@ def test_a_valid_guess_without_colours_cannot_have_been_played(first):
     env.reset(rows.clone(), set_state=True)
     at = int(before["attention_mask"][1].sum())
     rows["tokens"][1, at : at + 5] = letters("slate")[0]
-    with pytest.raises(ValueError, match=r"Rows \[1\] are not rows of a game"):
+    with pytest.raises(ValueError, match=r"Rows \[1\] cannot be continued, they are not rows of a game"):
         env.reset(rows.clone(), set_state=True)
     env.reset(rows.clone().set("_reset", torch.tensor([[True], [False]])), set_state=True)
 

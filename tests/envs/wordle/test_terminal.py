@@ -50,6 +50,14 @@ def test_tiles():
     assert render_row(*row(td), colour=False).splitlines()[-1] == "[A][B][I][D][E]"
 
 
+def test_guesses_that_hold_control_tokens_are_shown():
+    env = env_hiding(2)
+    control = env.tokenizer.control
+    guess = torch.tensor([[control.end_of_dialogue, 2, 17, control.end_of_action, control.pad, control.pad]])
+    td = play(env, env.step(env.reset().set("action", guess))["next"], "abide")
+    assert render_row(*row(td), colour=False) == "'</eod>cr' is not a valid guess\n[A][B][I][D][E]"
+
+
 def test_a_fresh_row_has_no_tiles_and_letters_keep_their_best_colour():
     env = env_hiding(2)
     td = env.reset()

@@ -21,7 +21,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EngineError", "EnginePool", "EngineProcess", "Failed", "require_textworld"]
+from torchrl_lang.envs.textworld.game_files import REMEDY
+from torchrl_lang.storage import FileError
+
+__all__ = ["EnginePool", "EngineProcess", "Failed", "require_textworld"]
 
 Answer = dict[str, Any]
 """The state of a game after a command, or an error of the engine."""
@@ -42,19 +45,6 @@ def require_textworld() -> None:
 
 class Failed(str):
     """The reason why the engine gave no answer, instead of an answer."""
-
-
-class EngineError(RuntimeError):
-    """The engine raised an error of its own in a game.
-
-    Args:
-        game: the file of the game.
-        trace: the engine's traceback; its last line is the ``reason``.
-    """
-
-    def __init__(self, game: str, trace: str) -> None:
-        self.game, self.reason = game, trace.strip().rsplit("\n", 1)[-1]
-        super().__init__(f"The engine failed in {game}:\n{trace}")
 
 
 class EngineProcess:
@@ -197,7 +187,10 @@ class EnginePool:
         for row, answer in answers.items():
             if not isinstance(answer, Failed) and "error" in answer:
                 self.close()
-                raise EngineError(self._history[row][0], answer["error"])
+                what = "begun" if jobs[row]["do"] == "begin" else "played on"
+                reason = answer["error"].strip().rsplit("\n", 1)[-1]
+                found = f"cannot be {what} by the engine ({reason})"
+                raise FileError(self._history[row][0], found, REMEDY) from RuntimeError(answer["error"])
         return answers
 
     def _ask_all(self, waiting: list[deque[Answer]]) -> dict[int, Answer | Failed]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
@@ -17,15 +15,13 @@ from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
-from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.envs.specs import flags, token_ids
 from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
-from torchrl_lang.envs.textworld.engine import EngineError, EnginePool, require_textworld
-from torchrl_lang.envs.textworld.game_files import REMEDY, game_files
+from torchrl_lang.envs.textworld.engine import EnginePool, require_textworld
+from torchrl_lang.envs.textworld.game_files import game_files
 from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.envs.textworld.text import TEMPLATES, Template
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError
 
 __all__ = ["TextWorldEnv"]
 
@@ -124,17 +120,10 @@ class TextWorldEnv(TextGameEnv):
         self.max_admissible = max_admissible
         one_of("order", order, ("random", "cycle"))
         self.order = order
-        rows = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size).numel()
-        # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
-        asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
-        infos = self.template.infos | ({"admissible_commands"} if asks else set())
-        workers = min(os.cpu_count() or 1, rows) if workers is None else workers
-        self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
         self._actions: dict[str, list[int] | None] = {}
         self._ids: dict[str, list[int]] = {}
-        number = count()
         super().__init__(
-            lambda: GameSession(next(number), self.pool, self.games, self.template),
+            partial(GameSession, self.games, template),  # type: ignore[arg-type]  # this class plays with the pool
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -144,6 +133,11 @@ class TextWorldEnv(TextGameEnv):
             seed=seed,
             device=device,
         )
+        # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
+        asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
+        infos = self.template.infos | ({"admissible_commands"} if asks else set())
+        workers = min(os.cpu_count() or 1, self._n) if workers is None else workers
+        self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """End the engine's processes."""
@@ -152,30 +146,19 @@ class TextWorldEnv(TextGameEnv):
 
     # -- the games, all at once ----------------------------------------------------------------------------------------
 
-    @property
-    def _sessions(self) -> list[GameSession]:
-        return self._games  # type: ignore[return-value]
-
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return episode.clone() if self.order == "cycle" else super()._draw_seeds(episode)
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
-        games = {row: self._sessions[row].choose(place.seed) for row, place in places.items()}
-        with _naming_the_game("begun"):
-            answers = self.pool.begin(games)
-        return ((row, self._sessions[row].opened(answer)) for row, answer in answers.items())
+        games = {row: self._games[row].choose(place.seed) for row, place in places.items()}
+        return ((row, self._games[row].opened(answer)) for row, answer in self.pool.begin(games).items())
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
-        commands = {row: self._sessions[row].command(self._decode(ids)) for row, ids in utterances.items()}
-        with _naming_the_game("played on"):
-            answers = self.pool.step({row: command for row, command in commands.items() if command is not None})
-        return ((row, self._sessions[row].replied(command, answers.get(row))) for row, command in commands.items())
-
-    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        task = super()._restore(rows, task, fresh, options)
-        return {**task, **self._standing()}
+        commands = {row: self._games[row].command(self._decode(ids)) for row, ids in utterances.items()}
+        answers = self.pool.step({row: command for row, command in commands.items() if command is not None})
+        return ((row, self._games[row].replied(command, answers.get(row))) for row, command in commands.items())
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._ids:  # games repeat their texts
@@ -207,20 +190,20 @@ class TextWorldEnv(TextGameEnv):
         return specs
 
     def _standing(self) -> TaskState:
-        states = [seat.state for seat in self._sessions]
+        states = [game.state for game in self._games]
 
         def column(values: list[Any], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
 
         out = {
-            "game": column([seat.game for seat in self._sessions], torch.int64),
+            "game": column([game.game for game in self._games], torch.int64),
             "score": column([state.get("score", 0) for state in states], torch.float32),
             "won": column([state.get("won", False) for state in states], torch.bool),
             "lost": column([state.get("lost", False) for state in states], torch.bool),
-            "points": column([seat.points for seat in self._sessions], torch.float32),
-            "engine_failed": column([seat.failed for seat in self._sessions], torch.bool),
+            "points": column([game.points for game in self._games], torch.float32),
+            "engine_failed": column([game.failed for game in self._games], torch.bool),
         }
-        out |= {key: column([getattr(seat, key) for seat in self._sessions], torch.bool) for key in self._of_the_turn}
+        out |= {key: column([getattr(game, key) for game in self._games], torch.bool) for key in self._of_the_turn}
         if "expert" in self.offers:
             plans = [self._expert(state.get("expert", "")) for state in states]
             out["expert_action"] = torch.tensor(plans, dtype=torch.int64, device=self.device)
@@ -258,12 +241,3 @@ class TextWorldEnv(TextGameEnv):
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]
-
-
-@contextmanager
-def _naming_the_game(doing: str) -> Iterator[None]:
-    """Convert an error of the engine to one about the game's file, which the user can build again."""
-    try:
-        yield
-    except EngineError as error:
-        raise FileError(error.game, f"cannot be {doing} by the engine ({error.reason})", REMEDY) from error

@@ -1,11 +1,11 @@
-"""The game of one row, played alone or in a batch."""
+"""The game of one row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from torchrl_lang.envs.textworld.engine import EnginePool, Failed
+from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.envs.textworld.game_files import REMEDY
 from torchrl_lang.envs.textworld.text import SILENT, Template, clean_command, is_admissible, is_meta, refused
 from torchrl_lang.storage import FileError
@@ -14,14 +14,14 @@ __all__ = ["GameSession"]
 
 
 class GameSession:
-    """A :class:`~torchrl_lang.envs.TextGame` in one row of a pool.
+    """The texts of one row's game, and its state after the last turn.
 
-    A batch asks the pool for many sessions at once, and passes the engine's answers to :meth:`opened` and
+    The environment asks the engine about many rows at once, and passes its answers to :meth:`opened` and
     :meth:`replied`. The seed of an episode, modulo the number of ``games``, selects one.
     """
 
-    def __init__(self, row: int, pool: EnginePool, games: Sequence[str], template: Template) -> None:
-        self.row, self.pool, self.games, self.template = row, pool, games, template
+    def __init__(self, games: Sequence[str], template: Template) -> None:
+        self.games, self.template = games, template
         self.game = 0
         """Number of the current game."""
         self.state: dict[str, Any] = {}
@@ -79,17 +79,3 @@ class GameSession:
             answer = {**before, "feedback": refused(before["feedback"]), "acted": False}
         self.state, self._turn = answer, (before, command or "")
         return self.template.write("reply", answer), self.points, answer["done"], False, {}
-
-    # -- played alone --------------------------------------------------------------------------------------------------
-
-    def reset(self, seed: int) -> str:
-        """Begin the game of a seed."""
-        return self.opened(self.pool.begin({self.row: self.choose(seed)})[self.row])
-
-    def step(self, text: str) -> tuple[str, float, bool]:
-        """Play a command."""
-        command = self.command(text)
-        answer = None if command is None else self.pool.step({self.row: command})[self.row]
-        if isinstance(answer, Failed):
-            raise RuntimeError(f"The engine gave no answer to {command!r}: {answer}.")
-        return self.replied(command, answer)[:3]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data import Binary, Unbounded
 
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
@@ -186,18 +187,19 @@ class WordleEnv(LanguageEnv):
         turns = read_turns(*entries)
         row, guess = unanswered_guesses(*entries)
         mute = torch.zeros_like(fresh).index_fill(0, row[self.is_valid(guess)], True)
-        _forbid(fresh & mute, "are not rows of a game: a valid guess is not followed by five colours")
+        refuse(fresh & mute, "are not rows of a game", "a valid guess is not followed by five colours")
         possible = turns.filter(self._sets)
         size = self._sets.size(possible)
-        _forbid(fresh & (size == 0), "agree with no word of the list: use rows played with these words and rules")
+        refuse(fresh & (size == 0), "agree with no word of the list", "use rows played with these words and rules")
         solved = (turns.colours == GREEN).all(-1).any(-1)
-        _forbid(fresh & (solved | (turns.tries >= self.max_tries)), "are over: the game is solved or out of tries")
+        over = solved | (turns.tries >= self.max_tries)
+        refuse(fresh & over, "are over", "the game is solved or out of tries")
         word = task["word"]
         if self._named(options, "hidden_word") is None:
             word = self._sets.pick(possible, random_index(self._key, task["episode"], size.clamp_min(1)))
         else:
             agrees = self._sets.members(possible).gather(-1, word[:, None])[:, 0]
-            _forbid(fresh & ~agrees, "disagree with their hidden_word: omit it, or give one that fits the colours")
+            refuse(fresh & ~agrees, "disagree with their hidden_word", "omit it, or give one that fits the colours")
         task = {**task, "word": word, "tries": turns.tries}
         if self.observes_consistent:
             task["possible"] = possible
@@ -225,8 +227,3 @@ def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.dev
         return None
     more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)
     return WordIndex([*dict.fromkeys([*words, *more])], device)
-
-
-def _forbid(bad: Tensor, what: str) -> None:
-    if bad.any():
-        raise ValueError(f"Rows {bad.nonzero().flatten().tolist()} {what}.")

@@ -51,27 +51,19 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
          C (A) P (E) R
     """
     ansi = use_colour() if colour is None else colour
-    lines, guess = [], ""
-    real = [(token, mine) for token, mine in zip(tokens.tolist(), action_mask.tolist(), strict=True)]
-    real = real[: int(attention_mask.sum())]
-    position = 1
-    while position < len(real):
-        token, _ = real[position]
-        position += 1
-        if token != _TOKENIZER.control.end_of_action:
-            guess += _TOKENIZER.decode([token])
-            continue
-        answer = [t for t, mine in real[position : position + WORD_LENGTH] if t in COLOUR_TOKENS and not mine]
+    n, control = int(attention_mask.sum()), _TOKENIZER.control
+    row, agent = tokens.tolist()[:n], action_mask.tolist()[:n]
+    lines, begin = [], 1
+    for end in (place for place in range(n) if row[place] == control.end_of_action):
+        guess, reply = _TOKENIZER.decode(row[begin:end]), slice(end + 1, end + 1 + WORD_LENGTH)
+        answer = [t for t, mine in zip(row[reply], agent[reply], strict=True) if t in COLOUR_TOKENS and not mine]
         if answer:
             lines.append("".join(_tile(s, COLOUR_TOKENS.index(t), ansi) for s, t in zip(guess, answer, strict=True)))
-            position += WORD_LENGTH + 1
         else:
             lines.append(f"{guess!r} is not a valid guess")
-        guess = ""
-        if position < len(real) and real[position][0] == _TOKENIZER.control.end_of_dialogue:
-            break
-    if guess:
-        lines.append(guess)
+        begin = end + 1 + (WORD_LENGTH + 1) * bool(answer)
+    unfinished = [token for token in row[begin:] if token != control.end_of_dialogue]
+    lines += [_TOKENIZER.decode(unfinished)] if unfinished else []
     return "\n".join(line.rstrip(" ") if not ansi else line for line in lines)
 
 
@@ -83,14 +75,13 @@ def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
     for turn in range(int(turns.answered[0])):
         for letter, shade in zip(turns.guess[0, turn].tolist(), turns.colours[0, turn].tolist(), strict=True):
             best[letter] = max(shade, best.get(letter, BLACK))
-    ruled_out = (lambda s: f"\x1b[2m {s} \x1b[0m") if ansi else (lambda s: " . ")
     shown = []
     for number, letter in enumerate(LETTERS.upper()):
         shade = best.get(number)
-        if shade is None:
-            shown.append(f" {letter} ")
+        if shade == BLACK:
+            shown.append(f"\x1b[2m {letter} \x1b[0m" if ansi else " . ")
         else:
-            shown.append(ruled_out(letter) if shade == BLACK else _tile(letter, shade, ansi))
+            shown.append(f" {letter} " if shade is None else _tile(letter, shade, ansi))
     return "".join(shown)
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from torchrl_lang.envs.textworld import (
     word_tokenizer,
 )
 from torchrl_lang.envs.textworld.game_sets import Apart
+from torchrl_lang.envs.textworld.games import Kind
 from torchrl_lang.evaluation import GameRecords, Summary
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options, option, with_defaults
@@ -57,9 +58,7 @@ _OFFLINE: Mapping[str, Any] = {
 class TextWorldGames(Options):
     """Options that define the games."""
 
-    kind: Literal["coin_collector", "simple", "treasure_hunter", "cooking", "custom"] = option(
-        "coin_collector", "the engine's kind of game"
-    )
+    kind: Kind = option("coin_collector", "the engine's kind of game")
     level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", at_least=1)
     games: int = option(400, "games to build, 1 to 3 seconds each and core, once for all", at_least=1)
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", at_least=0)
@@ -205,7 +204,7 @@ class TextWorldTask(Task):
         if any(not isinstance(value, (str, int, float, type(None))) for _, value in self.options):
             raise ValueError(f"The options of a kind of games are plain values, got {shorten(self.options)}.")
         try:
-            self.specs(1)
+            TextWorldSpec(self.kind, **dict(self.options))
         except TypeError as error:
             raise ValueError(str(error)) from error
 
@@ -237,18 +236,28 @@ class TextWorldTask(Task):
         """See :meth:`Task.notes`."""
         return {**super().notes(), "options": dict(self.options)}
 
-    def specs(self, number: int | None = None) -> list[TextWorldSpec]:
-        """The games to build, or the first ``number`` of them."""
-        count = self.games if number is None else number
-        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(count)]
+    def specs(self) -> list[TextWorldSpec]:
+        """The games to build."""
+        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
 
+    @lru_cache(maxsize=8)  # noqa: B019  # equal tasks have the same games
     def sets(self) -> GameSets:
         """The files of the splits; games that do not exist yet are built."""
-        return _sets(self)
+        games = build_games(self.specs())
+        return split_games(games, valid=self.valid, test=self.test, apart=self.apart, seed=self.seed)
 
+    @lru_cache(maxsize=8)  # noqa: B019
     def tokenizer(self) -> CharTokenizer:
-        """The words of the training games."""
-        return _tokenizer(self)
+        """The words of the training games, from a file beside them, because collecting them means playing all games."""
+        games, template = self.sets().train, TEMPLATES[self.template]
+        content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config()]
+        path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
+        if not path.exists():
+            tokenizer = word_tokenizer(game_texts(games, template, workers=os.cpu_count() or 1, steps=200))
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".writing", delete=False) as file:
+                json.dump(tokenizer.config(), file)
+            os.replace(file.name, path)
+        return CharTokenizer.from_config(json.loads(path.read_text(encoding="utf-8")))
 
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> TextWorldEnv:
         """The environment on the games of a split."""
@@ -282,23 +291,3 @@ class TextWorldTask(Task):
     def number_of_games(self, split: str | None) -> int:
         """Number of games in a split."""
         return len(getattr(self.sets(), split or self.splits[0]))
-
-
-@lru_cache(maxsize=8)
-def _sets(task: TextWorldTask) -> GameSets:
-    games = build_games(task.specs())
-    return split_games(games, valid=task.valid, test=task.test, apart=task.apart, seed=task.seed)
-
-
-@lru_cache(maxsize=8)
-def _tokenizer(task: TextWorldTask) -> CharTokenizer:
-    """The tokenizer from a file beside the games, because collecting the words means playing all of them."""
-    games, template = task.sets().train, TEMPLATES[task.template]
-    content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config()]
-    path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
-    if not path.exists():
-        tokenizer = word_tokenizer(game_texts(games, template, workers=os.cpu_count() or 1, steps=200))
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".writing", delete=False) as file:
-            json.dump(tokenizer.config(), file)
-        os.replace(file.name, path)
-    return CharTokenizer.from_config(json.loads(path.read_text(encoding="utf-8")))
