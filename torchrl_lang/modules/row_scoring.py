@@ -97,11 +97,11 @@ class RowScorer:
 
     def with_certain_ends(self, batch: DecisionBatch, log_prob: Tensor) -> Tensor:
         """Log-probabilities ``[N]`` with those of last slots replaced: 0 for the end of an utterance, else ``-inf``."""
-        certain = self.certain(batch)
-        if certain is None or self.decoder is None:
+        if self.decoder is None:
             return log_prob
         impossible = batch.action != self.decoder.control.end_of_action
-        return torch.where(certain, torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf), log_prob)
+        forced = torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf)
+        return torch.where(self.certain(batch), forced, log_prob)
 
     def log_softmax(self, states: States, place: Tensor) -> Tensor:
         """Log-probability of every token at ``M`` positions, ``[M, V]``."""
@@ -117,10 +117,10 @@ class RowScorer:
         size = max(_LOGITS_AT_ONCE // vocabulary, 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
-    def certain(self, batch: DecisionBatch) -> Tensor | None:
-        """True where only the end of the utterance is possible (its last slot), bool ``[N]``; None if never."""
+    def certain(self, batch: DecisionBatch) -> Tensor:
+        """True where only the end of the utterance is possible (its last slot), bool ``[N]``."""
         if self.decoder is None:
-            return None
+            return torch.zeros_like(batch.place, dtype=torch.bool)
         return batch.slot(self.decoder.control.end_of_action) >= self.decoder.action_length - 1
 
     def linear(self) -> LinearLogits | None:

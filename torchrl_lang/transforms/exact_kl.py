@@ -144,9 +144,7 @@ def _token_kl(
 def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, reference: RowScorer) -> Tensor:
     """Zero where both must end the utterance."""
     a, b = policy.certain(batch), reference.certain(batch)
-    if a is None and b is None:
-        return kl
-    if a is None or b is None or not torch.equal(a, b):
+    if not torch.equal(a, b):
         raise ValueError(
             "Policy and reference must be the same kind of actor: an UtteranceActor ends its utterances after "
             "action_length tokens, and the other does not. Pass both as UtteranceActors of one action_length, or both "
