@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -61,11 +61,6 @@ class RowScorer:
     def trunk(self) -> Trunk | None:
         """The trunk, if it is a :class:`Trunk`."""
         return trunk_of(split_actor(self.language_actor).trunk)
-
-    @property
-    def length_groups(self) -> int | Literal["auto"]:
-        """Number of groups of similar length in which the trunk reads a batch."""
-        return 1 if self.trunk is None else self.trunk.length_groups
 
     @property
     def has_values(self) -> bool:

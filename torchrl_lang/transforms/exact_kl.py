@@ -100,15 +100,16 @@ def row_log_probs(policy: RowReference, reference: RowReference, tensordict: Ten
 
 def _states_of_both(policy: RowReference, reference: RowReference, batch: DecisionBatch) -> tuple[States, States]:
     p, q = policy.scorer, reference.scorer
-    if p.trunk is None or q.trunk is None or p.has_values or q.has_values or p.length_groups != q.length_groups:
+    mine, its = p.trunk, q.trunk
+    if mine is None or its is None or p.has_values or q.has_values or mine.length_groups != its.length_groups:
         with policy.frozen.eval_mode():
             p_states = p.states(batch)
         with reference.frozen.eval_mode():
             return p_states, q.states(batch)
-    both = SharedLowerLayers(p.trunk, q.trunk, eval_mode=reference.frozen.eval_mode)
+    both = SharedLowerLayers(mine, its, eval_mode=reference.frozen.eval_mode)
     with policy.frozen.eval_mode():
-        mine, its = both.states(batch.tokens, batch.attention_mask)
-    return p.named(mine), q.named(its)
+        p_read, q_read = both.states(batch.tokens, batch.attention_mask)
+    return p.named(p_read), q.named(q_read)
 
 
 def _token_kl(
