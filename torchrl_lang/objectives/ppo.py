@@ -230,15 +230,12 @@ class PPOLoss(AdvantageRowLoss):
         )
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
         log_ratio = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
-        advantage = given["advantage"]
-        if self.normalize_advantage:
-            advantage = standardized(advantage, counted)
+        advantage = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
         zero = log_ratio.new_zeros(batch.shape if self.reduction == "none" else ())
         metrics = self._metrics(scores, log_ratio, counted)
         out = {"loss_critic": zero, "loss_entropy": zero, "loss_kl": zero}
-        out["loss_objective"] = self._reduce_decisions(
-            clipped_objective(log_ratio, advantage, self.clip_epsilon), batch
-        )
+        objective = clipped_objective(log_ratio, advantage, self.clip_epsilon)
+        out["loss_objective"] = self._reduce_decisions(objective, batch)
         if self.value_weight:
             value = self._values(states if self.value_trunk is None else self._value_states(batch.rows), batch.place)
             error = value_loss(
