@@ -109,8 +109,7 @@ class AdvantageRowLoss(RowLoss):
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
         batch = reader._find(rows)
-        modules = [self.actor_network, self.value_network]
-        with eval_mode(torch.nn.ModuleList(modules if self.value_trunk is None else [*modules, self.value_trunk])):
+        with eval_mode(self):
             if reuse_values:
                 value, last_value = self._acted_values(rows, batch), self._last_values(batch)
             else:

@@ -118,11 +118,9 @@ def _token_kl(
     """``KL(p || q)`` of the next token at each decision, ``[N]``."""
     a, b = p.linear(), q.linear()
     if a is None or b is None or not torch.equal(a.forbidden, b.forbidden):
-        pieces = [
-            categorical_kl(p.log_softmax(p_states, place), q.log_softmax(q_states, place), chunk_size=chunk_size)
-            for place in (batch.place[part] for part in p.parts(batch, p_states))
-        ]
-        return torch.cat(pieces)
+        places = [batch.place[part] for part in p.parts(batch, p_states)]
+        pairs = ((p.log_softmax(p_states, place), q.log_softmax(q_states, place)) for place in places)
+        return torch.cat([categorical_kl(*pair, chunk_size=chunk_size) for pair in pairs])
     return torch.cat(
         [
             projected_kl(
