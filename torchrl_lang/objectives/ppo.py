@@ -238,11 +238,10 @@ class PPOLoss(AdvantageRowLoss):
         out["loss_objective"] = self._reduce_decisions(objective, batch)
         if self.value_weight:
             value = self._values(states if self.value_trunk is None else self._value_states(batch.rows), batch.place)
-            error = value_loss(
-                value, given["value_target"], self.loss_critic_type, given.get("state_value"), self.value_clip
-            )
+            goal, acted = given["value_target"], given.get("state_value")
+            error = value_loss(value, goal, self.loss_critic_type, acted, self.value_clip)
             out["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
-            metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], counted)
+            metrics["explained_variance"] = explained_variance(value.detach(), goal, counted)
         if self.entropy_weight:
             out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:
