@@ -119,6 +119,5 @@ def check_values(folder: Path, rows: TensorDictBase, manifest: Fields, vocab_siz
     for name, count in sums.counts.items():
         if manifest.take(name, int) != count:
             raise manifest.error(f'has {manifest.take(name, int)} as "{name}", the rows have {count}')
-    if not sums.fits(manifest.take("mean_return", float)):
-        found = manifest.take("mean_return", float)
+    if not sums.fits(found := manifest.take("mean_return", float)):
         raise manifest.error(f'has {found} as "mean_return", the rows have {sums.mean_return}')

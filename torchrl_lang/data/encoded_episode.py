@@ -116,13 +116,11 @@ def cut_episode(encoded: EncodedEpisode, row_length: int) -> EncodedEpisode:
     is inside a turn of the environment, that turn and the action before it are dropped; if it is inside the
     environment's opening turn, as many of its tokens as fit are kept.
     """
-    if fits(encoded, row_length):
-        return EncodedEpisode(
-            encoded.tokens[:row_length], encoded.agent[:row_length], encoded.reward[:row_length], *encoded[3:]
-        )
-    states = [p for p in range(row_length) if encoded.agent[p + 1]]
-    keep = states[-1] + 1 if states else row_length
-    return EncodedEpisode(encoded.tokens[:keep], encoded.agent[:keep], encoded.reward[:keep], False, True)
+    keep, ends = row_length, (encoded.terminated, encoded.truncated)
+    if not fits(encoded, row_length):
+        states = [p for p in range(row_length) if encoded.agent[p + 1]]
+        keep, ends = states[-1] + 1 if states else row_length, (False, True)
+    return EncodedEpisode(encoded.tokens[:keep], encoded.agent[:keep], encoded.reward[:keep], *ends)
 
 
 def stack_episodes(episodes: Sequence[EncodedEpisode], pad: int, row_length: int) -> TensorDict:

@@ -140,12 +140,9 @@ class EpisodeRows:
                 "Pass the steps of a TorchRL collector over a language environment whose policy writes the carried "
                 "entries.",
             )
-        found["next", TRUNCATED] = step.get(TRUNCATED, None)
-        out = TensorDict(batch_size=steps.batch_size)
-        for key, value in found.items():
-            if value is not None:
-                out.set(key, value)
-        return out
+        if TRUNCATED in step.keys():
+            found["next", TRUNCATED] = step.get(TRUNCATED)
+        return TensorDict(found, batch_size=steps.batch_size)
 
 
 def _is_last(trajectory: Tensor) -> Tensor:

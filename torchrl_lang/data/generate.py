@@ -17,6 +17,7 @@ from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.rollouts import episode_numbers
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 
 __all__ = ["generate_dataset"]
@@ -71,8 +72,7 @@ def generate_dataset(
         ValueError: ``episodes`` is below 1, or a divergence penalty was subtracted from the rewards.
         FileExistsError: ``folder`` exists.
     """
-    if episodes < 1:
-        raise ValueError(f"A dataset needs at least one episode, got episodes={episodes}.")
+    at_least_one("episodes", episodes)
     tokenizer = env.tokenizer if tokenizer is None else tokenizer
     source = f"{_name(policy)} in {_name(env)}" if source is None else source
     row_length = env.observation_spec[TOKENS].shape[-1]

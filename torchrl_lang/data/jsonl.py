@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
@@ -21,6 +22,8 @@ from torchrl_lang.storage import FileError, regular_file, shorten
 from torchrl_lang.storage.readers import unique_keys
 
 __all__ = ["BadLine", "dataset_from_jsonl", "parse_dialogue", "read_jsonl"]
+
+T = TypeVar("T")
 
 _BLOCK = 10_000
 _SHOWN = 5
@@ -54,14 +57,11 @@ def read_jsonl(
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    path = Path(path)
-    bad = _BadLines(path, on_error)
-    found = [episode for number, episode in _lines(path, ignore) if bad.keeps(number, episode)]
-    bad.report()
-    episodes = [episode for episode in found if isinstance(episode, Episode)]
+    path, bad = Path(path), list[BadLine]()
+    episodes = dict(_good_lines(path, on_error, bad, partial(parse_dialogue, ignore=ignore)))
     if not episodes:
         raise _no_dialogue(path)
-    return episodes, bad.lines
+    return list(episodes.values()), bad
 
 
 def dataset_from_jsonl(
@@ -95,25 +95,27 @@ def dataset_from_jsonl(
         FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
     """
     one_of("on_overflow", on_overflow, ("error", "truncate"))
-    path = Path(path)
-    bad, truncated, block = _BadLines(path, on_error), [], []
+    path, bad, truncated, block = Path(path), list[BadLine](), list[int](), list[EncodedEpisode]()
+
+    def encode(line: str) -> EncodedEpisode:
+        encoded = encode_episode(parse_dialogue(line, ignore=ignore), tokenizer)
+        if on_overflow == "error" and not fits(encoded, row_length):
+            raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")
+        return encoded
+
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)
     with writer:
-        for number, found in _lines(path, ignore):
-            encoded = _encode(found, tokenizer, row_length, on_overflow)
-            if not bad.keeps(number, encoded) or not isinstance(encoded, EncodedEpisode):
-                continue
+        for number, encoded in _good_lines(path, on_error, bad, encode):
             if not fits(encoded, row_length):
                 truncated.append(number)
             block.append(cut_episode(encoded, row_length))
             if len(block) == _BLOCK:
                 writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
                 block.clear()
-        bad.report()
         if not writer.rows and not block:
             raise _no_dialogue(path)
         writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
-        writer.notes = {"skipped": [line._asdict() for line in bad.lines], "truncated_lines": truncated}
+        writer.notes = {"skipped": [line._asdict() for line in bad], "truncated_lines": truncated}
     if truncated:
         warnings.warn(
             f"{len(truncated)} dialogues of {path} are longer than row_length={row_length} tokens and were truncated; "
@@ -123,75 +125,45 @@ def dataset_from_jsonl(
     return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
-class _BadLines:
-    """Collects bad lines, and raises when there are enough for the error message."""
-
-    def __init__(self, path: Path, on_error: str) -> None:
-        one_of("on_error", on_error, ("raise", "skip"))
-        self.path, self.on_error, self.lines = path, on_error, list[BadLine]()
-
-    def keeps(self, number: int, found: Episode | EncodedEpisode | str) -> bool:
-        """Whether the line is good; a string is the reason why it is bad."""
-        if not isinstance(found, str):
-            return True
-        self.lines.append(BadLine(number, found))
-        if self.on_error == "raise" and len(self.lines) == _SHOWN:
-            self.report()
-        return False
-
-    def report(self) -> None:
-        """Raise or warn if there were bad lines."""
-        if not self.lines:
-            return
-        shown = "; ".join(f"line {line}: {reason}" for line, reason in self.lines[:_SHOWN])
-        if self.on_error == "raise":
-            least = "at least " * (len(self.lines) == _SHOWN)  # reading stopped here
-            raise FileError(self.path, f"holds {least}{self._count()} ({shown})", _REMEDY)
-        more = "; ..." if len(self.lines) > _SHOWN else ""
-        warnings.warn(f"{self._count()} of {self.path} skipped ({shown}{more}).", stacklevel=3)
-
-    def _count(self) -> str:
-        return "1 bad line" if len(self.lines) == 1 else f"{len(self.lines)} bad lines"
-
-
-def _no_dialogue(path: Path) -> FileError:
-    return FileError(path, "holds no dialogue", "give a file with one JSON object per line")
-
-
-def _lines(path: Path, ignore: Sequence[str]) -> Iterator[tuple[int, Episode | str]]:
-    """Line number and episode of each non-empty line, or the reason why the line is bad."""
+def _good_lines(path: Path, on_error: str, bad: list[BadLine], convert: Callable[[str], T]) -> Iterator[tuple[int, T]]:
+    """Number and value of each line that ``convert`` accepts; collects the others, and raises or warns at the end."""
+    one_of("on_error", on_error, ("raise", "skip"))
     with regular_file(path, remedy="give the path of a text file with one JSON object per line").open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if number == 1:
                 raw = raw.removeprefix(codecs.BOM_UTF8)
-            if raw.strip():
-                yield number, _parse(raw, ignore)
+            if not raw.strip():
+                continue
+            try:
+                value = convert(raw.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                bad.append(BadLine(number, _reason(error)))
+                if on_error == "raise" and len(bad) == _SHOWN:
+                    break
+            else:
+                yield number, value
+    if not bad:
+        return
+    shown = "; ".join(f"line {line}: {reason}" for line, reason in bad[:_SHOWN])
+    count = "1 bad line" if len(bad) == 1 else f"{len(bad)} bad lines"
+    if on_error == "raise":
+        least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
+        raise FileError(path, f"holds {least}{count} ({shown})", _REMEDY)
+    more = "; ..." if len(bad) > _SHOWN else ""
+    warnings.warn(f"{count} of {path} skipped ({shown}{more}).", stacklevel=3)
 
 
-def _parse(raw: bytes, ignore: Sequence[str]) -> Episode | str:
-    """The episode of a line, or the reason why the line is bad."""
-    try:
-        return parse_dialogue(raw.decode("utf-8"), ignore=ignore)
-    except UnicodeDecodeError as error:
-        return f"it is not UTF-8 (byte {error.start + 1} is {raw[error.start]:#04x})"
-    except json.JSONDecodeError as error:
+def _reason(error: ValueError | RecursionError) -> str:
+    """Why a line is bad."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 (byte {error.start + 1} is {error.object[error.start]:#04x})"
+    if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON ({error.msg} at character {error.pos + 1})"
-    except RecursionError:
-        return "its JSON is nested too deeply"
-    except ValueError as error:
-        return str(error)
+    return "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _encode(found: Episode | str, tokenizer: Tokenizer, row_length: int, on_overflow: str) -> EncodedEpisode | str:
-    if isinstance(found, str):
-        return found
-    try:
-        encoded = encode_episode(found, tokenizer)
-    except ValueError as error:
-        return str(error)
-    if on_overflow == "error" and not fits(encoded, row_length):
-        return f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}"
-    return encoded
+def _no_dialogue(path: Path) -> FileError:
+    return FileError(path, "holds no dialogue", "give a file with one JSON object per line")
 
 
 # -- one line ----------------------------------------------------------------------------------------------------------

@@ -210,13 +210,8 @@ class BestRows:
         if per_group is not None:
             at_least_one("per_group", per_group)
         self.capacity, self.per, self.per_group = capacity, per, per_group
-        self._options: dict[str, Any] = {
-            "by": by,
-            "gamma": gamma,
-            "reward_key": reward_key,
-            "end_of_action": end_of_action,
-            "finished_only": finished_only,
-        }
+        self._options: dict[str, Any] = {"by": by, "gamma": gamma, "reward_key": reward_key}
+        self._options |= {"end_of_action": end_of_action, "finished_only": finished_only}
         self._rows: TensorDictBase | None = None
 
     def __len__(self) -> int:
@@ -245,9 +240,7 @@ class BestRows:
 
     def state_dict(self) -> dict[str, Any]:
         """The rows kept, as tensors by key."""
-        if self._rows is None:
-            return {"rows": None}
-        return {"rows": {key: self._rows.get(key).clone() for key in self._rows.keys(True, True)}}
+        return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones, of a buffer with the same options.
@@ -255,11 +248,7 @@ class BestRows:
         They stay on the device of these tensors; rows that are added later are moved there.
         """
         entries = state_dict["rows"]
-        if entries is None:
-            self._rows = None
-            return
-        number = next(iter(entries.values())).shape[0]
-        self._rows = TensorDict({key: value.clone() for key, value in entries.items()}, batch_size=[number])
+        self._rows = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
 
     def _best(self, rows: RowDataset | TensorDictBase) -> TensorDictBase:
         if self.per is not None:

@@ -68,18 +68,14 @@ def step_rewards(rollout: TensorDictBase, take: Tensor, rows: TensorDictBase, ke
     if not changed.any():
         return own.clone()
     last = torch.where(step.get(ACTION_MASK), place, -1).max(-1).values
-    _check_places(changed, last, key)
-    _check_whole(row, before, counts, rows)
-    return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
-
-
-def _check_places(changed: Tensor, last: Tensor, key: NestedKey) -> None:
     without_token = int((changed & (last < 0)).sum())
     if without_token:
         raise ValueError(
             f"{without_token} steps have another {key!r} than their rows, but the agent has written no token yet to "
             "place it on. Reward the agent's turns, or keep the environment's token rewards with reward_key=None."
         )
+    _check_whole(row, before, counts, rows)
+    return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 
 
 def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBase) -> None:
@@ -87,9 +83,8 @@ def _check_whole(row: Tensor, before: Tensor, counts: Tensor, rows: TensorDictBa
     action_mask = rows.get(ACTION_MASK)
     first = before.new_full((len(rows),), action_mask.shape[-1])
     first = first.scatter_reduce(0, row[counts], before[counts], "amin")
-    lost = int(
-        (action_mask & (torch.arange(action_mask.shape[-1], device=first.device) < first[:, None])).any(-1).sum()
-    )
+    place = torch.arange(action_mask.shape[-1], device=first.device)
+    lost = int((action_mask & (place < first[:, None])).any(-1).sum())
     if lost:
         raise ValueError(
             f"Transforms changed the rewards, and {lost} of {len(rows)} episodes began before this batch, which lacks "

@@ -253,11 +253,8 @@ def _clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, lik
 
 def _next_value(value: Tensor, last_value: Tensor, decision: Tensor) -> Tensor:
     """The value of the next decision after each position, ``last_value`` if there is none, ``[*B, T]``."""
-    width = decision.shape[-1]
-    place = torch.where(decision, torch.arange(width, device=decision.device), width)
-    ahead = torch.cat([place[..., 1:], torch.full_like(place[..., :1], width)], -1)
-    following = ahead.flip(-1).cummin(-1).values.flip(-1)
-    return torch.cat([value, last_value.unsqueeze(-1)], -1).gather(-1, following)
+    here_or_later = reverse_linear_scan((~decision).to(value.dtype), torch.where(decision, value, 0.0), last_value)
+    return torch.cat([here_or_later[..., 1:], last_value.unsqueeze(-1)], -1)
 
 
 def _next_turn_mean(value: Tensor, last_value: Tensor, decision: Tensor, turn_end: Tensor) -> Tensor:

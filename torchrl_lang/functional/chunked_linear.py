@@ -41,12 +41,6 @@ class _Gradients(NamedTuple):
         """Scale in place."""
         return _Gradients(*(gradient if gradient is None else gradient.mul_(scale) for gradient in self))
 
-    def zero(self) -> None:
-        """Fill with zeros."""
-        for gradient in self:
-            if gradient is not None:
-                gradient.zero_()
-
 
 class VocabularyTerm(torch.autograd.Function):
     """``features [n, N, F], weight [n, V, F], bias [n, V], target [N], w [N] -> total [], each and taken [n, N]``."""
@@ -64,7 +58,7 @@ class VocabularyTerm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the losses and, with ``eager``, the gradients of their weighted sum."""
         inputs = (features, weight, bias)
-        kept = _empty(inputs, ctx.needs_input_grad) if eager else _NO_GRADIENTS
+        kept = _zeros(inputs, ctx.needs_input_grad) if eager else _NO_GRADIENTS
         each, taken, scale = _evaluate(plan, *inputs, target, position_weight, kept)
         ctx.plan, ctx.kept = plan, (kept, scale) if eager else None
         ctx.save_for_backward(*inputs, target, position_weight, each)
@@ -88,10 +82,8 @@ class VocabularyTerm(torch.autograd.Function):
             ctx.kept = None  # scaled in place: a second backward pass computes them again
             grads = kept.scaled(scale * grad_total)
         else:
-            grads = _empty(inputs, needs)
-            if grad_total is None and grad_each is None:
-                grads.zero()
-            else:
+            grads = _zeros(inputs, needs)
+            if grad_total is not None or grad_each is not None:
                 combined = torch.zeros_like(each) if grad_each is None else grad_each
                 combined = combined if grad_total is None else combined + grad_total * position_weight
                 _, _, scale = _evaluate(ctx.plan, *inputs, target, combined, grads)
@@ -109,13 +101,10 @@ class VocabularyTerm(torch.autograd.Function):
 _NO_GRADIENTS = _Gradients(None, None, None)
 
 
-def _empty(inputs: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...]) -> _Gradients:
+def _zeros(inputs: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...]) -> _Gradients:
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
-    features, weight, bias = (
-        None if x is None or not needed else torch.empty(x.shape, dtype=wide, device=x.device)
-        for x, needed in zip(inputs, needs[:3], strict=True)
-    )
-    return _Gradients(features, weight, bias)
+    pairs = zip(inputs, needs[:3], strict=True)
+    return _Gradients(*(torch.zeros_like(x, dtype=wide) if needed and x is not None else None for x, needed in pairs))
 
 
 def _evaluate(
@@ -142,8 +131,6 @@ def _evaluate(
     # All chunks share one buffer, because new memory has to be mapped page by page.
     buffer = features.new_empty((min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
     any_gradient = any(gradient is not None for gradient in grads)
-    if not positions:
-        grads.zero()
     with torch.autocast(features.device.type, enabled=False):
         for k in range(heads):
             layer = weight[k].to(plan.dtype)
@@ -172,24 +159,17 @@ def _apply(term: ChunkTerm, logits: Tensor, target: Tensor, gradient: bool) -> T
 
 
 def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer: Tensor, relative: Tensor) -> None:
-    """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``.
-
-    The first chunk overwrites the sums over positions, which saves filling them with zeros.
-    """
-    keep = 0 if part.start == 0 else 1
+    """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``."""
     if grads.features is not None:
         torch.mul(errors @ layer, relative.unsqueeze(-1), out=grads.features[part])
     if grads.weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
         if errors.dtype == grads.weight.dtype:
-            grads.weight.addmm_(errors.mT, weighted, beta=keep)
-        elif keep:
-            grads.weight.add_(errors.mT @ weighted)
+            grads.weight.addmm_(errors.mT, weighted)
         else:
-            grads.weight.copy_(errors.mT @ weighted)
+            grads.weight.add_(errors.mT @ weighted)
     if grads.bias is not None:
-        along = errors.mT @ relative.to(errors.dtype)
-        grads.bias.add_(along) if keep else grads.bias.copy_(along)
+        grads.bias.add_(errors.mT @ relative.to(errors.dtype))
 
 
 def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tensor, grad_taken: Tensor) -> None:

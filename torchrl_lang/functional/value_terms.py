@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_lang.functional.checks import one_of
+
 __all__ = ["advantage_weight", "cql_term", "expectile_loss", "margin_term", "masked_mean"]
 
 
@@ -99,17 +101,16 @@ def advantage_weight(
         >>> advantage_weight(torch.tensor([-1.0, 2.0]), 0.75, "sign")
         tensor([0.2500, 0.7500])
     """
+    one_of("weighting", weighting, ("exp", "sign"))
     if weighting == "exp":
         # An infinite weight would make all gradients of a batch NaN: the exponent is clamped so that even squared
         # weights are finite.
         limits = torch.finfo(advantage.dtype)
         bound = math.log(limits.max) / 2 * (1 - 4 * limits.eps)  # reduced by what rounding may add
         weight = (temperature * advantage).clamp_max(bound).exp()
-    elif weighting == "sign":
+    else:
         beta = torch.as_tensor(temperature, dtype=advantage.dtype, device=advantage.device)
         weight = torch.where(advantage > 0, beta, 1 - beta)
-    else:
-        raise ValueError(f"weighting must be 'exp' or 'sign', got {weighting!r}.")
     return weight if clip is None else weight.clamp_max(clip)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -183,7 +183,7 @@ def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, An
             raise FileError(folder, found.format(", ".join(names[:3]) + more), REMEDY)
 
 
-def non_finite(tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+def non_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the floating-point tensors that contain NaN or infinity."""
     return [name for name, tensor in tensors if not _is_finite(tensor.detach())]
 

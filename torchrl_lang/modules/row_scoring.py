@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -63,11 +63,6 @@ class RowScorer:
         return trunk_of(split_actor(self.language_actor).trunk)
 
     @property
-    def length_groups(self) -> int | Literal["auto"]:
-        """Number of groups of similar length in which the trunk reads a batch."""
-        return 1 if self.trunk is None else self.trunk.length_groups
-
-    @property
     def has_values(self) -> bool:
         """Whether values change the distribution."""
         return self.decoder is not None and self.decoder.rule.guidance is not None
@@ -97,11 +92,11 @@ class RowScorer:
 
     def with_certain_ends(self, batch: DecisionBatch, log_prob: Tensor) -> Tensor:
         """Log-probabilities ``[N]`` with those of last slots replaced: 0 for the end of an utterance, else ``-inf``."""
-        certain = self.certain(batch)
-        if certain is None or self.decoder is None:
+        if self.decoder is None:
             return log_prob
         impossible = batch.action != self.decoder.control.end_of_action
-        return torch.where(certain, torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf), log_prob)
+        forced = torch.zeros_like(log_prob).masked_fill(impossible, -torch.inf)
+        return torch.where(self.certain(batch), forced, log_prob)
 
     def log_softmax(self, states: States, place: Tensor) -> Tensor:
         """Log-probability of every token at ``M`` positions, ``[M, V]``."""
@@ -117,10 +112,10 @@ class RowScorer:
         size = max(_LOGITS_AT_ONCE // vocabulary, 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
-    def certain(self, batch: DecisionBatch) -> Tensor | None:
-        """True where only the end of the utterance is possible (its last slot), bool ``[N]``; None if never."""
+    def certain(self, batch: DecisionBatch) -> Tensor:
+        """True where only the end of the utterance is possible (its last slot), bool ``[N]``."""
         if self.decoder is None:
-            return None
+            return torch.zeros_like(batch.place, dtype=torch.bool)
         return batch.slot(self.decoder.control.end_of_action) >= self.decoder.action_length - 1
 
     def linear(self) -> LinearLogits | None:

@@ -62,8 +62,7 @@ class RowTokenDistribution(Distribution):
             return batch.zeros()
         parts = [scorer.log_softmax(self._states, batch.place[part]) for part in scorer.parts(batch, self._states)]
         entropy = torch.cat([categorical_entropy(part) for part in parts])
-        certain = scorer.certain(batch)
-        return batch.at_tokens(entropy if certain is None else torch.where(certain, 0.0, entropy))
+        return batch.at_tokens(torch.where(scorer.certain(batch), 0.0, entropy))
 
 
 class RowTokenActor(TensorDictModuleBase):

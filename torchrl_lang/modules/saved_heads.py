@@ -67,16 +67,13 @@ def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: st
         f"{name}.{key}": tuple(value.shape) for name, head in heads.items() for key, value in head.state_dict().items()
     }
     held = {key: tuple(value.shape) for key, value in weights.items()}
-    if held != expected:
-        differ = sorted(key for key in held.keys() | expected.keys() if held.get(key) != expected.get(key))
+    if differ := sorted(key for key in held.keys() | expected.keys() if held.get(key) != expected.get(key)):
         found = ", ".join(
             f"{key} {held.get(key, 'is missing')}, expected {expected.get(key, 'none')}" for key in differ
         )
         raise FileError(path, f"does not hold the heads' tensors: {found[:300]}", remedy)
-    wrong = [key for key, value in weights.items() if not value.is_floating_point()] or non_finite(
-        iter(weights.items())
-    )
-    if wrong:
+    wrong = [key for key, value in weights.items() if not value.is_floating_point()]
+    if wrong := wrong or non_finite(weights.items()):
         raise FileError(
             path, f"holds weights that are not finite floating-point numbers: {', '.join(wrong[:3])}", remedy
         )

@@ -161,7 +161,11 @@ class Trunk(nn.Module):
             float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
             ``expose_pre_norm`` also the state before it.
         """
-        self.check_length(tokens.shape[-1])
+        if self.max_length is not None and tokens.shape[-1] > self.max_length:
+            raise ValueError(
+                f"Rows of {tokens.shape[-1]} tokens exceed the model's {self.max_length} positions: trim the rows or "
+                f"build the model with max_length={tokens.shape[-1]}."
+            )
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
@@ -186,14 +190,6 @@ class Trunk(nn.Module):
             return tuple(read[0])
         back = torch.cat([rows for rows, _ in groups]).argsort()
         return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*read, strict=True))
-
-    def check_length(self, length: int) -> None:
-        """Raise unless the model has ``length`` positions."""
-        if self.max_length is not None and length > self.max_length:
-            raise ValueError(
-                f"Rows of {length} tokens exceed the model's {self.max_length} positions: trim the rows or build "
-                f"the model with max_length={length}."
-            )
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.

@@ -29,6 +29,8 @@ from torchrl_lang.schema import missing_entry
 
 __all__ = ["AdvantageRowLoss"]
 
+_ESTIMATED = ("advantage", "value_target", "state_value")
+
 
 class AdvantageRowLoss(RowLoss):
     """Base of the losses with advantages, estimated once a batch. Abstract: a loss fills in ``forward`` and sets the
@@ -103,13 +105,11 @@ class AdvantageRowLoss(RowLoss):
         tokens = rows.get(self.tensor_keys.tokens, None)
         if tokens is not None and not tokens.numel():
             nothing = torch.zeros(tokens.shape, device=tokens.device)
-            names = ("advantage", "value_target", "state_value")
-            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in names})
+            return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in _ESTIMATED})
         reader = RowLoss()  # reads rewards and ends, which the loss itself does not
         reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in RowLoss._row_entries})
         batch = reader._find(rows)
-        modules = [self.actor_network, self.value_network]
-        with eval_mode(torch.nn.ModuleList(modules if self.value_trunk is None else [*modules, self.value_trunk])):
+        with eval_mode(self):
             if reuse_values:
                 value, last_value = self._acted_values(rows, batch), self._last_values(batch)
             else:
@@ -117,12 +117,7 @@ class AdvantageRowLoss(RowLoss):
                 value = batch.at_decisions(value, batch.state_place)
                 last_value = value.gather(-1, _last(batch)[:, None]).squeeze(-1)
         value, found = self._advantages(value, torch.where(batch.row_terminated, 0.0, last_value), batch)
-        values = {
-            "advantage": found.advantage,
-            "value_target": found.value_target,
-            "state_value": torch.where(batch.decision, value, 0.0),
-        }
-        for name, dense in values.items():
+        for name, dense in zip(_ESTIMATED, (*found, torch.where(batch.decision, value, 0.0)), strict=True):
             rows.set(getattr(self.tensor_keys, name), shift_right(dense).reshape(batch.shape))
         return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
@@ -127,7 +127,9 @@ class RowLoss(LossModule):
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
         self._values_checked = False
-        _check_chunk(logits_chunk)
+        is_number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
+        if logits_chunk not in ("auto", None) and not is_number:
+            raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")
         self.logits_chunk = logits_chunk
         self.reduction = "mean" if reduction is None else reduction
         one_of("reduction", self.reduction, ("mean", "sum", "none"))
@@ -240,8 +242,7 @@ class RowLoss(LossModule):
         actor = getattr(self, "actor_network", None)
         if actor is None:
             return None
-        limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
-        return min(limits, default=None)
+        return min((limit for limit in (vocabulary(actor), token_limit(actor)) if limit), default=None)
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
@@ -279,9 +280,7 @@ class RowLoss(LossModule):
 
     def _reduce_decisions(self, values: Tensor, batch: TransitionBatch) -> Tensor:
         """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
-        if batch.counted is not None:
-            # Select rather than multiply: a masked value may be infinite.
-            values = torch.where(batch.counted, values, 0)
+        values = torch.where(batch.counts, values, 0)  # not multiplied: a masked value may be infinite
         if self.reduction == "none":
             return batch.at_decisions(values).reshape(batch.shape)
         return values.sum() if self.reduction == "sum" else values.sum() / batch.number
@@ -304,11 +303,10 @@ def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor
 
 def kl_controller(kl_weight: float | KLController) -> KLController | None:
     """What gives a loss the weight of its divergence; None for a weight of zero, which is not computed."""
-    if not isinstance(kl_weight, KLController):
-        finite("kl_weight", float(kl_weight))
-        if float(kl_weight) == 0:
-            return None
-    return as_controller(kl_weight)
+    if isinstance(kl_weight, KLController):
+        return kl_weight
+    finite("kl_weight", float(kl_weight))
+    return as_controller(kl_weight) if kl_weight else None
 
 
 def _check_entry(name: str, value: Tensor, shape: torch.Size) -> None:
@@ -322,9 +320,3 @@ def _check_entry(name: str, value: Tensor, shape: torch.Size) -> None:
     expected = (*shape[:-1], 1) if name == "terminated" else tuple(shape)
     if tuple(value.shape) != expected:
         raise ValueError(f"{name} must have shape {expected} to go with tokens, got {tuple(value.shape)}.")
-
-
-def _check_chunk(logits_chunk: Any) -> None:
-    number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
-    if logits_chunk not in ("auto", None) and not number:
-        raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")

@@ -111,9 +111,8 @@ class BCLoss(RowLoss):
         )
         out = {"loss_actor": loss}
         if self.kl_controller is not None:
-            kl = score_decisions(
-                self.scorer, batch, states, reference=self.reference, logits_chunk=self.logits_chunk
-            ).kl
+            chunk = self.logits_chunk
+            kl = score_decisions(self.scorer, batch, states, reference=self.reference, logits_chunk=chunk).kl
             assert kl is not None
             out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
             out["kl"] = masked_mean(kl.detach(), batch.counts)

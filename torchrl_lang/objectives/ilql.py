@@ -253,9 +253,8 @@ class ILQLLoss(ValueRowLoss):
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(error.square().sum(-1), batch)
         if self.value_weight:
             error = value_target(self.target, batch, target, next_value.detach(), clocks) - value
-            losses["loss_value"] = self.value_weight * self._reduce_decisions(
-                expectile_loss(error, self.expectile), batch
-            )
+            term = expectile_loss(error, self.expectile)
+            losses["loss_value"] = self.value_weight * self._reduce_decisions(term, batch)
         if self.actor_weight:
             losses["loss_actor"] = self.actor_weight * actor_loss(
                 batch,

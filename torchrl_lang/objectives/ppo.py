@@ -230,22 +230,18 @@ class PPOLoss(AdvantageRowLoss):
         )
         # What does not count must not reach exp(): infinity there has no gradient that a mask could stop.
         log_ratio = torch.where(counted, scores.log_prob - given["token_log_prob"], 0.0)
-        advantage = given["advantage"]
-        if self.normalize_advantage:
-            advantage = standardized(advantage, counted)
+        advantage = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
         zero = log_ratio.new_zeros(batch.shape if self.reduction == "none" else ())
         metrics = self._metrics(scores, log_ratio, counted)
         out = {"loss_critic": zero, "loss_entropy": zero, "loss_kl": zero}
-        out["loss_objective"] = self._reduce_decisions(
-            clipped_objective(log_ratio, advantage, self.clip_epsilon), batch
-        )
+        objective = clipped_objective(log_ratio, advantage, self.clip_epsilon)
+        out["loss_objective"] = self._reduce_decisions(objective, batch)
         if self.value_weight:
             value = self._values(states if self.value_trunk is None else self._value_states(batch.rows), batch.place)
-            error = value_loss(
-                value, given["value_target"], self.loss_critic_type, given.get("state_value"), self.value_clip
-            )
+            goal, acted = given["value_target"], given.get("state_value")
+            error = value_loss(value, goal, self.loss_critic_type, acted, self.value_clip)
             out["loss_critic"] = self.value_weight * self._reduce_decisions(error, batch)
-            metrics["explained_variance"] = explained_variance(value.detach(), given["value_target"], counted)
+            metrics["explained_variance"] = explained_variance(value.detach(), goal, counted)
         if self.entropy_weight:
             out["loss_entropy"] = -self.entropy_weight * self._reduce_decisions(scores.entropy, batch)
         if self.kl_controller is not None:

@@ -89,8 +89,6 @@ def effective_sample_size(log_ratio: Tensor, counted: Tensor) -> Tensor:
         tensor(0.8000)
     """
     weights = torch.where(counted, log_ratio, -torch.inf)
-    if not weights.numel():
-        return log_ratio.new_zeros(())
     size = (2 * weights.logsumexp(0) - (2 * weights).logsumexp(0)).exp()
     return torch.where(counted.any(), size / counted.sum().clamp_min(1), 0.0)
 

@@ -80,7 +80,10 @@ def score_decisions(
     else:
         parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
     log_prob, entropy, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
-    return _with_certain_ends(scorer, batch, TokenScores(log_prob, entropy, kl[0] if kl else None))
+    # The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn.
+    certain = scorer.certain(batch)
+    divergence = torch.where(certain, 0.0, kl[0]) if kl else None
+    return TokenScores(scorer.with_certain_ends(batch, log_prob), torch.where(certain, 0.0, entropy), divergence)
 
 
 def _utterance_end(actor: object) -> tuple[int, int] | None:
@@ -125,13 +128,3 @@ def _chunks(scorer: RowScorer, batch: DecisionBatch, states: States, logits_chun
     if logits_chunk == "auto":
         return scorer.parts(batch, states)
     return (slice(start, start + logits_chunk) for start in range(0, number, logits_chunk))
-
-
-def _with_certain_ends(scorer: RowScorer, batch: DecisionBatch, scores: TokenScores) -> TokenScores:
-    """The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn."""
-    certain = scorer.certain(batch)
-    if certain is None:
-        return scores
-    log_prob = scorer.with_certain_ends(batch, scores.log_prob)
-    kl = None if scores.kl is None else torch.where(certain, 0.0, scores.kl)
-    return TokenScores(log_prob, torch.where(certain, 0.0, scores.entropy), kl)

@@ -160,7 +160,9 @@ class ValueRowLoss(RowLoss):
 
         Where the vocabulary is large and the head has a method of the same name, that computes it chunk by chunk.
         """
-        if not self._has_method(term.__name__):
+        head = getattr(self.qvalue_network, "module", None)
+        vocabulary = getattr(head, "vocab_size", None)
+        if vocabulary is None or not hasattr(head, term.__name__) or not in_chunks(self.logits_chunk, vocabulary):
             return self._reduce_decisions(term(qvalues.table, batch.action, **options).sum(-1), batch)
         chunk_size = self.logits_chunk if isinstance(self.logits_chunk, int) else None
         recompute = self.reduction == "none"
@@ -168,9 +170,3 @@ class ValueRowLoss(RowLoss):
         if recompute:
             return batch.at_decisions(each).reshape(batch.shape)
         return total if self.reduction == "sum" else total / batch.number
-
-    def _has_method(self, name: str) -> bool:
-        """Whether the Q head computes a term over the vocabulary itself, and the vocabulary is large."""
-        module = getattr(self.qvalue_network, "module", None)
-        vocabulary = getattr(module, "vocab_size", None)
-        return vocabulary is not None and hasattr(module, name) and in_chunks(self.logits_chunk, vocabulary)

@@ -121,17 +121,13 @@ def _join_dict(content: list[list[Any]], tensors: Mapping[str, Tensor]) -> dict[
     return joined
 
 
-def _join_float(content: str, tensors: Mapping[str, Tensor]) -> float:
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
-
-
 _READERS: dict[str, tuple[type, Any]] = {
     "tensor": (str, lambda content, tensors: tensors[content]),
     "dict": (list, _join_dict),
     "list": (list, lambda content, tensors: [_join(item, tensors) for item in content]),
     "tuple": (list, lambda content, tensors: tuple(_join(item, tensors) for item in content)),
     "size": (list, lambda content, tensors: torch.Size(content)),
-    "float": (str, _join_float),
+    "float": (str, lambda content, tensors: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]),
     "dtype": (str, lambda content, tensors: _DTYPES[content]),
     "device": (str, lambda content, tensors: torch.device(content)),
 }

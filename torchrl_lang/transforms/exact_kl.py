@@ -100,15 +100,16 @@ def row_log_probs(policy: RowReference, reference: RowReference, tensordict: Ten
 
 def _states_of_both(policy: RowReference, reference: RowReference, batch: DecisionBatch) -> tuple[States, States]:
     p, q = policy.scorer, reference.scorer
-    if p.trunk is None or q.trunk is None or p.has_values or q.has_values or p.length_groups != q.length_groups:
+    mine, its = p.trunk, q.trunk
+    if mine is None or its is None or p.has_values or q.has_values or mine.length_groups != its.length_groups:
         with policy.frozen.eval_mode():
             p_states = p.states(batch)
         with reference.frozen.eval_mode():
             return p_states, q.states(batch)
-    both = SharedLowerLayers(p.trunk, q.trunk, eval_mode=reference.frozen.eval_mode)
+    both = SharedLowerLayers(mine, its, eval_mode=reference.frozen.eval_mode)
     with policy.frozen.eval_mode():
-        mine, its = both.states(batch.tokens, batch.attention_mask)
-    return p.named(mine), q.named(its)
+        p_read, q_read = both.states(batch.tokens, batch.attention_mask)
+    return p.named(p_read), q.named(q_read)
 
 
 def _token_kl(
@@ -117,11 +118,9 @@ def _token_kl(
     """``KL(p || q)`` of the next token at each decision, ``[N]``."""
     a, b = p.linear(), q.linear()
     if a is None or b is None or not torch.equal(a.forbidden, b.forbidden):
-        pieces = [
-            categorical_kl(p.log_softmax(p_states, place), q.log_softmax(q_states, place), chunk_size=chunk_size)
-            for place in (batch.place[part] for part in p.parts(batch, p_states))
-        ]
-        return torch.cat(pieces)
+        places = [batch.place[part] for part in p.parts(batch, p_states)]
+        pairs = ((p.log_softmax(p_states, place), q.log_softmax(q_states, place)) for place in places)
+        return torch.cat([categorical_kl(*pair, chunk_size=chunk_size) for pair in pairs])
     return torch.cat(
         [
             projected_kl(
@@ -144,9 +143,7 @@ def _token_kl(
 def _without_certain_slots(kl: Tensor, batch: DecisionBatch, policy: RowScorer, reference: RowScorer) -> Tensor:
     """Zero where both must end the utterance."""
     a, b = policy.certain(batch), reference.certain(batch)
-    if a is None and b is None:
-        return kl
-    if a is None or b is None or not torch.equal(a, b):
+    if not torch.equal(a, b):
         raise ValueError(
             "Policy and reference must be the same kind of actor: an UtteranceActor ends its utterances after "
             "action_length tokens, and the other does not. Pass both as UtteranceActors of one action_length, or both "

@@ -102,7 +102,10 @@ class Decoder(nn.Module):
                 return empty
         with torch.no_grad(), eval_mode(self):
             transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
-            rows = _places(active, n, device) if transcripts is None else transcripts.move_to_front(active)
+            if transcripts is not None:
+                rows = transcripts.move_to_front(active)
+            else:
+                rows = torch.arange(n, device=device) if active is None else active.nonzero().squeeze(-1)
             prompt = self.prompt(tokens[rows], length[rows])
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
@@ -182,8 +185,3 @@ class Decoder(nn.Module):
                 f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
             )
         return Prompt(tokens[:, :longest], length)
-
-
-def _places(active: Tensor | None, n: int, device: torch.device) -> Tensor:
-    """The places of the active rows, bool ``[N]``, or of all ``n``: int64 ``[M]``."""
-    return torch.arange(n, device=device) if active is None else active.nonzero().squeeze(-1)

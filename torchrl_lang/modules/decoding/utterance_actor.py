@@ -167,7 +167,6 @@ class UtteranceActor(TensorDictModuleBase):
             guidance=guidance,
         )
         self.method = method
-        self.diagnostics = diagnostics
         self._prefix_cache = PrefixCache() if reuse_prefix else None
         self.decoder = Decoder(
             actor,
@@ -185,11 +184,9 @@ class UtteranceActor(TensorDictModuleBase):
             cached=cached,
         )
         self.in_keys = [TOKENS, ATTENTION_MASK]
-        self.out_keys = [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
-        if diagnostics:
-            self.out_keys = [*self.out_keys, BEHAVIOR_LOG_PROB, TOKEN_ENTROPY]
-        if value is not None:
-            self.out_keys = [*self.out_keys, STATE_VALUE]
+        self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]
+        self._per_token += [] if value is None else [STATE_VALUE]
+        self.out_keys = [ACTION, ACTION_LOG_PROB, *self._per_token[1:]]
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -201,15 +198,9 @@ class UtteranceActor(TensorDictModuleBase):
         done = tensordict.get(DONE, None)
         found = self.decoder.generate(tokens, attention_mask, method=method, done=done, prefix_cache=self._prefix_cache)
         shape = (*tokens.shape[:-1], found.action.shape[-1])
-        tensordict.set(ACTION, found.action.reshape(shape))
-        tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
-        tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(shape))
-        if self.diagnostics:
-            tensordict.set(BEHAVIOR_LOG_PROB, found.behavior_log_prob.reshape(shape))
-            tensordict.set(TOKEN_ENTROPY, found.token_entropy.reshape(shape))
-        if self.decoder.value is not None:
-            tensordict.set(STATE_VALUE, found.state_value.reshape(shape))
-        return tensordict
+        for key in self._per_token:  # named as the entries of Utterances
+            tensordict.set(key, getattr(found, key).reshape(shape))
+        return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
 
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""

@@ -93,8 +93,7 @@ class FrozenActor(HeldActor):
         """
         own = dict(self._weights())
         kinds, theirs = ({n: (t.shape, t.dtype) for n, t in weights.items()} for weights in (own, state))
-        if kinds != theirs:
-            differ = [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]
+        if differ := [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]:
             raise ValueError(
                 f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
                 "dtype, convert the transform to that of the checkpoint before loading (transform.to(dtype))."

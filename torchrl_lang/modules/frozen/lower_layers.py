@@ -135,11 +135,8 @@ def _recording(trunk: Trunk, depth: int) -> Iterator[list[Any]]:
         yield outputs
         return
     block = transformer_blocks(trunk)[depth - 1]
-    hook = block.register_forward_hook(lambda _, args, output: outputs.append(_detached(output)))
-    try:
+    with block.register_forward_hook(lambda _, args, output: outputs.append(_detached(output))):
         yield outputs
-    finally:
-        hook.remove()
 
 
 @contextmanager
