@@ -106,7 +106,7 @@ def save_agent(
     guidance: ValueGuidance | None = rule.guidance
     if guidance is not None and guidance.value_trunk is not None:
         raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
-    own = {"method": policy, "diagnostics": policy}
+    own = {"method": policy}
     shared = ("temperature", "top_k", "top_p", "min_p", "vocab_size")
     decoding = {name: getattr(own.get(name, rule if name in shared else decoder), name, None) for name in _DECODING}
     decoding["forbidden"] = rule.forbidden.tolist()
