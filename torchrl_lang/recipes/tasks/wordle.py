@@ -94,7 +94,7 @@ class WordleTask(Task):
     data_options = WordleData
     play_options = WordlePlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # In the same time, many steps of few games and of a small model learn most.
+        # In the same time, many steps of few games learn most.
         "bc": {"batch_size": 32},
         "ilql": {"batch_size": 32},
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},

@@ -1,0 +1,205 @@
+"""Whole agents on disk: they act as they did, in a process that knows nothing of their training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from tests import processes
+from tests.data.chat_templates import CHATML, EXACT, tokenizer_of
+from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
+from torchrl_lang.data import ChatTokenizer, RowFormat
+from torchrl_lang.modules import (
+    Trunk,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    load_agent,
+    load_language_model,
+    push_agent,
+    save_agent,
+    save_language_model,
+)
+from torchrl_lang.storage import FileError
+
+
+def rows(tokenizer, texts):
+    ids = [tokenizer.encode_opening(text) for text in texts]
+    width = max(map(len, ids))
+    tokens = torch.tensor([row + [tokenizer.control.pad] * (width - len(row)) for row in ids])
+    mask = torch.arange(width) < torch.tensor([len(row) for row in ids])[:, None]
+    return TensorDict(tokens=tokens, attention_mask=mask, batch_size=[len(ids)])
+
+
+def big_chat_tokenizer(words=150_000):
+    """A tokenizer with as many words as an instruct model's, and a template with a system prompt and tools."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*letters, *(f"Ġword{i}" for i in range(words))])}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [AddedToken(name, special=True) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    )
+    source = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML
+    )
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    return ChatTokenizer(source, RowFormat.from_chat_template(source, system="Play.", tools=[tool]))
+
+
+LOAD = """
+import sys, torch
+from torchrl_lang.modules import load_agent
+agent = load_agent(sys.argv[1], seed=3)
+given = torch.load(sys.argv[2], weights_only=True)
+from tensordict import TensorDict
+out = agent.policy(TensorDict(given, batch_size=[len(given["tokens"])]))
+print(out["action"].tolist(), [round(x, 4) for x in out["action_log_prob"].tolist()], agent.tokenizer.vocab_size)
+"""
+
+
+@pytest.mark.slow
+def test_another_process_acts_alike(tmp_path):
+    tokenizer = big_chat_tokenizer()
+    torch.manual_seed(0)
+    lm = causal_lm("qwen2", vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=200)
+    qvalue, value = heads(vocab_size=tokenizer.vocab_size)
+    guidance = ValueGuidance(qvalue, value, beta=8.0, clip=3.0)
+    options = {"guidance": guidance, "temperature": 0.7, "top_k": 20, "seed": 3}
+    policy = UtteranceActor(language_actor(lm), tokenizer.control, 6, **options)
+    save_agent(tmp_path / "agent", policy, tokenizer, task={"name": "talk"})
+    given = rows(tokenizer, ["hi", "a longer text"])
+    torch.save(given.to_dict(), tmp_path / "rows.pt")
+    script = tmp_path / "act.py"
+    script.write_text(LOAD)
+    done = processes.run(script, tmp_path / "agent", tmp_path / "rows.pt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = policy(given)
+    expected = out["action"].tolist(), [round(x, 4) for x in out["action_log_prob"].tolist()]
+    assert done.stdout.strip().endswith(f"{expected[0]} {expected[1]} {tokenizer.vocab_size}")
+
+
+def saved(tmp_path, **options):
+    qvalue, value = heads()
+    guidance = ValueGuidance(qvalue, value, beta=0.5, weighting="sign", clip=1.0, value_min=-2.0, include_logits=False)
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, **options)
+    return policy, save_agent(tmp_path / "agent", policy, TOKENIZER, task={"name": "letters", "words": 3})
+
+
+def test_every_option_comes_back(tmp_path):
+    options = {"method": "best_of", "candidates": 3, "advantage_weight": 0.5, "log_prob_weight": 0.25, "beams": 2}
+    filters = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.01, "vocab_size": 9, "forbidden": (0, 8)}
+    policy, folder = saved(tmp_path, **options, **filters)
+    agent = load_agent(folder)
+    found, rule = agent.policy.decoder, agent.policy.decoder.rule
+    for name in ("candidates", "advantage_weight", "log_prob_weight", "beams", "action_length"):
+        assert getattr(found, name) == getattr(policy.decoder, name)
+    for name in ("temperature", "top_k", "top_p", "min_p", "vocab_size"):
+        assert getattr(rule, name) == filters[name]
+    assert agent.policy.method == "best_of"
+    assert rule.forbidden.tolist() == [0, 8]
+    for name in ("beta", "weighting", "clip", "include_logits", "value_min", "value_max"):
+        assert getattr(rule.guidance, name) == getattr(policy.decoder.rule.guidance, name)
+    assert agent.task == {"name": "letters", "words": 3}
+    assert agent.tokenizer.config() == TOKENIZER.config()
+
+
+def test_a_head_for_values_while_acting_comes_back(tmp_path):
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, value=ValueHead(16), method="greedy")
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    given = TensorDict(
+        tokens=torch.full((2, 3), CONTROL.begin_action),
+        attention_mask=torch.ones(2, 3, dtype=torch.bool),
+        batch_size=[2],
+    )
+    ours, theirs = policy(given.clone()), agent.policy(given.clone())
+    assert torch.equal(ours["action"], theirs["action"])
+    torch.testing.assert_close(ours["state_value"], theirs["state_value"], equal_nan=True)
+
+
+def test_the_folder_is_a_plain_model_with_a_card(tmp_path):
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    lm = causal_lm("qwen2", vocab_size=tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=64)
+    policy = UtteranceActor(language_actor(lm), tokenizer.control, 4)
+    results = [{"policy": "ours", "return": -1.5}, {"policy": "BC", "return": -2.0}]
+    folder = save_agent(
+        tmp_path / "agent",
+        policy,
+        tokenizer,
+        task={"name": "talk"},
+        data="ten games",
+        results=results,
+        command="train x",
+    )
+    chat = [{"role": "user", "content": "hi"}]
+    read = AutoTokenizer.from_pretrained(folder)
+    assert read.apply_chat_template(chat, tokenize=False) == source.apply_chat_template(chat, tokenize=False)
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(again.get_input_embeddings().weight, lm.get_input_embeddings().weight)
+    card = (folder / "README.md").read_text()
+    for line in ("# Agent for talk", "ten games", "| policy | return |", "| ours | -1.5 |", "train x"):
+        assert line in card
+    save_agent(folder, policy, tokenizer)  # replaces it
+    assert "# Agent for a language task" in (folder / "README.md").read_text()
+
+
+def test_what_cannot_be_saved(tmp_path):
+    qvalue, _ = heads()
+    trunk = UtteranceActor(
+        language_actor(tiny_lm()), CONTROL, 4, guidance=ValueGuidance(qvalue, beta=1.0, value_trunk=Trunk(tiny_lm()))
+    )
+    with pytest.raises(ValueError, match="value trunk of its own"):
+        save_agent(tmp_path / "agent", trunk, TOKENIZER)
+    assert not (tmp_path / "agent").exists()
+
+
+def test_folders_without_an_agent(tmp_path):
+    save_language_model(tmp_path / "model", tiny_lm(), tokenizer=TOKENIZER.config())
+    with pytest.raises(FileError, match="describes no agent"):
+        load_agent(tmp_path / "model")
+    with pytest.raises(FileNotFoundError):
+        load_agent(tmp_path / "nothing")
+    _, folder = saved(tmp_path)
+    assert load_language_model(folder).heads.keys() == {"qvalue", "value"}
+    manifest = folder / "torchrl_lang.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"agent": {}}))
+    with pytest.raises(FileError, match="checksum"):
+        load_agent(folder)
+
+
+class Hub:
+    """Stands for the hub's client, which needs a network."""
+
+    def __init__(self, **options):
+        self.options, self.calls = options, []
+        Hub.last = self
+
+    def create_repo(self, name, **options):
+        self.calls.append(("create", name, options))
+
+    def upload_folder(self, **options):
+        self.calls.append(("upload", options["repo_id"], options["folder_path"]))
+        return "address"
+
+
+def test_upload(tmp_path, monkeypatch):
+    _, folder = saved(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert push_agent(folder, "me/agent", token="t") == "address"
+    assert Hub.last.options == {"token": "t"}
+    assert Hub.last.calls == [
+        ("create", "me/agent", {"private": True, "exist_ok": True}),
+        ("upload", "me/agent", str(folder)),
+    ]
+    (folder / "heads.safetensors").write_bytes(b"")
+    with pytest.raises(FileError):
+        push_agent(folder, "me/agent")
