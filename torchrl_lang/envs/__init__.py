@@ -3,6 +3,7 @@
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
 from torchrl_lang.envs.compiled_rollout import CompiledRollout
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.token_env import TokenEnv
 from torchrl_lang.envs.wordle import WordleEnv
@@ -11,6 +12,7 @@ __all__ = [
     "CompiledRollout",
     "LanguageEnv",
     "LanguageEnvError",
+    "PromptEnv",
     "Reply",
     "TaskState",
     "TextGame",

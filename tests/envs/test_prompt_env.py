@@ -1,0 +1,132 @@
+"""Prompts and a reward for completions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrl.collectors import Collector
+
+from tests.data.chat_templates import EXACT, tokenizer_of
+from torchrl_lang.data import CharTokenizer, ChatTokenizer, EpisodeRows, RowFormat, from_row, row_buffer
+from torchrl_lang.envs import PromptEnv, TokenEnv, check_language_env
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.functional import group_advantages
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.training import muon_adamw, train_steps
+
+LETTERS = CharTokenizer.from_alphabet("abcdef")
+PROMPTS = ["ab", "c", "", "fade"]
+
+
+def length_reward(prompts, completions):
+    return [len(prompt) + 0.5 * len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def make(batch_size=(2,), *, reward=length_reward, tokenizer=LETTERS, **options):
+    options = {"row_length": 14, "action_length": 4, "seed": 0, **options}
+    return PromptEnv(PROMPTS, reward, tokenizer, batch_size=batch_size, **options)
+
+
+def act(env, td, *texts):
+    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
+    for row, text in enumerate(texts):
+        ids = [*env.tokenizer.encode(text), env.tokenizer.control.end_of_action]
+        actions[row, : len(ids)] = torch.tensor(ids)
+    return env.step(td.set("action", actions))["next"]
+
+
+def test_the_rules_of_language_environments():
+    check_language_env(make(), lambda n: make([n]), utterances=["a", "fed"])
+    check_language_env(TokenEnv(make()), lambda n: TokenEnv(make([n])), utterances=["a", "fed"])
+
+
+def test_a_chat():
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
+    env = make(tokenizer=tokenizer, row_length=64)
+    check_language_env(env, lambda n: make([n], tokenizer=tokenizer, row_length=64), utterances=["a", "fed"])
+    td = act(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
+    assert td["reward"].flatten().tolist() == [2.5, 5.0]
+    text = tokenizer.decode(td["tokens"][1][td["attention_mask"][1]])
+    assert text == tokenizer.row_format.render(["fade", "be"])
+    assert td["terminated"].all()
+
+
+def test_one_turn_rewarded_in_one_call():
+    calls = []
+
+    def reward(prompts, completions):
+        calls.append((prompts, completions))
+        return torch.tensor([1.0, -2.0, 0.0])[: len(prompts)]
+
+    env = make([3], reward=reward)
+    td = act(env, env.reset(game_seed=torch.tensor([0, 1, 2])), "a", "bb", "")
+    assert calls == [(["ab", "c", ""], ["a", "bb", ""])]
+    assert td["reward"].flatten().tolist() == [1.0, -2.0, 0.0]
+    assert td["terminated"].all()
+    turns = from_row(td[1], LETTERS).turns
+    assert [(turn.text, turn.reward) for turn in turns] == [("c", None), ("bb", -2.0)]
+    assert env.tokenizer.decode(td["tokens"][2, :3]) == "<a></a></eod>"  # no prompt: the agent has the first turn
+
+
+def test_every_prompt_is_drawn():
+    env = make([400])
+    env.reset()
+    drawn = env.game_seed.bincount(minlength=4)
+    assert (drawn > 60).all()
+    again = make([400])
+    again.reset()
+    assert torch.equal(env.game_seed, again.game_seed)
+
+
+@pytest.mark.parametrize("prompts", [[], [1, 2], ["a", None]])
+def test_prompts_are_texts(prompts):
+    with pytest.raises(ValueError, match="list of texts"):
+        PromptEnv(prompts, length_reward, LETTERS, row_length=14, action_length=4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ([1.0], "1 rewards for 2 completions"),
+        ([1.0, float("nan")], "not a number"),
+        ([1.0, "x"], "expected one number"),
+    ],
+)
+def test_wrong_rewards(rewards, reason):
+    env = make(reward=lambda prompts, completions: rewards)
+    td = env.reset()
+    with pytest.raises((TypeError, ValueError), match=reason):
+        act(env, td, "a", "b")
+
+
+def test_an_index_out_of_range():
+    with pytest.raises(ValueError, match="no prompt 4"):
+        make([1]).reset(game_seed=torch.tensor([4]))
+
+
+@pytest.mark.slow
+def test_learning_to_repeat_the_prompt():
+    """Weighted imitation of its own completions finds the one right answer to each of three prompts."""
+
+    def repeats(prompts, completions):
+        return [float(prompt == completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+    def env(games, seed):
+        return PromptEnv(list("abc"), repeats, LETTERS, row_length=8, action_length=2, batch_size=games, seed=seed)
+
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=LETTERS.vocab_size, layers=1, width=16, heads=2, max_length=10, initializer_range=0.1)
+    policy = UtteranceActor(language_actor(lm), LETTERS.control, 2, seed=0)
+    loss, rows_of = BCLoss(language_actor(lm), actor_normalizer="action"), EpisodeRows()
+    optimizer = muon_adamw(loss, 3e-3)
+    collector = Collector(env(128, 0), policy, frames_per_batch=128, total_frames=128 * 24,
+                          auto_register_policy_transforms=False)  # fmt: skip
+    for steps in collector:
+        rows = rows_of(steps)
+        advantage = group_advantages(rows["token_reward"].sum(-1), rows["tokens"][:, 1])
+        for _ in train_steps(loss, row_buffer(rows[advantage > 0], 32).sample, optimizer, steps=4):
+            pass
+    collector.shutdown()
+    assert play_games(env(64, 1), policy, games=64, seed=1).returns.mean() > 0.9

@@ -1,0 +1,108 @@
+"""Prompts and a reward for completions: a language environment of one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.game_turn import GamePlace
+from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
+from torchrl_lang.functional import random_index
+from torchrl_lang.storage import shorten
+
+__all__ = ["PromptEnv", "RewardFunction"]
+
+RewardFunction = Callable[[list[str], list[str]], Sequence[float] | Tensor]
+"""Maps prompts and completions to one reward each."""
+
+
+class PromptEnv(TextGameEnv):
+    """Each episode shows a prompt; the agent's only utterance is its completion, which a function rewards.
+
+    Prompts are drawn uniformly with replacement; the seed determines the order. ``reset(game_seed=indices)`` shows
+    prompts by their index. The reward function is called once per step, with the prompts and completions of all rows
+    that were played, so that a reward model can score them in one batch.
+
+    Args:
+        prompts: the prompts; an empty one gives the agent the first turn.
+        reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each.
+        tokenizer, row_length, action_length, batch_size, on_bad_text, seed, device: as in
+            :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.data.ChatTokenizer` prompts are
+            messages of the user.
+
+    Raises:
+        ValueError: there are no prompts, or an index is out of range; on steps, the reward function returns another
+            number of rewards, or one that is not finite.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.envs import PromptEnv
+        >>> def shorter_is_better(prompts, completions):
+        ...     return [-len(completion) for completion in completions]
+        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> env = PromptEnv(["ab", "c"], shorter_is_better, tokenizer, row_length=12, action_length=4)
+        >>> td = env.reset(game_seed=torch.tensor([1]))
+        >>> action = torch.tensor([[*tokenizer.encode("ca"), tokenizer.control.end_of_action, tokenizer.control.pad]])
+        >>> td = env.step(td.set("action", action))["next"]
+        >>> tokenizer.decode(td["tokens"][0, :7]), td["reward"].item(), td["terminated"].item()
+        ('<s>c</s>ca</a></eod>', -2.0, True)
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        reward: RewardFunction,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        action_length: int,
+        batch_size: int | Sequence[int] = (1,),
+        on_bad_text: OnBadText = "truncate",
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self.prompts = list(prompts)
+        wrong = [prompt for prompt in self.prompts if not isinstance(prompt, str)]
+        if wrong or not self.prompts:
+            found = f"{shorten(wrong[0])} among them" if wrong else "none"
+            raise ValueError(f"PromptEnv needs a list of texts as prompts, got {found}.")
+        self.reward = reward
+        super().__init__(
+            cast(Any, lambda: None),  # there are no game objects
+            tokenizer,
+            row_length=row_length,
+            action_length=action_length,
+            batch_size=batch_size,
+            on_bad_text=on_bad_text,
+            seed=seed,
+            device=device,
+        )
+
+    def _draw_seeds(self, episode: Tensor) -> Tensor:
+        return random_index(self._key, episode, len(self.prompts))
+
+    def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        for row, place in places.items():
+            if not 0 <= place.seed < len(self.prompts):
+                raise ValueError(f"There is no prompt {place.seed}: game_seed is an index below {len(self.prompts)}.")
+            yield row, self.prompts[place.seed]
+
+    def _play_all(
+        self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
+    ) -> Iterable[tuple[int, Any]]:
+        if not utterances:
+            return
+        prompts = [self.prompts[places[row].seed] for row in utterances]
+        completions = [self._decode(ids) for ids in utterances.values()]
+        rewards = self.reward(prompts, completions)
+        if len(rewards) != len(prompts):
+            raise ValueError(
+                f"The reward function returned {len(rewards)} rewards for {len(prompts)} completions: return one each."
+            )
+        for row, reward in zip(utterances, rewards, strict=True):
+            yield row, ("", reward, True)
