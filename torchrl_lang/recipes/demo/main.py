@@ -33,7 +33,7 @@ class Demo(Options):
     graph_steps: int = option(500, "training steps of each run on the graph", at_least=1)
     words: int = option(50, "how many of the shipped words", at_least=1, at_most=2250)
     games: int = option(40_000, "games in Wordle's dataset", at_least=20)
-    wordle_steps: int = option(2800, "training steps of each run on Wordle", at_least=1)
+    wordle_steps: int = option(3000, "training steps of each run on Wordle", at_least=1)
     eval_games: int = option(1000, "games for each row of a table", at_least=2)
     betas: tuple[float, ...] = option(BETAS, "weights of ILQL's values in the tables", above=0)
     seed: int = option(0, "seed of everything", at_least=0)
