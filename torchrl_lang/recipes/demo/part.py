@@ -113,7 +113,7 @@ def run_part(part: Part, folder: Path) -> PartResults:
 
 def _train(part: Part, data: Path, folder: Path) -> None:
     """Run all trainings, each with the same number of steps; ILQL first, because it takes longest."""
-    options = {"data": data, "steps": part.steps, "seed": part.seed, "eval-every": -(-part.steps // 6)}
+    options = {"data": data, "steps": part.steps, "seed": part.seed, "eval-every": -(-part.steps // 8)}
     options["held-out"] = _HELD_OUT
     shared = [word for name, value in options.items() for word in (f"--{name}", value)]
     commands: dict[str, Sequence[Any]] = {"ilql": ["train", "ilql", "--out", folder / "ilql", *shared]}

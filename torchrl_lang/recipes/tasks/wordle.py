@@ -43,7 +43,7 @@ __all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
 
-HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
+HABIT = (0.32, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 """The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
 
 _FIRST_TURN = 13
@@ -94,9 +94,9 @@ class WordleTask(Task):
     data_options = WordleData
     play_options = WordlePlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # In the same time, many steps of few games learn most.
-        "bc": {"batch_size": 32},
-        "ilql": {"batch_size": 32},
+        # In the same time, many steps of few games and of a small model learn most.
+        "bc": {"batch_size": 32, "layers": 2},
+        "ilql": {"batch_size": 32, "layers": 2},
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
     }
     spelling = TILES
