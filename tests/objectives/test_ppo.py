@@ -117,6 +117,7 @@ def test_contract(name, make_loss, rows):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:GPT2Model decodes without a key-value cache:UserWarning")  # it is replaced below
 @pytest.mark.parametrize("name", ["in-pieces", "utterance"])
 def test_compile_gives_the_same_losses(name, rows, monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)
