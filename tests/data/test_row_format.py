@@ -206,6 +206,13 @@ def test_a_format_of_another_tokenizer_is_refused():
         ChatTokenizer(tokenizer_of(EXACT["chatml"]), row_format)
 
 
+def test_neither_a_tokenizer_nor_a_format():
+    with pytest.raises(OSError, match="no readable tokenizer in './nowhere'"):
+        RowFormat.from_chat_template("./nowhere")
+    with pytest.raises(TypeError, match="must be a RowFormat, got str"):
+        ChatTokenizer(tokenizer_of(EXACT["chatml"]), "chatml")
+
+
 def test_the_padding_token():
     source = tokenizer_of(EXACT["zephyr"])  # it pads with the token that ends utterances
     row_format = RowFormat.from_chat_template(source)
@@ -241,6 +248,6 @@ def test_transformers_alone_reads_the_saved_tokenizer(source, tmp_path):
     assert rendered(read, messages) == rendered(source, messages)
     assert read(rendered(read, messages), add_special_tokens=False)["input_ids"] == row_of(tokenizer, messages)
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == tokenizer.control.end_of_action
-    again = ChatTokenizer(read, RowFormat.from_chat_template(read))
+    again = ChatTokenizer(tmp_path, RowFormat.from_chat_template(tmp_path))  # by path
     assert again.row_format == tokenizer.row_format
     assert again.control == tokenizer.control

@@ -89,7 +89,8 @@ def test_prompts_are_texts(prompts):
 @pytest.mark.parametrize(
     ("rewards", "reason"),
     [
-        ([1.0], "1 rewards for 2 completions"),
+        ([1.0], r"returned \[1.0\] for 2 completions"),
+        (1.0, "returned 1.0 for 2 completions"),
         ([1.0, float("nan")], "not a number"),
         ([1.0, "x"], "expected one number"),
     ],

@@ -42,7 +42,7 @@ class ChatTokenizer:
         trust_remote_code: as in :class:`~torchrl_lang.data.HFTokenizer`.
 
     Raises:
-        OSError, TypeError: as :class:`~torchrl_lang.data.HFTokenizer`.
+        OSError, TypeError: as :class:`~torchrl_lang.data.HFTokenizer`; or ``row_format`` is none.
         ValueError: the format does not belong to this tokenizer, or there is no token to pad with.
 
     Examples:
@@ -81,6 +81,10 @@ class ChatTokenizer:
         pad: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        if not isinstance(row_format, RowFormat):
+            raise TypeError(
+                f"row_format must be a RowFormat, got {type(row_format).__name__}: RowFormat.from_chat_template(source)."
+            )
         tokenizer = load_hf_tokenizer(source, trust_remote_code)
         names = {role: getattr(tokenizer, role, None) for role in ("unk_token", "bos_token", "eos_token")}
         roles = {role: token for role, token in names.items() if token is not None}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchrl_lang.data.hf_tokenizer import load_hf_tokenizer
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import Fields, one_line, shorten
 
@@ -59,7 +61,7 @@ class RowFormat:
     @classmethod
     def from_chat_template(
         cls,
-        tokenizer: PreTrainedTokenizerBase,
+        source: str | os.PathLike[str] | PreTrainedTokenizerBase,
         *,
         system: str | None = None,
         tools: Sequence[Any] | None = None,
@@ -71,7 +73,7 @@ class RowFormat:
         The strings are fixed here: a template that writes today's date writes the same date in all rows.
 
         Args:
-            tokenizer: a tokenizer of transformers with a chat template.
+            source: a tokenizer of transformers with a chat template, or the name or local path of one.
             system: the system prompt; by default the template's own, if it has one.
             tools: JSON schemas or documented functions, as ``apply_chat_template`` takes them.
             history: "exact" raises an error if the template changes earlier messages of a longer dialogue. "kept"
@@ -81,6 +83,7 @@ class RowFormat:
             template_options: further arguments of the template, such as ``enable_thinking=False``.
 
         Raises:
+            OSError: there is no tokenizer of this name or path.
             ValueError: there is no chat template, or rows cannot be written as it writes dialogues; the message has
                 the reason.
 
@@ -100,6 +103,7 @@ class RowFormat:
             ('<|system|>Play.<|end|><|user|>', '<|end|><|assistant|>', '<|user|>')
         """
         one_of("history", history, ("exact", "kept"))
+        tokenizer = load_hf_tokenizer(source, trust_remote_code=False)
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"{type(tokenizer).__name__} has no chat template: set tokenizer.chat_template, or use HFTokenizer, "

@@ -100,9 +100,10 @@ class PromptEnv(TextGameEnv):
         prompts = [self.prompts[places[row].seed] for row in utterances]
         completions = [self._decode(ids) for ids in utterances.values()]
         rewards = self.reward(prompts, completions)
-        if len(rewards) != len(prompts):
+        if not hasattr(rewards, "__len__") or len(rewards) != len(prompts):
             raise ValueError(
-                f"The reward function returned {len(rewards)} rewards for {len(prompts)} completions: return one each."
+                f"The reward function returned {shorten(rewards)} for {len(prompts)} completions: return a list or "
+                f"tensor with one number each."
             )
         for row, reward in zip(utterances, rewards, strict=True):
             yield row, ("", reward, True)
