@@ -82,9 +82,8 @@ class ChatTokenizer:
         trust_remote_code: bool = False,
     ) -> None:
         if not isinstance(row_format, RowFormat):
-            raise TypeError(
-                f"row_format must be a RowFormat, got {type(row_format).__name__}: RowFormat.from_chat_template(source)."
-            )
+            kind = type(row_format).__name__
+            raise TypeError(f"row_format must be a RowFormat, got {kind}: use RowFormat.from_chat_template(source).")
         tokenizer = load_hf_tokenizer(source, trust_remote_code)
         names = {role: getattr(tokenizer, role, None) for role in ("unk_token", "bos_token", "eos_token")}
         roles = {role: token for role, token in names.items() if token is not None}
