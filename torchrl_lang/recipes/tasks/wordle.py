@@ -43,7 +43,7 @@ __all__ = ["HABIT", "MEDIOCRE", "WordleData", "WordlePlay", "WordleTask"]
 MEDIOCRE = (0.5, 0.3, 0.2)
 """Shares of games by the careful, the careless and the wrong player in the mixture ``"mediocre"``."""
 
-HABIT = (0.32, "tummy", ("learn", "canoe", "drove", "windy", "price"))
+HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 """The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
 
 _FIRST_TURN = 13
