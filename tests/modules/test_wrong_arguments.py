@@ -74,7 +74,11 @@ WRONG = {
         ValueError,
         "has 99 ids, but the model's .* only 12",
     ),
-    "an end beyond vocab_size": (lambda: policy(vocab_size=3), ValueError, "excludes the end-of-action token"),
+    "an end beyond vocab_size": (
+        lambda: policy(vocab_size=CONTROL.end_of_action),
+        ValueError,
+        "excludes the end-of-action token",
+    ),
     "no ids": (lambda: policy(vocab_size=0), ValueError, "vocab_size must be at least 1"),
     "a model smaller than its tokenizer": (
         lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K),
