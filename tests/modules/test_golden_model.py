@@ -76,7 +76,7 @@ def test_guided_scores(golden, hidden, name, guide, filters):
 def test_beams(golden, row, width):
     # Six free tokens there, of which only padding is forbidden; here the seventh slot holds the certain end.
     length = golden["in_attn_mask"][row].long().sum()
-    runner = LanguageModelRunner(split_actor(language_actor(golden.lm)), None, size=80)
+    runner = LanguageModelRunner(split_actor(language_actor(golden.lm)), None, size=80, cached=True)
     rule = NextTokenDistribution([GOLDEN_CONTROL.pad], guidance=ValueGuidance(golden.target_qvalue, beta=2.0))
     prompt = Prompt(golden["in_tokens"][row, None, :length], length[None])
     found, score = beam_search(runner, rule, prompt, GOLDEN_CONTROL, 7, beams=width, diagnostics=True)

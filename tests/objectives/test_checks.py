@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.objectives import ValueEstimators
@@ -378,3 +378,15 @@ def test_a_ppo_loop_over_batches_in_which_no_game_ends():
     collector.shutdown()
     assert 0 in numbers
     assert sum(numbers) > 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_end_beyond_the_vocabulary_is_refused(known):
+    """Also where the head's size is unknown: then the model's embeddings count."""
+    trunk, head, output = make_actor()
+    if not known:
+        head = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
+    actor = ProbabilisticTensorDictSequential(trunk, head, output)
+    ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
+    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
+        ILQLLoss(actor, *make_heads(), end_of_action=VOCAB)

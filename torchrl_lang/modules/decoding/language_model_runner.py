@@ -35,7 +35,7 @@ class LanguageModelRunner(ModelRunner):
         value_trunk: TensorDictModuleBase | None,
         *,
         size: int,
-        cached: bool = True,
+        cached: bool,
         transcripts: Transcripts | None = None,
     ) -> None:
         self.parts = parts
