@@ -95,7 +95,7 @@ def language_actor(
         raise ValueError(f"The head's input width is {width}, but the trunk's states have width {trunk.width}.")
     if head is None:
         head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
-        changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1, 1.0)]
+        changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1)]
         if head is None or changes:
             reason = f"its configuration sets {changes}" if changes else "it has no language-model head"
             raise ValueError(
