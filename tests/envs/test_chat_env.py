@@ -13,6 +13,8 @@ from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 
+from .conftest import utter
+
 
 class Echo:
     """Answers with what it hears, names of tokens included, for a number of turns that the seed decides."""
@@ -47,22 +49,13 @@ def test_the_rules_token_by_token():
     )
 
 
-def say(env, td, *texts):
-    """Steps with texts as the utterances of the rows."""
-    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
-    for row, text in enumerate(texts):
-        ids = [*env.tokenizer.encode_action(text), env.tokenizer.control.end_of_action][: env.action_length]
-        actions[row, : len(ids)] = torch.tensor(ids)
-    return env.step(td.set("action", actions))["next"]
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_rows_are_what_the_template_writes(name):
     env = make(name, action_length=8)
     row_format, decode = env.tokenizer.row_format, env.tokenizer.decode
     td = env.reset(game_seed=torch.tensor([2, 3]))
     assert texts_of(td, decode) == [row_format.render(["a dog"]), row_format.render(["  spaces \n\n"])]
-    td = say(env, td, "red?", "no")
+    td = utter(env, td, "red?", "no")
     heard = "<|im_end|>red?\n", "<|im_end|>no\n"
     assert texts_of(td, decode) == [
         row_format.render(["a dog", "red?", heard[0]]),
@@ -127,7 +120,7 @@ def test_texts_that_do_not_fit():
     for ids in real:  # an opening that was cut still asks for an answer
         assert ids[-len(tokenizer.prompt_ids) :] == tokenizer.prompt_ids
     assert len(real[1]) == 64 - 4 - 1
-    td = say(env, td, "a", "a")
+    td = utter(env, td, "a", "a")
     assert td["truncated"].all()
     assert td["attention_mask"].sum(-1).tolist() == [64, 64]
     for row in td:
@@ -140,13 +133,13 @@ def test_texts_that_do_not_fit():
 
 def test_rows_are_continued():
     env = make(row_length=200)
-    td = say(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
+    td = utter(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
     other = make(row_length=200, seed=9)
     state = td.select(*ROW_KEYS)
     came = other.reset(state.clone(), set_state=True, game_seed=torch.tensor([2, 3]))
     for key in ROW_KEYS:
         assert torch.equal(came[key], td[key])
-    assert torch.equal(say(other, came, "a", "b")["tokens"], say(env, td, "a", "b")["tokens"])
+    assert torch.equal(utter(other, came, "a", "b")["tokens"], utter(env, td, "a", "b")["tokens"])
     with pytest.raises(ValueError, match="differs from the replay"):
         other.reset(state.clone(), set_state=True, game_seed=torch.tensor([3, 2]))
 
@@ -160,7 +153,7 @@ def test_rows_are_continued():
 )
 def test_rows_that_cannot_be_continued(damage, reason):
     env = make(batch_size=[1])
-    row = say(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
+    row = utter(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
     damage(row, int(row["attention_mask"].sum()))
     with pytest.raises(ValueError, match=reason):
         env.reset(row, set_state=True, game_seed=torch.tensor([2]))

@@ -8,6 +8,8 @@ import torch
 from torchrl_lang.data import CharTokenizer, from_row
 from torchrl_lang.envs import GymnasiumGame, TextGameEnv, check_language_env
 
+from .conftest import utter
+
 gymnasium = pytest.importorskip("gymnasium")
 
 LETTERS = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz0123456789 .,-:[]()'")
@@ -53,20 +55,12 @@ def test_the_rules_of_language_environments(make, words):
     check_language_env(make(), lambda n: make([n]), utterances=words)
 
 
-def act(env, td, *texts):
-    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
-    for row, text in enumerate(texts):
-        ids = [*env.tokenizer.encode(text), env.tokenizer.control.end_of_action]
-        actions[row, : len(ids)] = torch.tensor(ids)
-    return env.step(td.set("action", actions))["next"]
-
-
 def test_the_shortest_path_over_the_lake():
     env = walk_env([1])
     td = env.reset()
     for word in ("down", "down", "right", "right", "down", "right"):
         assert not td["done"].any()
-        td = act(env, td, word)
+        td = utter(env, td, word)
     assert td["terminated"].all()
     assert td["reward"].item() == 1.0
     turns = from_row(td[0], LETTERS).turns
@@ -79,12 +73,12 @@ def test_seeds_flags_and_invalid_actions():
     letters = [from_row(row, LETTERS).turns[0].text for row in first]
     assert letters[0] == letters[1]
     other = next(letter for letter in "abcd" if letter != letters[0])
-    td = act(env, first, "z", letters[0])  # not in the action space; the end
+    td = utter(env, first, "z", letters[0])  # not in the action space; the end
     assert td["reward"].flatten().tolist() == [-1.0, 1.0]
     assert td["terminated"].flatten().tolist() == [False, True]
     assert from_row(td[0], LETTERS).turns[-1].text == "no"
     for _ in range(3):
-        td = act(env, td, other, other)
+        td = utter(env, td, other, other)
     assert td["truncated"].flatten().tolist() == [True, False]  # by TimeLimit
 
 

@@ -15,6 +15,8 @@ from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.training import muon_adamw, train_steps
 
+from .conftest import utter
+
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 PROMPTS = ["ab", "c", "", "fade"]
 
@@ -28,14 +30,6 @@ def make(batch_size=(2,), *, reward=length_reward, tokenizer=LETTERS, **options)
     return PromptEnv(PROMPTS, reward, tokenizer, batch_size=batch_size, **options)
 
 
-def act(env, td, *texts):
-    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
-    for row, text in enumerate(texts):
-        ids = [*env.tokenizer.encode(text), env.tokenizer.control.end_of_action]
-        actions[row, : len(ids)] = torch.tensor(ids)
-    return env.step(td.set("action", actions))["next"]
-
-
 def test_the_rules_of_language_environments():
     check_language_env(make(), lambda n: make([n]), utterances=["a", "fed"])
     check_language_env(TokenEnv(make()), lambda n: TokenEnv(make([n])), utterances=["a", "fed"])
@@ -46,7 +40,7 @@ def test_a_chat():
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
     env = make(tokenizer=tokenizer, row_length=64)
     check_language_env(env, lambda n: make([n], tokenizer=tokenizer, row_length=64), utterances=["a", "fed"])
-    td = act(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
+    td = utter(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
     assert td["reward"].flatten().tolist() == [2.5, 5.0]
     text = tokenizer.decode(td["tokens"][1][td["attention_mask"][1]])
     assert text == tokenizer.row_format.render(["fade", "be"])
@@ -61,7 +55,7 @@ def test_one_turn_rewarded_in_one_call():
         return torch.tensor([1.0, -2.0, 0.0])[: len(prompts)]
 
     env = make([3], reward=reward)
-    td = act(env, env.reset(game_seed=torch.tensor([0, 1, 2])), "a", "bb", "")
+    td = utter(env, env.reset(game_seed=torch.tensor([0, 1, 2])), "a", "bb", "")
     assert calls == [(["ab", "c", ""], ["a", "bb", ""])]
     assert td["reward"].flatten().tolist() == [1.0, -2.0, 0.0]
     assert td["terminated"].all()
@@ -99,7 +93,7 @@ def test_wrong_rewards(rewards, reason):
     env = make(reward=lambda prompts, completions: rewards)
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
-        act(env, td, "a", "b")
+        utter(env, td, "a", "b")
 
 
 def test_an_index_out_of_range():

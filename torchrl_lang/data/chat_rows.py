@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.data.tokenizers import encodes_to
 
 __all__ = ["Part", "chat_parts", "read_chat_turns"]
 
@@ -111,10 +112,7 @@ def _environment_turn(
             text = text.removesuffix(after)
             break
     encode = tokenizer.encode_opening if is_opening else lambda t: tokenizer.encode_reply(t, answer=not ended)
-    try:
-        canonical = encode(text) == list(ids)
-    except ValueError:  # the text cannot be encoded
-        canonical = False
+    canonical = encodes_to(encode, text, ids)
     is_cut = (
         is_last
         and not canonical
@@ -126,8 +124,5 @@ def _environment_turn(
 
 def _agent_turn(ids: list[int], reward: float, closed: bool, tokenizer: ChatTokenizer) -> Turn:
     text = tokenizer.decode_action(ids)
-    try:
-        canonical = tokenizer.encode_action(text) == ids
-    except ValueError:  # the text cannot be encoded
-        canonical = False
+    canonical = encodes_to(tokenizer.encode_action, text, ids)
     return Turn(text, reward, closed, None if canonical else tuple(ids))

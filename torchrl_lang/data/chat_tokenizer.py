@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang.data.hf_tokenizer import backend_text, encode_plain, load_hf_tokenizer
+from torchrl_lang.data.hf_tokenizer import backend_text, encode_plain, load_hf_tokenizer, read_backend
 from torchrl_lang.data.row_format import RowFormat
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ControlTokens
-from torchrl_lang.storage import Fields, one_line, shorten
+from torchrl_lang.storage import Fields, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,15 +94,8 @@ class ChatTokenizer:
     def _build(
         self, serialized: str, row_format: RowFormat, roles: Mapping[str, str], pads: Sequence[str], *, strict: bool
     ) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            self.backend = Backend.from_str(serialized)
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+        self.backend = read_backend(serialized)
         """The underlying ``tokenizers.Tokenizer``."""
-        self.backend.no_truncation()
-        self.backend.no_padding()
         self.row_format = row_format
         added = self.backend.get_added_tokens_decoder()
         self._special = {token.content: index for index, token in added.items() if token.special}

@@ -12,7 +12,7 @@ from torchrl_lang.data.chat_rows import read_chat_turns
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.data.tokenizers import Tokenizer, encodes_to
 from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED, check_row, missing_entry
 
@@ -169,8 +169,5 @@ def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
 
 def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokenizer) -> Turn:
     text = tokenizer.decode(ids)
-    try:
-        canonical = tokenizer.encode(text) == ids
-    except ValueError:  # the text cannot be encoded, for instance because it contains a control token's name
-        canonical = False
+    canonical = encodes_to(tokenizer.encode, text, ids)
     return Turn(text, reward, closed, None if canonical else tuple(ids))

@@ -13,6 +13,7 @@ from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import one_line, shorten
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["HFTokenizer"]
@@ -71,16 +72,11 @@ class HFTokenizer:
         self._build(serialized, names)
 
     def _build(self, serialized: str, names: Mapping[str, str]) -> None:
-        from tokenizers import AddedToken, Tokenizer
+        from tokenizers import AddedToken
 
         check_control(names)
-        try:
-            self.backend = Tokenizer.from_str(serialized)
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+        self.backend = read_backend(serialized)
         """The underlying ``tokenizers.Tokenizer``, control tokens included."""
-        self.backend.no_truncation()
-        self.backend.no_padding()
         self.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names.values()])
         self.backend.encode_special_tokens = True  # encode names of special tokens as plain text
         self._control_names = dict(names)
@@ -130,7 +126,7 @@ class _NotEncodable(ValueError):
     """A text that a tokenizer cannot encode."""
 
 
-def encode_plain(backend: Any, text: str) -> list[int]:
+def encode_plain(backend: Backend, text: str) -> list[int]:
     """Ids of a text by a ``tokenizers.Tokenizer``, with nothing added; raises ``ValueError`` if there are none."""
     try:
         return backend.encode(text, add_special_tokens=False).ids
@@ -163,6 +159,19 @@ def backend_text(tokenizer: PreTrainedTokenizerBase) -> str:
             f"AutoTokenizer loads if there is a tokenizer.json."
         )
     return backend.to_str()
+
+
+def read_backend(serialized: str) -> Backend:
+    """The backend that :func:`backend_text` wrote, without truncation and padding; raises ``ValueError`` if damaged."""
+    from tokenizers import Tokenizer
+
+    try:
+        backend = Tokenizer.from_str(serialized)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"This is not a tokenizer of the tokenizers library ({one_line(error)}).") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _own_pad(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

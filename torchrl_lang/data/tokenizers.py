@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
@@ -14,6 +14,7 @@ __all__ = [
     "Tokenizer",
     "check_control",
     "config_fingerprint",
+    "encodes_to",
     "fingerprint",
     "read_config",
 ]
@@ -133,6 +134,14 @@ class CharTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
         fields, control = read_config(config)
         return cls(fields.list_of("symbols", str), control)
+
+
+def encodes_to(encode: Callable[[str], list[int]], text: str, ids: Sequence[int]) -> bool:
+    """Whether a text encodes to these ids; False if it cannot be encoded, such as one with a control token's name."""
+    try:
+        return encode(text) == list(ids)
+    except ValueError:
+        return False
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

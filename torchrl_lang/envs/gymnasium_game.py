@@ -58,12 +58,11 @@ class GymnasiumGame:
     ) -> None:
         from gymnasium.spaces import Text
 
-        for space, name, function in (
-            (env.observation_space, "observation", observe),
-            (env.action_space, "action", act),
+        for space, name, argument, function in (
+            (env.observation_space, "observation", "observe", observe),
+            (env.action_space, "action", "act", act),
         ):
             if function is None and not isinstance(space, Text):
-                argument = "observe" if name == "observation" else "act"
                 raise TypeError(
                     f"The {name} space of {env} is {shorten(space)}, expected gymnasium.spaces.Text: pass {argument}= "
                     f"to convert it."
@@ -76,7 +75,7 @@ class GymnasiumGame:
         observation, _ = self.env.reset(seed=seed)
         return self._text(observation)
 
-    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, text: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         """Pass an utterance on as an action."""
         try:
             action = text if self.act is None else self.act(text)
@@ -85,7 +84,7 @@ class GymnasiumGame:
         if action is None or not self.env.action_space.contains(action):
             return self.invalid_reply, self.invalid_reward, False, False, {}
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._text(observation), float(reward), terminated, truncated, info
+        return self._text(observation), reward, terminated, truncated, info
 
     def close(self) -> None:
         """Close the environment."""

@@ -22,21 +22,16 @@ from torchrl_lang.storage import Fields, FileError
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
 
-_DECODING: Mapping[str, type] = {
-    "method": str,
+_OF_DECODER: Mapping[str, type] = {
     "beams": int,
     "candidates": int,
     "advantage_weight": float,
     "end_value_weight": float,
     "log_prob_weight": float,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "vocab_size": int,
-    "forbidden": list,
     "diagnostics": bool,
 }
+_OF_RULE: Mapping[str, type] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "vocab_size": int}
+_DECODING: Mapping[str, type] = {"method": str, "forbidden": list, **_OF_DECODER, **_OF_RULE}
 _GUIDANCE: Mapping[str, type] = {
     "beta": float,
     "weighting": str,
@@ -106,10 +101,8 @@ def save_agent(
     guidance: ValueGuidance | None = rule.guidance
     if guidance is not None and guidance.value_trunk is not None:
         raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
-    own = {"method": policy}
-    shared = ("temperature", "top_k", "top_p", "min_p", "vocab_size")
-    decoding = {name: getattr(own.get(name, rule if name in shared else decoder), name, None) for name in _DECODING}
-    decoding["forbidden"] = rule.forbidden.tolist()
+    decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
+    decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     heads = {"state_value": decoder.value}
     if guidance is not None:
         heads |= {"qvalue": guidance.qvalue, "value": guidance.value}
