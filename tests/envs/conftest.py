@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import torch
 
 from torchrl_lang.data import CharTokenizer
-from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
@@ -57,15 +55,6 @@ def random_walks_env(**kwargs) -> RandomWalksEnv:
 
 def token_env(make, **kwargs) -> TokenEnv:
     return TokenEnv(make(**kwargs))
-
-
-def utter(env, td, *texts):
-    """Steps with texts as the utterances of the rows, and returns what follows."""
-    actions = torch.full(env.action_spec.shape, env.tokenizer.control.pad)
-    for row, text in enumerate(texts):
-        ids = [*encode_action(env.tokenizer, text), env.tokenizer.control.end_of_action][: env.action_length]
-        actions[row, : len(ids)] = torch.tensor(ids)
-    return env.step(td.set("action", actions))["next"]
 
 
 # name: (factory taking batch_size and seed, utterances that mean something, whether the step is tensors only)

@@ -13,7 +13,7 @@ from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 
-from .conftest import utter
+from .helpers import say_after
 
 
 class Echo:
@@ -55,7 +55,7 @@ def test_rows_are_what_the_template_writes(name):
     row_format, decode = env.tokenizer.row_format, env.tokenizer.decode
     td = env.reset(game_seed=torch.tensor([2, 3]))
     assert texts_of(td, decode) == [row_format.render(["a dog"]), row_format.render(["  spaces \n\n"])]
-    td = utter(env, td, "red?", "no")
+    td = say_after(env, td, "red?", "no")
     heard = "<|im_end|>red?\n", "<|im_end|>no\n"
     assert texts_of(td, decode) == [
         row_format.render(["a dog", "red?", heard[0]]),
@@ -120,7 +120,7 @@ def test_texts_that_do_not_fit():
     for ids in real:  # an opening that was cut still asks for an answer
         assert ids[-len(tokenizer.prompt_ids) :] == tokenizer.prompt_ids
     assert len(real[1]) == 64 - 4 - 1
-    td = utter(env, td, "a", "a")
+    td = say_after(env, td, "a", "a")
     assert td["truncated"].all()
     assert td["attention_mask"].sum(-1).tolist() == [64, 64]
     for row in td:
@@ -133,13 +133,13 @@ def test_texts_that_do_not_fit():
 
 def test_rows_are_continued():
     env = make(row_length=200)
-    td = utter(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
+    td = say_after(env, env.reset(game_seed=torch.tensor([2, 3])), "red?", "no")
     other = make(row_length=200, seed=9)
     state = td.select(*ROW_KEYS)
     came = other.reset(state.clone(), set_state=True, game_seed=torch.tensor([2, 3]))
     for key in ROW_KEYS:
         assert torch.equal(came[key], td[key])
-    assert torch.equal(utter(other, came, "a", "b")["tokens"], utter(env, td, "a", "b")["tokens"])
+    assert torch.equal(say_after(other, came, "a", "b")["tokens"], say_after(env, td, "a", "b")["tokens"])
     with pytest.raises(ValueError, match="differs from the replay"):
         other.reset(state.clone(), set_state=True, game_seed=torch.tensor([3, 2]))
 
@@ -153,7 +153,7 @@ def test_rows_are_continued():
 )
 def test_rows_that_cannot_be_continued(damage, reason):
     env = make(batch_size=[1])
-    row = utter(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
+    row = say_after(env, env.reset(game_seed=torch.tensor([2])), "red?").select(*ROW_KEYS).clone()
     damage(row, int(row["attention_mask"].sum()))
     with pytest.raises(ValueError, match=reason):
         env.reset(row, set_state=True, game_seed=torch.tensor([2]))

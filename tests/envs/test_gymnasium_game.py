@@ -8,7 +8,7 @@ import torch
 from torchrl_lang.data import CharTokenizer, from_row
 from torchrl_lang.envs import GymnasiumGame, TextGameEnv, check_language_env
 
-from .conftest import utter
+from .helpers import say_after
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -60,7 +60,7 @@ def test_the_shortest_path_over_the_lake():
     td = env.reset()
     for word in ("down", "down", "right", "right", "down", "right"):
         assert not td["done"].any()
-        td = utter(env, td, word)
+        td = say_after(env, td, word)
     assert td["terminated"].all()
     assert td["reward"].item() == 1.0
     turns = from_row(td[0], LETTERS).turns
@@ -73,12 +73,12 @@ def test_seeds_flags_and_invalid_actions():
     letters = [from_row(row, LETTERS).turns[0].text for row in first]
     assert letters[0] == letters[1]
     other = next(letter for letter in "abcd" if letter != letters[0])
-    td = utter(env, first, "z", letters[0])  # not in the action space; the end
+    td = say_after(env, first, "z", letters[0])  # not in the action space; the end
     assert td["reward"].flatten().tolist() == [-1.0, 1.0]
     assert td["terminated"].flatten().tolist() == [False, True]
     assert from_row(td[0], LETTERS).turns[-1].text == "no"
     for _ in range(3):
-        td = utter(env, td, other, other)
+        td = say_after(env, td, other, other)
     assert td["truncated"].flatten().tolist() == [True, False]  # by TimeLimit
 
 

@@ -15,7 +15,7 @@ from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.training import muon_adamw, train_steps
 
-from .conftest import utter
+from .helpers import say_after
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 PROMPTS = ["ab", "c", "", "fade"]
@@ -40,7 +40,7 @@ def test_a_chat():
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
     env = make(tokenizer=tokenizer, row_length=64)
     check_language_env(env, lambda n: make([n], tokenizer=tokenizer, row_length=64), utterances=["a", "fed"])
-    td = utter(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
+    td = say_after(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
     assert td["reward"].flatten().tolist() == [2.5, 5.0]
     text = tokenizer.decode(td["tokens"][1][td["attention_mask"][1]])
     assert text == tokenizer.row_format.render(["fade", "be"])
@@ -55,7 +55,7 @@ def test_one_turn_rewarded_in_one_call():
         return torch.tensor([1.0, -2.0, 0.0])[: len(prompts)]
 
     env = make([3], reward=reward)
-    td = utter(env, env.reset(game_seed=torch.tensor([0, 1, 2])), "a", "bb", "")
+    td = say_after(env, env.reset(game_seed=torch.tensor([0, 1, 2])), "a", "bb", "")
     assert calls == [(["ab", "c", ""], ["a", "bb", ""])]
     assert td["reward"].flatten().tolist() == [1.0, -2.0, 0.0]
     assert td["terminated"].all()
@@ -93,7 +93,7 @@ def test_wrong_rewards(rewards, reason):
     env = make(reward=lambda prompts, completions: rewards)
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
-        utter(env, td, "a", "b")
+        say_after(env, td, "a", "b")
 
 
 def test_an_index_out_of_range():

@@ -19,8 +19,8 @@ from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
 from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.storage import FileError
 
+from ..helpers import last_words, say
 from .conftest import COIN, alive, engines, gone
-from .helpers import last_words, say
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 

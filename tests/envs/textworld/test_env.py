@@ -13,8 +13,8 @@ from torchrl_lang.envs.textworld import EnginePool, Template, TextWorldEnv
 from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.schema import ROW_KEYS
 
+from ..helpers import last_words, say
 from .conftest import COIN, SIMPLE
-from .helpers import last_words, say
 
 torch.set_num_threads(1)
 EVERYTHING = ("go south", "go east", "take coin", "look", "open antique trunk", "restart", "save", "frob")

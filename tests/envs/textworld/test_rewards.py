@@ -16,8 +16,8 @@ from torchrl_lang.envs.textworld.game_session import GameSession
 from torchrl_lang.envs.textworld.text import Template
 from torchrl_lang.transforms import AdmissibleBonus, InvalidCommandPenalty, LivingCost, ScoreReward, WinReward
 
+from ..helpers import action
 from .conftest import COIN, SIMPLE
-from .helpers import action
 
 torch.set_num_threads(1)
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang.data.chat_tokenizer import encode_action
+
 
 def action(env, *texts):
     """The texts as actions, one a row."""
     control = env.tokenizer.control
-    rows = [[*env.tokenizer.encode(text), control.end_of_action] for text in texts]
+    rows = [[*encode_action(env.tokenizer, text), control.end_of_action] for text in texts]
     ids = torch.tensor([row + [control.pad] * (env.action_length - len(row)) for row in rows])
     return ids.reshape(env.action_spec.shape)
 
@@ -17,6 +19,11 @@ def action(env, *texts):
 def say(env, *texts):
     """Step an environment with a text for each row."""
     return env.step(TensorDict(action=action(env, *texts), batch_size=env.batch_size))["next"]
+
+
+def say_after(env, td, *texts):
+    """The same after a reset or step that returned ``td``."""
+    return env.step(td.set("action", action(env, *texts)))["next"]
 
 
 def last_words(env, td, row=0):
