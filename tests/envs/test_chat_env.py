@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, tokenizer_of
-from torchrl_lang.data import ChatTokenizer, RowFormat, from_row, rows_from_rollout, to_row
+from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, from_row, rows_from_rollout, to_row
 from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
@@ -157,3 +157,15 @@ def test_rows_that_cannot_be_continued(damage, reason):
     damage(row, int(row["attention_mask"].sum()))
     with pytest.raises(ValueError, match=reason):
         env.reset(row, set_state=True, game_seed=torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("last", ["bye", ""])
+def test_transcripts_need_no_flags(name, last):
+    """The records of played games have none; a task that ended shows its last text without the template's strings."""
+    source = tokenizer_of(EXACT[name])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    row = to_row(Episode([Turn("hi"), Turn("yo", 1.0), Turn(last)], terminated=True), tokenizer, 90)
+    expected = "< hi\n> yo  (+1)" + "\n< bye" * bool(last)
+    for given in (row, row.select(*ROW_KEYS)):
+        assert format_transcript(given, tokenizer) == expected

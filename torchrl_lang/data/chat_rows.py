@@ -107,7 +107,9 @@ def _environment_turn(
     row_format, written = tokenizer.row_format, tokenizer.decode(ids)
     before = row_format.opening if is_opening else row_format.between
     text = written.removeprefix(before)
-    for after in (row_format.close, row_format.prompt) if ended else (row_format.prompt,):
+    # A row may come without 'terminated': its last text has the other ending then.
+    endings = [row_format.prompt, row_format.close] if is_last else [row_format.prompt]
+    for after in reversed(endings) if ended else endings:
         if after and text.endswith(after):
             text = text.removesuffix(after)
             break

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from tensordict import TensorDictBase
 
 from torchrl_lang.data.chat_rows import read_chat_turns
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.evaluation.records import GameRecords
-from torchrl_lang.schema import ROW_KEYS, TERMINATED
+from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.storage import write_file
 
 __all__ = ["TILES", "format_transcript", "transcript_turns", "write_transcripts"]
@@ -32,9 +31,9 @@ def transcript_turns(row: TensorDictBase, tokenizer: Tokenizer) -> list[tuple[bo
     """
     tokens, real, agent, reward = (row.get(key).tolist() for key in ROW_KEYS)
     if isinstance(tokenizer, ChatTokenizer):
-        length, ended = sum(real), bool(row.get(TERMINATED, torch.zeros(1)).any())
-        found, _ = read_chat_turns(tokens[:length], agent[:length], reward[:length], tokenizer, ended)
-        return [(turn.by_agent, turn.text, turn.reward or 0.0) for turn in found]
+        length = sum(real)
+        found, _ = read_chat_turns(tokens[:length], agent[:length], reward[:length], tokenizer, terminated=False)
+        return [(turn.by_agent, turn.text, turn.reward or 0.0) for turn in found if turn.by_agent or turn.text]
     control = tokenizer.control
     turns: list[tuple[bool, str, float]] = []
     words: list[int] = []
