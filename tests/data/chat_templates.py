@@ -39,6 +39,17 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TOOL_CHATML = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.previtem is not defined or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.nextitem is not defined or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif %}"
+    "<tool_call>\n{{ (call.function or call) | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen2.5 writes calls of tools and, in one message of the user, their answers."""
 QWEN3 = (
     "{% set last = messages | length - 1 %}{% for m in messages %}"
     "{% set text = m.content %}"
@@ -144,3 +155,8 @@ def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **{role: token for role, token in roles.items() if token},
     )
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    """Messages of the user and the assistant in turn."""
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]

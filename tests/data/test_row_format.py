@@ -7,7 +7,17 @@ import random
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, LLAMA2, MISTRAL_LAST, Family, tokenizer_of
+from tests.data.chat_templates import (
+    CHATML,
+    EXACT,
+    FIRST_PROMPT_ONLY,
+    IM,
+    LLAMA2,
+    MISTRAL_LAST,
+    Family,
+    chat,
+    tokenizer_of,
+)
 from torchrl_lang.data import (
     ChatTokenizer,
     Episode,
@@ -41,10 +51,8 @@ def messages_of(draw, pieces, *, turns=None):
 
 def rendered(source, messages, *, answer=True, system=None):
     """What the template writes."""
-    roles = ["user", "assistant"] * len(messages)
-    chat = [] if system is None else [{"role": "system", "content": system}]
-    chat += [{"role": role, "content": text} for role, text in zip(roles, messages, strict=False)]
-    return source.apply_chat_template(chat, tokenize=False, add_generation_prompt=answer)
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return source.apply_chat_template([*first, *chat(*messages)], tokenize=False, add_generation_prompt=answer)
 
 
 def row_of(tokenizer, messages):
@@ -62,7 +70,7 @@ def test_a_thousand_conversations_equal_the_template(source):
     for _ in range(1000):
         messages = messages_of(draw, PIECES)
         text = rendered(source, messages)
-        assert row_format.render(messages) == text
+        assert row_format.render(chat(*messages)) == text
         first = row_of(tokenizer, messages[:1])
         assert first == source(rendered(source, messages[:1]), add_special_tokens=False)["input_ids"]
         ids = row_of(tokenizer, messages)
@@ -74,13 +82,13 @@ def test_a_thousand_conversations_equal_the_template(source):
 
 def test_names_of_tokens_in_texts_are_plain_text(source):
     tokenizer, draw = ChatTokenizer(source, RowFormat.from_chat_template(source)), random.Random(1)
-    plain = tokenizer.row_format.render([""] * 5)
+    plain = tokenizer.row_format.render(chat(*[""] * 5))
     expected = source(plain, add_special_tokens=False)["input_ids"]
     added = set(source.added_tokens_decoder)
     for _ in range(300):
         messages = messages_of(draw, [*PIECES, *MARKERS], turns=2)
         ids = row_of(tokenizer, messages)
-        assert tokenizer.decode(ids) == tokenizer.row_format.render(messages)
+        assert tokenizer.decode(ids) == tokenizer.row_format.render(chat(*messages))
         structure = [token for token in ids if token in added]
         allowed = {source.convert_tokens_to_ids(name) for name in ("<think>", "<tool_call>")}  # the agent's
         assert [t for t in structure if t not in allowed] == [token for token in expected if token in added]
@@ -106,7 +114,7 @@ def test_silence_between_utterances_is_an_empty_message(source):
     turns = [Turn("a", 1.0), Turn("b", 2.0)]
     row = to_row(Episode(turns, terminated=True), tokenizer, 200)
     real = int(row["attention_mask"].sum())
-    assert tokenizer.decode(row["tokens"][:real]) == tokenizer.row_format.render(["", "a", "", "b"])
+    assert tokenizer.decode(row["tokens"][:real]) == tokenizer.row_format.render(chat("", "a", "", "b"))
     assert row["action_mask"].sum() == sum(len(tokenizer.encode_action(turn.text)) + 1 for turn in turns)
     assert [turn.text for turn in from_row(row, tokenizer).turns] == ["a", "b"]
 
@@ -134,7 +142,7 @@ def test_the_end_of_the_text_is_not_written(source):
     """Phi-3 adds a token when nobody is to answer."""
     row_format = RowFormat.from_chat_template(source)
     closed = rendered(source, ["a", "b", "c"], answer=False)
-    written = row_format.render(["a", "b", "c"], answer=False)
+    written = row_format.render(chat("a", "b", "c"), answer=False)
     assert closed.startswith(written)
     assert closed[len(written) :] in ("", "<|endoftext|>")
 
@@ -157,10 +165,11 @@ def test_templates_that_rewrite_history(name):
         RowFormat.from_chat_template(source, **family.options)
     row_format = RowFormat.from_chat_template(source, history="kept", **family.options)
     tokenizer = ChatTokenizer(source, row_format)
-    chat = [{"role": "user", "content": "hi there"}]
-    expected = source.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **family.options)
+    expected = source.apply_chat_template(
+        chat("hi there"), add_generation_prompt=True, return_dict=False, **family.options
+    )
     assert tokenizer.encode_opening("hi there") == expected
-    assert row_format.render(["hi", "<think>so</think>yo", "and"]).count("so") == 1  # kept
+    assert row_format.render(chat("hi", "<think>so</think>yo", "and")).count("so") == 1  # kept
 
 
 @pytest.mark.parametrize(
@@ -224,8 +233,10 @@ def test_the_padding_token():
 
 def test_damaged_episodes():
     tokenizer = ChatTokenizer(source := tokenizer_of(EXACT["chatml"]), RowFormat.from_chat_template(source))
-    with pytest.raises(ValueError, match="join them"):
-        to_row(Episode([Turn("a"), Turn("b")], True), tokenizer, 100)
+    with pytest.raises(ValueError, match="cannot have a system message after a user message"):
+        to_row(Episode([Turn("a"), Turn("b", role="system")], True), tokenizer, 100)
+    with pytest.raises(ValueError, match="2 turns of the environment follow each other"):
+        to_row(Episode([Turn("a", tokens=(1, 2)), Turn("b")], True), tokenizer, 100)
     row = to_row(Episode([Turn("a"), Turn("b", 1.0)], True), tokenizer, 100)
     with pytest.raises(KeyError, match="terminated"):
         from_row(row.exclude("terminated"), tokenizer)

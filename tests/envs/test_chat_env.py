@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, chat, tokenizer_of
 from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, from_row, rows_from_rollout, to_row
 from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import GameRecords, format_transcript
@@ -54,12 +54,12 @@ def test_rows_are_what_the_template_writes(name):
     env = make(name, action_length=8)
     row_format, decode = env.tokenizer.row_format, env.tokenizer.decode
     td = env.reset(game_seed=torch.tensor([2, 3]))
-    assert texts_of(td, decode) == [row_format.render(["a dog"]), row_format.render(["  spaces \n\n"])]
+    assert texts_of(td, decode) == [row_format.render(chat("a dog")), row_format.render(chat("  spaces \n\n"))]
     td = say_after(env, td, "red?", "no")
     heard = "<|im_end|>red?\n", "<|im_end|>no\n"
     assert texts_of(td, decode) == [
-        row_format.render(["a dog", "red?", heard[0]]),
-        row_format.render(["  spaces \n\n", "no", heard[1]]),
+        row_format.render(chat("a dog", "red?", heard[0])),
+        row_format.render(chat("  spaces \n\n", "no", heard[1])),
     ]
     assert td["reward"].flatten().tolist() == [4.0, 2.0]
     assert [int(mask.sum()) for mask in td["action_mask"]] == [

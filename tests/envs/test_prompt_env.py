@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrl.collectors import Collector
 
-from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.data.chat_templates import EXACT, chat, tokenizer_of
 from torchrl_lang.data import CharTokenizer, ChatTokenizer, EpisodeRows, RowFormat, from_row, row_buffer
 from torchrl_lang.envs import PromptEnv, TokenEnv, check_language_env
 from torchrl_lang.evaluation import play_games
@@ -43,7 +43,7 @@ def test_a_chat():
     td = say_after(env, env.reset(game_seed=torch.tensor([0, 3])), "a", "be")
     assert td["reward"].flatten().tolist() == [2.5, 5.0]
     text = tokenizer.decode(td["tokens"][1][td["attention_mask"][1]])
-    assert text == tokenizer.row_format.render(["fade", "be"])
+    assert text == tokenizer.row_format.render(chat("fade", "be"))
     assert td["terminated"].all()
 
 

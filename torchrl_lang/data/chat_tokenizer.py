@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from torchrl_lang.data.hf_tokenizer import backend_text, encode_plain, load_hf_tokenizer, read_backend
+from torchrl_lang.data.hf_tokenizer import backend_text, load_hf_tokenizer, read_backend
+from torchrl_lang.data.plain_text import PlainTextEncoder
 from torchrl_lang.data.row_format import RowFormat
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ControlTokens
@@ -97,41 +98,27 @@ class ChatTokenizer:
         self.backend = read_backend(serialized)
         """The underlying ``tokenizers.Tokenizer``."""
         self.row_format = row_format
-        added = self.backend.get_added_tokens_decoder()
-        self._special = {token.content: index for index, token in added.items() if token.special}
-        # Some tokenizers have added tokens for runs of white space, which are ordinary text.
-        markers = {t.content: i for i, t in added.items() if t.special or any(map(str.isalnum, t.content))}
-        self._marker_ids, self._special_ids = frozenset(markers.values()), frozenset(self._special.values())
-        self._marker, self._special_marker = _any_of(markers), _any_of(self._special)
-        # A token that keeps the white space beside it, to encode a text as if it were not the first one.
-        self._anchor = next((t.content for t in added.values() if t.special and not (t.lstrip or t.rstrip)), "")
-        end = self._special.get(row_format.end_of_action)
+        self._plain = PlainTextEncoder(self.backend)
+        end = self._plain.special.get(row_format.end_of_action)
         if end is None:
             raise ValueError(
                 f"The row format ends utterances with {row_format.end_of_action!r}, which is not a special token of "
-                f"this tokenizer ({shorten(str([*self._special]))}): derive the format from the same tokenizer."
+                f"this tokenizer ({shorten(str([*self._plain.special]))}): derive the format from the same tokenizer."
             )
         self.roles = dict(roles)
         """Names of the tokens for unknown words and for the ends of texts, as in transformers."""
-        self._pad = self._choose_pad(pads if strict else [*pads, *self._special])
+        self._pad = self._choose_pad(pads if strict else [*pads, *self._plain.special])
         self.vocab_size = 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
-        pad_id = self._special[self._pad]
-        forbidden = tuple(sorted(self._special_ids - {end, pad_id}))
+        pad_id = self._plain.special[self._pad]
+        forbidden = tuple(sorted({*self._plain.special.values()} - {end, pad_id}))
         self.control = ControlTokens(pad_id, end, vocab_size=self.vocab_size, forbidden=forbidden)
-        self.prompt_ids = self._following(row_format.prompt)
+        self.prompt_ids = self._plain.following(row_format.prompt)
         """Ids of the template's generation prompt."""
 
     def _choose_pad(self, candidates: Sequence[str]) -> str:
-        row_format = self.row_format
-        strings = (
-            row_format.opening,
-            row_format.prompt,
-            row_format.end_of_action,
-            row_format.between,
-            row_format.close,
-        )
+        strings = [self.row_format.end_of_action, *self.row_format.all_joins.values()]
         for token in candidates:
-            if token in self._special and not any(token in string for string in strings):
+            if token in self._plain.special and not any(token in string for string in strings):
                 return token
         raise ValueError(
             f"Rows cannot be padded with any of {shorten(str([*candidates]))}: a padding token is a special token that "
@@ -142,7 +129,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text; names of added tokens in it are plain text."""
-        return self._plain(text, self._marker, self._marker_ids)
+        return self._plain.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are written by name."""
@@ -174,63 +161,45 @@ class ChatTokenizer:
 
     def encode_opening(self, text: str) -> list[int]:
         """Ids of all that stands before the first utterance, ``text`` included; empty if the agent begins."""
-        row_format = self.row_format
-        return self._stretch(row_format.opening, row_format.clean_text(text), row_format.prompt)
+        return self.encode_stretch([("user", text)], opening=True)
 
-    def encode_reply(self, text: str, *, answer: bool = True) -> list[int]:
+    def encode_reply(self, text: str, *, role: str = "user", answer: bool = True) -> list[int]:
         """Ids between the end of an utterance and the next, or after the last one if the agent does not ``answer``.
 
         A last reply without text has no ids.
         """
+        return self.encode_stretch([(role, text)], answer=answer) if text or answer else []
+
+    def encode_stretch(
+        self, messages: Sequence[tuple[str, str]], *, opening: bool = False, answer: bool = True
+    ) -> list[int]:
+        """Ids of all that the environment writes in one place.
+
+        Args:
+            messages: role and text of at least one message.
+            opening: before the first utterance instead of after one.
+            answer: whether the agent answers.
+
+        Raises:
+            ValueError: the template has no such roles in this order.
+        """
         row_format = self.row_format
-        if not (text or answer):
-            return []
-        before = row_format.end_of_action + row_format.between
-        after = row_format.prompt if answer else row_format.close
-        ids = self._stretch(before, row_format.clean_text(text), after)
-        assert ids[0] == self.control.end_of_action
-        return ids[1:]
+        roles = ["start" if opening else "assistant", *(role for role, _ in messages), "assistant" if answer else "end"]
+        strings = [row_format.join(*pair) for pair in pairwise(roles)]
+        texts = [row_format.clean_text(text) for _, text in messages]
+        if opening:
+            return self._plain.interleave(strings, texts)
+        # The end of the utterance is a token of the agent, but the strings after it are encoded as if it were not.
+        strings[0] = row_format.end_of_action + strings[0]
+        return self._plain.interleave(strings, texts)[1:]
 
     def encode_action(self, text: str) -> list[int]:
         """Ids of an utterance that is given as text, without its end; only special tokens' names are plain text."""
-        text = self.row_format.lead + self.row_format.clean_action(text)
-        return self._plain(text, self._special_marker, self._special_ids)
+        return self._plain.encode(self.row_format.lead + self.row_format.clean_action(text), only_special=True)
 
     def decode_action(self, ids: Sequence[int]) -> str:
         """The text of an utterance, without its end and the template's lead."""
         return self.decode(ids).removeprefix(self.row_format.lead)
-
-    # -- text that contains the names of tokens ------------------------------------------------------------------------
-
-    def _ids(self, text: str) -> list[int]:
-        return encode_plain(self.backend, text)
-
-    def _stretch(self, before: str, text: str, after: str) -> list[int]:
-        """Ids of ``before + text + after`` where only the outer strings contain added tokens."""
-        marker = self._marker
-        whole = before + text + after
-        if marker.findall(whole) == marker.findall(before) + marker.findall(after):
-            return self._ids(whole)
-        begin = max((match.end() for match in marker.finditer(before)), default=0)
-        end = next((match.start() for match in marker.finditer(after)), len(after))
-        inner = self._plain(before[begin:] + text + after[:end], marker, self._marker_ids)
-        return [*self._ids(before[:begin]), *inner, *self._ids(after[end:])]
-
-    def _plain(self, text: str, marker: re.Pattern[str], refused: frozenset[int]) -> list[int]:
-        """Ids of a text as if it followed other text, with every name of a token cut in two."""
-        ids, start = [], 0
-        for match in marker.finditer(text):
-            ids += self._following(text[start : match.start() + 1])
-            start = match.start() + 1
-        ids += self._following(text[start:])
-        found = refused.intersection(ids)
-        if found:
-            names = sorted(str(self.backend.id_to_token(index)) for index in found)
-            raise ValueError(f"The plain text {shorten(text)} encodes to the added token {' '.join(names)}.")
-        return ids
-
-    def _following(self, text: str) -> list[int]:
-        return self._ids(self._anchor + text)[bool(self._anchor) :]
 
 
 def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -241,8 +210,3 @@ def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
 def decode_action(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of an utterance, without its end."""
     return tokenizer.decode_action(ids) if isinstance(tokenizer, ChatTokenizer) else tokenizer.decode(ids)
-
-
-def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the longest of some names."""
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tensordict import TensorDict, TensorDictBase
 
-from torchrl_lang.data.chat_rows import read_chat_turns
+from torchrl_lang.data.chat_reading import read_chat_turns
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn

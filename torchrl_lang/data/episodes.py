@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import shorten
 
-__all__ = ["LARGEST_REWARD", "Episode", "Turn"]
+__all__ = ["LARGEST_REWARD", "ROLES", "Episode", "Turn"]
+
+ROLES = ("user", "tool", "system")
+"""Roles of the messages that the environment writes in a chat."""
 
 LARGEST_REWARD: float = torch.finfo(torch.float32).max
 """The largest reward, because rows store float32."""
@@ -25,20 +29,23 @@ class Turn:
         closed: False if the agent did not write the end token of its turn and the environment added it.
         tokens: the exact ids, if encoding ``text`` would give others (a model may generate a word in unusual pieces, or
             control tokens).
+        role: of a message that the environment writes in a chat: "user", "tool", or "system" for the first one.
 
     Raises:
-        ValueError: the reward is not a finite number, or a turn of the environment has ``closed=False``.
+        ValueError: the reward is not a finite number, a turn of the environment has ``closed=False``, a turn of the
+            agent has a role, or there is no such role.
 
     Examples:
         >>> from torchrl_lang.data import Turn
         >>> Turn("is it red?", reward=-1.0)
-        Turn(text='is it red?', reward=-1.0, closed=True, tokens=None)
+        Turn(text='is it red?', reward=-1.0, closed=True, tokens=None, role='user')
     """
 
     text: str
     reward: float | None = None
     closed: bool = True
     tokens: tuple[int, ...] | None = None
+    role: str = "user"
 
     def __post_init__(self) -> None:
         if self.reward is not None and not abs(self.reward) <= LARGEST_REWARD:
@@ -49,6 +56,7 @@ class Turn:
             raise ValueError(
                 f"closed=False is for turns of the agent, which have a reward; {shorten(self.text)} has no reward."
             )
+        one_of("role", self.role, ROLES if self.reward is None else ("user",))
 
     @property
     def by_agent(self) -> bool:

@@ -1,24 +1,22 @@
-"""The strings of a chat template around the texts of a row, derived from the template and checked against it."""
+"""The strings of a chat template around the texts of a row."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import cycle, islice
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchrl_lang.data.hf_tokenizer import load_hf_tokenizer
+from torchrl_lang.data.template_strings import Message, check_format, derive_format, derive_joins, template_renderer
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import Fields, one_line, shorten
+from torchrl_lang.storage import Fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["RowFormat"]
-
-Message = Mapping[str, Any]
-"""A message of a chat: its ``role`` and ``content``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,9 @@ class RowFormat:
     something between two utterances. The text that ends a task is followed by ``close``, or not written at all if it is
     empty. No token marks the end of an episode: only the entry ``terminated`` does.
 
+    Between two utterances there may also be messages of a tool, or several messages, and before the first text one of
+    the system, as far as the template has them: ``joins`` has the strings between them.
+
     Use :meth:`from_chat_template`, and :class:`~torchrl_lang.data.ChatTokenizer` for environments and datasets.
 
     Args:
@@ -39,6 +40,8 @@ class RowFormat:
         end_of_action: the special token that ends an utterance.
         between: from the end of an utterance, after ``end_of_action``, to the next text.
         close: what follows a text that the agent does not answer.
+        joins: what stands between two further messages, by their roles, such as ``{"assistant>tool": ...}``. The roles
+            are "system", "user", "tool" and "assistant"; "start" and "end" are those of the row.
         lead: what an utterance begins with in the template, such as the space of Mistral's first template.
         strips_text: the template removes white space around the environment's texts; so do rows.
         strips_action: the template removes white space around utterances. Rows keep what the agent sampled; utterances
@@ -52,6 +55,7 @@ class RowFormat:
     end_of_action: str
     between: str
     close: str
+    joins: Mapping[str, str] = field(default_factory=dict, hash=False)
     lead: str = ""
     strips_text: bool = False
     strips_action: bool = False
@@ -70,11 +74,14 @@ class RowFormat:
     ) -> RowFormat:
         """Derive the format from a tokenizer's chat template, and check it on conversations of up to five messages.
 
-        The strings are fixed here: a template that writes today's date writes the same date in all rows.
+        The strings are fixed here: a template that writes today's date writes the same date in all rows. Roles and
+        sequences of messages that the template refuses or rewrites have no entry in ``joins``, so writing them is an
+        error.
 
         Args:
             source: a tokenizer of transformers with a chat template, or the name or local path of one.
-            system: the system prompt; by default the template's own, if it has one.
+            system: the system prompt of all rows; by default the template's own, if it has one, or that of a row's
+                first message.
             tools: JSON schemas or documented functions, as ``apply_chat_template`` takes them.
             history: "exact" raises an error if the template changes earlier messages of a longer dialogue. "kept"
                 allows that: rows keep all tokens as they were when the agent wrote, so they equal the template's text
@@ -101,51 +108,74 @@ class RowFormat:
             >>> row_format = RowFormat.from_chat_template(tokenizer, system="Play.")
             >>> row_format.opening, row_format.prompt, row_format.between
             ('<|system|>Play.<|end|><|user|>', '<|end|><|assistant|>', '<|user|>')
+            >>> row_format.joins["assistant>tool"]
+            '<|tool|>'
         """
         one_of("history", history, ("exact", "kept"))
-        tokenizer = load_hf_tokenizer(source, trust_remote_code=False)
-        if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                f"{type(tokenizer).__name__} has no chat template: set tokenizer.chat_template, or use HFTokenizer, "
-                f"whose rows have control tokens of their own."
-            )
-
-        def render(messages: Sequence[Message], prompt: bool = True) -> str:
-            first = [] if system is None else [{"role": "system", "content": system}]
-            try:
-                return tokenizer.apply_chat_template(
-                    [*first, *messages],
-                    tools=None if tools is None else list(tools),
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                    **template_options,
-                )
-            except Exception as error:  # templates raise Jinja's errors, with a message of their own
-                raise ValueError(f"The chat template refuses these messages: {one_line(error)}.") from error
-
+        tokenizer, render = template_renderer(source, system, tools, template_options)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        found = _derive(render, special, history)
         template = tokenizer.chat_template
-        row_format = cls(**found, history=history, template=template if isinstance(template, str) else None)
-        _check(row_format, render)
-        return row_format
+        row_format = cls(
+            **derive_format(render, special, history),
+            history=history,
+            template=template if isinstance(template, str) else None,
+        )
+        check_format(row_format, render)
+        return derive_joins(row_format, render, special, has_system=system is not None)
 
-    def render(self, messages: Sequence[str], *, answer: bool = True) -> str:
-        """The text of a row whose messages are the environment's and the agent's in turn, the environment's first.
+    @cached_property
+    def all_joins(self) -> Mapping[str, str]:
+        """:attr:`joins` with ``opening``, ``prompt``, ``between`` and ``close``."""
+        own = {
+            "start>user": self.opening,
+            "user>assistant": self.prompt,
+            "assistant>user": self.between,
+            "user>end": self.close,
+        }
+        return {**self.joins, **own}
+
+    def join(self, first: str, second: str) -> str:
+        """What stands between two messages of these roles; after an utterance, after its ``end_of_action``.
+
+        Raises:
+            ValueError: the chat template has no such messages.
+        """
+        string = self.all_joins.get(f"{first}>{second}")
+        if string is None:
+            raise ValueError(
+                f"Rows of this chat template cannot have {_place(first, second)}: the template refuses or rewrites it, "
+                f"or the format has a system prompt. Possible are {', '.join(self.all_joins)}."
+            )
+        return string
+
+    def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
+        """The text of a row.
 
         Args:
-            messages: texts, of which the first, third, ... are the environment's.
+            messages: the ``role`` and ``content`` of each message, in order.
             answer: whether the agent answers the last message, if that is the environment's.
         """
-        text = ""
-        for index, message in enumerate(messages):
-            if index % 2:
-                text += self.lead + self.clean_action(message) + self.end_of_action
-            else:
-                last = index == len(messages) - 1
-                after = self.prompt if answer or not last else self.close
-                text += (self.between if index else self.opening) + self.clean_text(message) + after
-        return text
+        text, waiting, after = "", list[Message](), "start"
+        for message in messages:
+            if message["role"] != "assistant":
+                waiting.append(message)
+                continue
+            text += self.render_stretch(waiting, after=after)
+            text += self.lead + self.clean_action(message["content"]) + self.end_of_action
+            waiting, after = [], "assistant"
+        return text + self.render_stretch(waiting, after=after, answer=answer) if waiting else text
+
+    def render_stretch(self, messages: Sequence[Message], *, after: str, answer: bool = True) -> str:
+        """The text of the environment's messages between two utterances, or at the end of a row.
+
+        Args:
+            messages: at least one, as in :meth:`render`.
+            after: "start" or "assistant", after whose ``end_of_action`` the text begins.
+            answer: whether the agent answers.
+        """
+        roles = [after, *(message["role"] for message in messages), "assistant" if answer else "end"]
+        texts = ["", *(self.clean_text(message["content"]) for message in messages)]
+        return "".join(text + self.join(*pair) for text, pair in zip(texts, pairwise(roles), strict=True))
 
     def clean_text(self, text: str) -> str:
         """A text of the environment as the template writes it."""
@@ -163,119 +193,23 @@ class RowFormat:
     def from_config(cls, config: Mapping[str, Any]) -> RowFormat:
         """Build the format from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
         read = Fields(config, "The row format", "take it from a tokenizer's config()")
-        types = {"strips_text": bool, "strips_action": bool}
+        types = {"strips_text": bool, "strips_action": bool, "joins": dict}
         values: dict[str, Any] = {
-            field.name: read.take(field.name, types.get(field.name, str))
-            for field in fields(cls)
-            if config.get(field.name) is not None or field.name != "template"
+            each.name: read.take(each.name, types.get(each.name, str))
+            for each in fields(cls)
+            if config.get(each.name) is not None or each.name not in ("template", "joins")
         }
         one_of("history", values["history"], ("exact", "kept"))
-        return cls(**values)
+        joins = Fields(values.get("joins", {}), "The joins of the row format", "take them from a tokenizer's config()")
+        return cls(**{**values, "joins": {pair: joins.take(pair, str) for pair in joins.content}})
 
 
-# -- deriving the strings ----------------------------------------------------------------------------------------------
-
-_TEXTS = ("Xu1X", "Xu2X", "Xu3X")
-_ACTIONS = ("Xa1X", "Xa2X")
-
-
-def _chat(messages: Sequence[str]) -> list[Message]:
-    roles = islice(cycle(("user", "assistant")), len(messages))
-    return [{"role": role, "content": content} for role, content in zip(roles, messages, strict=True)]
-
-
-def _derive(render: Callable[..., str], special: Sequence[str], history: str) -> dict[str, Any]:
-    """The strings between marked messages in the template's text of a short dialogue."""
-    one, two = _TEXTS[0], _TEXTS[1]
-    opening, prompt = _split(render(_chat([one])), one)
-    dialogue = render(_chat([one, _ACTIONS[0], two]))
-    before, rest = _split(dialogue, one)
-    middle, rest = _split(rest, _ACTIONS[0])
-    ending, prompt_after = _split(rest, two)
-    if before != opening:
-        raise ValueError(
-            f"The chat template changes the text before the first message of a longer dialogue, from "
-            f"{shorten(opening)} to {shorten(before)}: rows only grow. Leave out the system prompt and tools, which "
-            f"some templates move to the last message, and write them into the first text."
-        )
-    if prompt_after != prompt:
-        raise ValueError(f"The chat template's generation prompts differ: {shorten(prompt)}, {shorten(prompt_after)}.")
-    lead = middle.removeprefix(prompt)
-    if not middle.startswith(prompt) or lead.strip():
-        if history == "exact":
-            raise ValueError(
-                f"The chat template writes {shorten(prompt)} before an utterance is generated but {shorten(middle)} "
-                f"before it in the history: history='kept' keeps the former, so only the first prompt equals the "
-                f"template's."
-            )
-        lead = ""
-    end = max((token for token in special if ending.startswith(token)), key=len, default=None)
-    if end is None:
-        raise ValueError(
-            f"The chat template writes {shorten(ending)} after an utterance, which does not begin with a special "
-            f"token: the agent needs one to end its utterance. Special tokens are {shorten(str(special))}."
-        )
-    between = ending.removeprefix(end)
-    closed = render(_chat([one, _ACTIONS[0], two]), False)
-    close = _split(closed, two)[1] if two in closed else ""
-    padded = [_split(render(_chat([f"  {one}  "])), one), _split(render(_chat([one, f"  {_ACTIONS[0]}  ", two])), "a1")]
-    return {
-        "opening": opening,
-        "prompt": prompt,
-        "end_of_action": end,
-        "between": between,
-        "close": _without_final_token(close, special, between),
-        "lead": lead,
-        "strips_text": not padded[0][0].endswith("  "),
-        "strips_action": not padded[1][1].startswith("X  "),
-    }
-
-
-def _split(text: str, mark: str) -> tuple[str, str]:
-    if text.count(mark) != 1:
-        raise ValueError(
-            f"The chat template writes a message {text.count(mark)} times in {shorten(text)}, expected once."
-        )
-    before, after = text.split(mark)
-    return before, after
-
-
-def _without_final_token(close: str, special: Sequence[str], between: str) -> str:
-    """``close`` without a token for the end of the whole text, which some templates add to a finished dialogue."""
-    ends = [token for token in special if close.endswith(token) and close != token and token not in between]
-    return close.removesuffix(max(ends, key=len)) if ends else close
-
-
-# -- checking them -----------------------------------------------------------------------------------------------------
-
-_BATTERY = (
-    ("a dog", "is it red?", "no", "a cat?", "yes"),
-    ("", "ok", "", "fine", ""),
-    ("42 + 1 =", "43", "7\t8", "15", "0.5"),
-    ("\u00fcber \u65e5\u672c \U0001f600", "na\u00efve", "\u0645\u0631\u062d\u0628\u0627", "\u201cso\u201d", "e\u0301"),
-    ("\n\nlines\n\n", "one\n\ntwo", "  two spaces  ", "x  y", "\n"),
-    ('{"name": "look", "arguments": {}}', "```py\nprint(1)\n```", "<b>", "user: hi", "assistant"),
-)
-"""Messages in turn, the first the environment's."""
-
-_THOUGHT = "Xt1X"
-
-
-def _check(row_format: RowFormat, render: Callable[..., str]) -> None:
-    """Raise ValueError unless dialogues equal the template's, as far as ``history`` promises it."""
-    exact = row_format.history == "exact"
-    for messages in _BATTERY:
-        for length in (1, 3, 5) if exact else (1,):
-            texts = list(messages[:length])
-            expected, found = render(_chat(texts)), row_format.render(texts)
-            if found != expected:
-                raise ValueError(
-                    f"Rows cannot be written as the chat template writes the messages {shorten(str(texts))}: it writes "
-                    f"{shorten(expected)}, the derived strings give {shorten(found)}."
-                )
-    thinking = f"<think>\n{_THOUGHT}\n</think>\n\nanswer"
-    if exact and _THOUGHT not in render(_chat([_TEXTS[0], thinking, _TEXTS[1]])):
-        raise ValueError(
-            "The chat template drops the thoughts of earlier turns (<think> ... </think>), but a row keeps what the "
-            "agent wrote: history='kept' allows that; then only the first prompt equals the template's."
-        )
+def _place(first: str, second: str) -> str:
+    """A sequence of two roles in words."""
+    if first == "start":
+        return f"a {second} message at the beginning"
+    if second == "assistant":
+        return f"an utterance after a {first} message"
+    if second == "end":
+        return f"a {first} message at the end"
+    return f"a {second} message after {'an utterance' if first == 'assistant' else f'a {first} message'}"

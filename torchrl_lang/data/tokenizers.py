@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, json_digest, shorten
@@ -18,6 +18,8 @@ __all__ = [
     "fingerprint",
     "read_config",
 ]
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -136,10 +138,10 @@ class CharTokenizer:
         return cls(fields.list_of("symbols", str), control)
 
 
-def encodes_to(encode: Callable[[str], list[int]], text: str, ids: Sequence[int]) -> bool:
+def encodes_to(encode: Callable[[T], list[int]], content: T, ids: Sequence[int]) -> bool:
     """Whether a text encodes to these ids; False if it cannot be encoded, such as one with a control token's name."""
     try:
-        return encode(text) == list(ids)
+        return encode(content) == list(ids)
     except ValueError:
         return False
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensordict import TensorDictBase
 
-from torchrl_lang.data.chat_rows import read_chat_turns
+from torchrl_lang.data.chat_reading import read_chat_turns
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.evaluation.records import GameRecords
