@@ -45,7 +45,7 @@ TOOL_CHATML = (
     "\n<tool_response>\n{{ m.content }}\n</tool_response>"
     "{% if loop.nextitem is not defined or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif %}"
+    "{% for call in m.tool_calls or [] %}{% if m.content or not loop.first %}{{ '\n' }}{% endif %}"
     "<tool_call>\n{{ (call.function or call) | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -53,8 +53,8 @@ def test_a_data_set_of_dialogues(tmp_path, letters):
     ("line", "reason"),
     [
         ("{", "Expecting property name"),
-        ("[]", "the line must be a JSON object"),
-        ({}, "'turns' must be a list of at least one turn"),
+        ("[]", "a dialogue must be a JSON object"),
+        ({}, "a dialogue must have one of the entries .'turns', 'messages'"),
         ({"turns": []}, "'turns' must be a list of at least one turn"),
         ({"turns": [USER, "hi"]}, "turn 2 must be a JSON object"),
         ({"turns": [{"role": ["user"], "text": ""}]}, "turn 1: 'role' must be one of .*, got .*user"),

@@ -4,12 +4,14 @@ from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.conversion import from_row, to_row, to_rows
 from torchrl_lang.data.dataset_writer import DatasetWriter, write_dataset
 from torchrl_lang.data.datasets import RowDataset, load_dataset
+from torchrl_lang.data.dialogue_records import DialogueReader, parse_dialogue
 from torchrl_lang.data.encoded_episode import TokenReward
 from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.generate import generate_dataset
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
-from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, parse_dialogue, read_jsonl
+from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, dataset_from_records, read_jsonl
+from torchrl_lang.data.messages import from_messages, to_messages
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import rows_from_rollout
 from torchrl_lang.data.row_format import RowFormat
@@ -20,6 +22,10 @@ from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
 
 __all__ = [
+    "to_messages",
+    "from_messages",
+    "dataset_from_records",
+    "DialogueReader",
     "BadLine",
     "BestRows",
     "BucketSampler",

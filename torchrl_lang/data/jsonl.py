@@ -1,34 +1,33 @@
-"""Episodes and datasets from dialogues in JSON Lines files, with an error for every mistake."""
+"""Datasets from dialogues in JSON Lines files or any other records, with an error for every mistake."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
+from torchrl_lang.data.dialogue_records import DialogueReader, parse_dialogue, parse_object
 from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
-from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError, regular_file, shorten
-from torchrl_lang.storage.readers import unique_keys
+from torchrl_lang.storage import FileError, regular_file
 
-__all__ = ["BadLine", "dataset_from_jsonl", "parse_dialogue", "read_jsonl"]
+__all__ = ["BadLine", "dataset_from_jsonl", "dataset_from_records", "read_jsonl"]
 
 T = TypeVar("T")
 
 _BLOCK = 10_000
 _SHOWN = 5
 _REMEDY = "fix them, or leave them out with on_error='skip'"
-_BY_AGENT = {"user": False, "environment": False, "assistant": True, "agent": True}
+_READER = DialogueReader()
 
 
 class BadLine(NamedTuple):
@@ -57,10 +56,10 @@ def read_jsonl(
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    path, bad = Path(path), list[BadLine]()
-    episodes = dict(_good_lines(path, on_error, bad, partial(parse_dialogue, ignore=ignore)))
+    source, bad = _File(Path(path)), list[BadLine]()
+    episodes = dict(_good(source, lambda line: parse_dialogue(line, ignore=ignore), on_error, bad))
     if not episodes:
-        raise _no_dialogue(path)
+        raise source.error("holds no dialogue", source.no_dialogue)
     return list(episodes.values()), bad
 
 
@@ -70,6 +69,7 @@ def dataset_from_jsonl(
     tokenizer: Tokenizer,
     row_length: int,
     *,
+    reader: DialogueReader = _READER,
     on_error: Literal["raise", "skip"] = "raise",
     on_overflow: Literal["error", "truncate"] = "error",
     ignore: Sequence[str] = (),
@@ -81,80 +81,142 @@ def dataset_from_jsonl(
     their counts.
 
     Args:
-        path: the file; see :func:`~torchrl_lang.data.parse_dialogue` for the format of a line.
+        path: the file, UTF-8, with one JSON object per line.
         folder: the folder to create.
         tokenizer: must be able to encode every text.
         row_length: ``T``.
+        reader: reads a line's object: its form, and where rewards come from.
         on_error: see :func:`read_jsonl`; a dialogue that cannot be encoded is a bad line, too.
         on_overflow: "error" treats a dialogue that does not fit as a bad line, "truncate" keeps its beginning (see
             :func:`~torchrl_lang.data.to_rows`).
-        ignore: keys of the objects to ignore.
+        ignore: keys of the objects to ignore, beside those that ``reader`` ignores.
         overwrite: replace an existing dataset.
 
     Raises:
         FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
     """
-    one_of("on_overflow", on_overflow, ("error", "truncate"))
-    path, bad, truncated, block = Path(path), list[BadLine](), list[int](), list[EncodedEpisode]()
-
-    def encode(line: str) -> EncodedEpisode:
-        encoded = encode_episode(parse_dialogue(line, ignore=ignore), tokenizer)
-        if on_overflow == "error" and not fits(encoded, row_length):
-            raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")
-        return encoded
-
-    writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {path.name}", overwrite=overwrite)
-    with writer:
-        for number, encoded in _good_lines(path, on_error, bad, encode):
-            if not fits(encoded, row_length):
-                truncated.append(number)
-            block.append(cut_episode(encoded, row_length))
-            if len(block) == _BLOCK:
-                writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
-                block.clear()
-        if not writer.rows and not block:
-            raise _no_dialogue(path)
-        writer.extend(stack_episodes(block, tokenizer.control.pad, row_length))
-        writer.notes = {"skipped": [line._asdict() for line in bad], "truncated_lines": truncated}
-    if truncated:
-        warnings.warn(
-            f"{len(truncated)} dialogues of {path} are longer than row_length={row_length} tokens and were truncated; "
-            f"the first is on line {truncated[0]}.",
-            stacklevel=2,
-        )
+    read = replace(reader, ignore=(*reader.ignore, *ignore))
+    writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {Path(path).name}", overwrite=overwrite)
+    _write(writer, _File(Path(path)), lambda line: read(parse_object(line), tokenizer), on_error, on_overflow)
     return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
-def _good_lines(path: Path, on_error: str, bad: list[BadLine], convert: Callable[[str], T]) -> Iterator[tuple[int, T]]:
-    """Number and value of each line that ``convert`` accepts; collects the others, and raises or warns at the end."""
+def dataset_from_records(
+    records: Iterable[Mapping[str, Any]],
+    folder: str | os.PathLike[str],
+    tokenizer: Tokenizer,
+    row_length: int,
+    *,
+    reader: DialogueReader = _READER,
+    on_error: Literal["raise", "skip"] = "raise",
+    on_overflow: Literal["error", "truncate"] = "error",
+    overwrite: bool = False,
+    source: str = "records",
+) -> RowDataset:
+    """Make a dataset from records of dialogues, such as a Hugging Face data set, streamed or in memory.
+
+    The manifest's ``notes`` list the skipped records with reasons and the numbers of truncated ones, counted from 1.
+
+    Args:
+        records: mappings, read once.
+        folder: the folder to create.
+        tokenizer: must be able to encode every text.
+        row_length: ``T``.
+        reader: reads a record: its form, and where rewards come from.
+        on_error: as in :func:`dataset_from_jsonl`.
+        on_overflow: as in :func:`dataset_from_jsonl`.
+        overwrite: replace an existing dataset.
+        source: where the records come from, recorded in the manifest.
+
+    Raises:
+        ValueError: there is no good record, or there are bad records and ``on_error`` is "raise".
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.data import CharTokenizer, DialogueReader, dataset_from_records
+        >>> records = [{"prompt": "ab", "completion": "c", "label": True}]  # a data set of TRL's
+        >>> tokenizer, reader = CharTokenizer.from_alphabet("abc"), DialogueReader(reward="label")
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     dataset = dataset_from_records(records, home + "/data", tokenizer, 12, reader=reader)
+        ...     print(dataset.episode(0))
+        Episode(turns=(Turn(text='ab', ...), Turn(text='c', reward=1.0, ...)), terminated=True, ...)
+    """
+    writer = DatasetWriter(folder, tokenizer, row_length, source=source, overwrite=overwrite)
+    _write(writer, _Records(records), lambda record: reader(record, tokenizer), on_error, on_overflow)
+    return load_dataset(folder, tokenizer=tokenizer, verify=False)
+
+
+# -- where dialogues come from -----------------------------------------------------------------------------------------
+
+
+class _File:
+    """The lines of a file, as bytes."""
+
+    item, no_dialogue = "line", "give a file with one JSON object per line"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        remedy = "give the path of a text file with one JSON object per line"
+        with regular_file(self.path, remedy=remedy).open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                if line.strip():
+                    yield number, line
+
+    def error(self, what: str, remedy: str) -> FileError:
+        return FileError(self.path, what, remedy)
+
+
+class _Records:
+    """Mappings from Python."""
+
+    item, no_dialogue = "record", "give at least one record"
+
+    def __init__(self, records: Iterable[Any]) -> None:
+        self.records = records
+
+    def __str__(self) -> str:
+        return "the records"
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return iter(enumerate(self.records, start=1))
+
+    def error(self, what: str, remedy: str) -> ValueError:
+        return ValueError(f"The iterable {what}: {remedy}.")
+
+
+def _good(
+    source: _File | _Records, convert: Callable[[Any], T], on_error: str, bad: list[BadLine]
+) -> Iterator[tuple[int, T]]:
+    """Number and value of each item that ``convert`` accepts; collects the others, and raises or warns at the end."""
     one_of("on_error", on_error, ("raise", "skip"))
-    with regular_file(path, remedy="give the path of a text file with one JSON object per line").open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if number == 1:
-                raw = raw.removeprefix(codecs.BOM_UTF8)
-            if not raw.strip():
-                continue
-            try:
-                value = convert(raw.decode("utf-8"))
-            except (ValueError, RecursionError) as error:
-                bad.append(BadLine(number, _reason(error)))
-                if on_error == "raise" and len(bad) == _SHOWN:
-                    break
-            else:
-                yield number, value
+    for number, item in source:
+        try:
+            value = convert(item.decode("utf-8") if isinstance(item, bytes) else item)
+        except (ValueError, RecursionError) as error:
+            bad.append(BadLine(number, _reason(error)))
+            if on_error == "raise" and len(bad) == _SHOWN:
+                break
+        else:
+            yield number, value
     if not bad:
         return
-    shown = "; ".join(f"line {line}: {reason}" for line, reason in bad[:_SHOWN])
-    count = "1 bad line" if len(bad) == 1 else f"{len(bad)} bad lines"
+    shown = "; ".join(f"{source.item} {line}: {reason}" for line, reason in bad[:_SHOWN])
+    count = f"{len(bad)} bad {source.item}{'s' * (len(bad) > 1)}"
     if on_error == "raise":
         least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
-        raise FileError(path, f"holds {least}{count} ({shown})", _REMEDY)
+        raise source.error(f"holds {least}{count} ({shown})", _REMEDY)
     more = "; ..." if len(bad) > _SHOWN else ""
-    warnings.warn(f"{count} of {path} skipped ({shown}{more}).", stacklevel=3)
+    warnings.warn(f"{count} of {source} skipped ({shown}{more}).", stacklevel=4)
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """Why a line is bad."""
+    """Why an item is bad."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 (byte {error.start + 1} is {error.object[error.start]:#04x})"
     if isinstance(error, json.JSONDecodeError):
@@ -162,86 +224,43 @@ def _reason(error: ValueError | RecursionError) -> str:
     return "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _no_dialogue(path: Path) -> FileError:
-    return FileError(path, "holds no dialogue", "give a file with one JSON object per line")
+def _write(
+    writer: DatasetWriter,
+    source: _File | _Records,
+    read: Callable[[Any], list[Episode]],
+    on_error: str,
+    on_overflow: str,
+) -> None:
+    """Write the episodes of all items."""
+    one_of("on_overflow", on_overflow, ("error", "truncate"))
+    bad, truncated, block = list[BadLine](), list[int](), list[EncodedEpisode]()
+    row_length, pad = writer.row_length, writer.tokenizer.control.pad
 
+    def encode(item: Any) -> list[EncodedEpisode]:
+        every = [encode_episode(episode, writer.tokenizer) for episode in read(item)]
+        for encoded in every:
+            if on_overflow == "error" and not fits(encoded, row_length):
+                raise ValueError(f"the dialogue has {len(encoded.tokens)} tokens, row_length is {row_length}")
+        return every
 
-# -- one line ----------------------------------------------------------------------------------------------------------
-
-
-def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
-    """Read one line of JSON as an episode.
-
-    The line is an object with ``turns``, a list of objects with ``role`` ("user" or "environment", "assistant" or
-    "agent"), ``text`` and, for the agent, ``reward`` (default 0). The line's own ``reward`` is added to the agent's
-    last turn. ``truncated`` means that a limit ended the dialogue (default false), ``terminated`` that the task ended
-    (default: true unless truncated).
-
-    Args:
-        line: one JSON object.
-        ignore: keys of the object to ignore; any other unknown key is an error.
-
-    Raises:
-        ValueError: the line is malformed; the message gives the reason.
-
-    Examples:
-        >>> from torchrl_lang.data import parse_dialogue
-        >>> line = '{"turns": [{"role": "user", "text": "hi"}, {"role": "assistant", "text": "yo"}], "reward": 2}'
-        >>> parse_dialogue(line)
-        Episode(turns=(Turn(text='hi', ...), Turn(text='yo', reward=2.0, ...)), terminated=True, ...)
-    """
-    content = json.loads(line, object_pairs_hook=unique_keys)
-    _check_keys(content, ("turns", "reward", "terminated", "truncated", *ignore), "the line")
-    turns = content.get("turns")
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"'turns' must be a list of at least one turn, got {_show(turns)}")
-    parsed = [_turn(turn, f"turn {index}") for index, turn in enumerate(turns, start=1)]
-    total = _number(content.get("reward", 0), "'reward'")
-    if total:
-        last = max((index for index, turn in enumerate(parsed) if turn.by_agent), default=None)
-        if last is None:
-            raise ValueError("'reward' is added to the agent's last turn, but there is no turn of the agent")
-        parsed[last] = Turn(parsed[last].text, reward=(parsed[last].reward or 0.0) + total)
-    truncated = _flag(content, "truncated", default=False)
-    return Episode(parsed, _flag(content, "terminated", default=not truncated), truncated)
-
-
-def _turn(turn: Any, where: str) -> Turn:
-    _check_keys(turn, ("role", "text", "reward"), where)
-    role, text = turn.get("role"), turn.get("text")
-    if not isinstance(role, str) or role not in _BY_AGENT:
-        raise ValueError(f"{where}: 'role' must be one of {list(_BY_AGENT)}, got {_show(role)}")
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: 'text' must be a string, got {_show(text)}")
-    if _BY_AGENT[role]:
-        return Turn(text, reward=_number(turn.get("reward", 0), f"{where}: 'reward'"))
-    if "reward" in turn:
-        raise ValueError(f"{where}: only turns of the agent may have a reward, this one has the role {role!r}")
-    return Turn(text)
-
-
-def _flag(content: dict[str, Any], key: str, *, default: bool) -> bool:
-    flag = content.get(key, default)
-    if not isinstance(flag, bool):
-        raise ValueError(f"'{key}' must be true or false, got {_show(flag)}")
-    return flag
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise ValueError(f"{what} must be a finite number, got {_show(value)}")
-    return float(value)
-
-
-def _check_keys(content: Any, known: Sequence[str], where: str) -> None:
-    if not isinstance(content, dict):
-        raise ValueError(f"{where} must be a JSON object, got {_show(content)}")
-    unknown = sorted(set(content) - set(known))
-    if unknown:
-        raise ValueError(f"{where}: unknown keys {shorten(unknown)}, the known ones are {list(known)}")
-
-
-def _show(value: Any) -> str:
-    """A value as JSON, shortened; only the beginning of a long text is converted."""
-    text = json.dumps(value[:60] if isinstance(value, str) else value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    with writer:
+        for number, every in _good(source, encode, on_error, bad):
+            if not all(fits(encoded, row_length) for encoded in every):
+                truncated.append(number)
+            block += [cut_episode(encoded, row_length) for encoded in every]
+            if len(block) >= _BLOCK:
+                writer.extend(stack_episodes(block, pad, row_length))
+                block.clear()
+        if not writer.rows and not block:
+            raise source.error("holds no dialogue", source.no_dialogue)
+        writer.extend(stack_episodes(block, pad, row_length))
+        writer.notes = {
+            "skipped": [line._asdict() for line in bad],
+            f"truncated_{source.item}s": truncated,
+        }
+    if truncated:
+        warnings.warn(
+            f"{len(truncated)} dialogues of {source} are longer than row_length={row_length} tokens and were "
+            f"truncated; the first is {'on ' * (source.item == 'line')}{source.item} {truncated[0]}.",
+            stacklevel=3,
+        )
