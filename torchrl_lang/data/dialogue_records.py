@@ -28,7 +28,7 @@ _FLAGS = ("terminated", "truncated")
 class DialogueReader:
     """Reads records of dialogues as episodes.
 
-    A record is a mapping, such as a line of a JSONL file or a row of a Hugging Face data set, with one of
+    A record is a mapping, such as a line of a JSONL file or a row of a Hugging Face dataset, with one of
 
     - ``turns``: objects with ``role`` ("user" or "environment", "assistant" or "agent"), ``text`` and, for the agent,
       ``reward`` (default 0);

@@ -113,7 +113,7 @@ def dataset_from_records(
     overwrite: bool = False,
     source: str = "records",
 ) -> RowDataset:
-    """Make a dataset from records of dialogues, such as a Hugging Face data set, streamed or in memory.
+    """Make a dataset from records of dialogues, such as a Hugging Face dataset, streamed or in memory.
 
     The manifest's ``notes`` list the skipped records with reasons and the numbers of truncated ones, counted from 1.
 
@@ -134,7 +134,7 @@ def dataset_from_records(
     Examples:
         >>> import tempfile
         >>> from torchrl_lang.data import CharTokenizer, DialogueReader, dataset_from_records
-        >>> records = [{"prompt": "ab", "completion": "c", "label": True}]  # a data set of TRL's
+        >>> records = [{"prompt": "ab", "completion": "c", "label": True}]  # a dataset of TRL's
         >>> tokenizer, reader = CharTokenizer.from_alphabet("abc"), DialogueReader(reward="label")
         >>> with tempfile.TemporaryDirectory() as home:
         ...     dataset = dataset_from_records(records, home + "/data", tokenizer, 12, reader=reader)

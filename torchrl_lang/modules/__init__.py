@@ -16,6 +16,7 @@ from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
@@ -51,6 +52,7 @@ __all__ = [
     "SavedModel",
     "TiedQValueHead",
     "Trunk",
+    "StopStrings",
     "UtteranceActor",
     "UtteranceDistribution",
     "ValueGuidance",

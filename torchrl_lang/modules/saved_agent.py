@@ -15,6 +15,7 @@ from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import language_actor
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.value_head import ValueHead
@@ -103,12 +104,14 @@ def save_agent(
         raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
+    stop = None if decoder.stop is None else list(decoder.stop.texts)
     heads = {"state_value": decoder.value}
     if guidance is not None:
         heads |= {"qvalue": guidance.qvalue, "value": guidance.value}
     agent = {
         "action_length": decoder.action_length,
         "decoding": decoding,
+        "stop": stop,
         "guidance": None if guidance is None else {name: getattr(guidance, name) for name in _GUIDANCE},
         "task": dict(task or {}),
     }
@@ -146,6 +149,7 @@ def load_agent(
     if agent.content.get("guidance") is not None:
         options = _options(agent.object("guidance"), _GUIDANCE)
         guidance = ValueGuidance(heads["qvalue"], heads.get("value"), **options)
+    stop = agent.take("stop", list) if agent.content.get("stop") else None
     policy = UtteranceActor(
         language_actor(lm),
         tokenizer.control,
@@ -153,6 +157,7 @@ def load_agent(
         guidance=guidance,
         value=heads.get("state_value"),
         seed=seed,
+        stop=None if stop is None else StopStrings(stop, tokenizer),
         **_options(agent.object("decoding"), _DECODING),
     )
     return SavedAgent(policy, tokenizer, agent.take("task", dict))

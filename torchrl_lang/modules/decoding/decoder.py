@@ -17,6 +17,7 @@ from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache, Transcripts
 from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_utterances
 from torchrl_lang.modules.decoding.search import beam_search
+from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.sharding import gathered
 from torchrl_lang.modules.trunk import trunk_of
@@ -49,6 +50,7 @@ class Decoder(nn.Module):
         stream: RandomStream,
         diagnostics: bool,
         cached: bool,
+        stop: StopStrings | None = None,
     ) -> None:
         super().__init__()
         for name, count in (("action_length", action_length), ("beams", beams), ("candidates", candidates)):
@@ -71,6 +73,7 @@ class Decoder(nn.Module):
         self.stream = stream
         self.diagnostics = diagnostics
         self.cached = cached
+        self.stop = stop
         if cached:
             warn_uncached([split_actor(actor).trunk, self.value_trunk])
 
@@ -149,6 +152,7 @@ class Decoder(nn.Module):
             advantage=ranked and self.advantage_weight != 0,
             end_value=ranked and self.end_value_weight != 0,
             value=self.value,
+            stop=self.stop,
         )
         if not ranked:
             return drawn

@@ -58,6 +58,8 @@ class UtteranceDistribution(Distribution):
         prompt = self.decoder.prompt(tokens, length)
         is_end = flat == self.decoder.control.end_of_action
         active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
+        if self.decoder.stop is not None:  # utterances that stop have padding instead
+            active &= (flat == self.decoder.control.pad).cumsum(-1) == 0
         place = length[:, None] + torch.arange(flat.shape[-1], device=flat.device)
         tokens = torch.cat([prompt.tokens, torch.zeros_like(flat)], -1).scatter(-1, place, flat)
         position = torch.arange(tokens.shape[-1], device=flat.device)

@@ -13,6 +13,7 @@ from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.decoding.model_runner import ModelRunner, apply_head
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import compaction
+from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Prompt", "Utterances", "pick", "sample_utterances", "gather_token"]
@@ -104,6 +105,7 @@ def sample_utterances(
     advantage: bool = False,
     end_value: bool = False,
     value: nn.Module | None = None,
+    stop: StopStrings | None = None,
 ) -> Utterances:
     """Generate one utterance for each prompt, of at most ``action_length`` tokens including its end.
 
@@ -121,6 +123,7 @@ def sample_utterances(
         advantage: also compute ``advantage``.
         end_value: also compute ``end_value``; utterances of full length cost one more step for it.
         value: also compute ``state_value``, with this head; see :class:`ValueGuidance` for the accepted heads.
+        stop: utterances also finish after one of these texts, without an end of the action.
     """
     position, longest = prompt.length, prompt.tokens.shape[-1]
     out = Utterances.empty(position.shape[0] * candidates, action_length, control, position.device)
@@ -135,7 +138,7 @@ def sample_utterances(
         states, position = {key: value[copies] for key, value in states.items()}, position[copies]
     row = torch.arange(out.action.shape[0], device=position.device)
     finished = torch.zeros_like(row, dtype=torch.bool)
-    records = _Records()
+    records, written = _Records(), prompt.tokens.new_empty((row.shape[0], 0))
     for slot in range(action_length - 1):
         log_prob = rule(states)
         token = pick(log_prob, None if uniform is None else uniform[:, slot])
@@ -153,6 +156,9 @@ def sample_utterances(
             ending = (token == control.end_of_action) & ~finished
             _write_where(out.end_value, row, ending, rule.guidance.end_value(states, control.end_of_action))
         finished = finished | (token == control.end_of_action)
+        if stop is not None:
+            written = torch.cat([written, token[:, None]], -1)
+            finished = finished | stop(written)
         if slot == action_length - 2:
             # The last slot is always the end of the action, so only its value may be computed.
             certain = {"action": torch.full_like(token, control.end_of_action)}
@@ -169,7 +175,9 @@ def sample_utterances(
         if active <= 0.75 * finished.shape[0]:
             moves = compaction(~finished)
             runner.compact(moves)
-            row, token, position, finished = (x[moves.order] for x in (row, token, position, finished))
+            row, token, position, finished, written = (
+                x[moves.order] for x in (row, token, position, finished, written)
+            )
             uniform = None if uniform is None else uniform[moves.order]
         states = runner.decode(token, position, longest + slot + 1)
         position = position + 1

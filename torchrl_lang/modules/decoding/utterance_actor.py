@@ -19,6 +19,7 @@ from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
+from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import (
     ACTION,
@@ -42,8 +43,8 @@ class UtteranceActor(TensorDictModuleBase):
     Reads ``tokens`` and ``attention_mask`` ``[*B, T]`` and writes ``action`` int64 ``[*B, K]``, ``action_log_prob``
     float ``[*B]`` and ``token_log_prob`` float ``[*B, K]``, the log-probability under the distribution that was sampled
     from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
-    end-of-action token with probability one. Rows that are done, if the tensordict has ``done``, get an empty
-    utterance.
+    end-of-action token with probability one, unless ``stop`` ended the utterance. Rows that are done, if the tensordict
+    has ``done``, get an empty utterance.
 
     With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
     processes must call the actor equally often, with any number of rows and tokens.
@@ -83,6 +84,8 @@ class UtteranceActor(TensorDictModuleBase):
         generator: the generator itself, instead of ``seed``; copies continue with the same numbers.
         diagnostics: also write ``behavior_log_prob`` (under the language model alone, at temperature 1) and
             ``token_entropy``, both ``[*B, K]``.
+        stop: texts after which an utterance stops without an end-of-action token; the environment writes it. For
+            ``"sample"`` and ``"greedy"``.
         cached: False reads the whole row for each token, with the same utterances, but slower. Models that cannot read
             rows incrementally do the same, with a warning that gives the reason.
         reuse_prefix: keep keys and values from call to call, so that a turn costs only its new tokens; see below.
@@ -149,6 +152,7 @@ class UtteranceActor(TensorDictModuleBase):
         seed: int | None = None,
         generator: torch.Generator | None = None,
         diagnostics: bool = False,
+        stop: StopStrings | None = None,
         cached: bool = True,
         reuse_prefix: bool = True,
     ) -> None:
@@ -156,6 +160,8 @@ class UtteranceActor(TensorDictModuleBase):
         one_of("method", method, ("sample", "greedy", "beam", "best_of"))
         if value is not None and method in ("beam", "best_of"):
             raise ValueError(f"value= is written for method='sample' and 'greedy' only, got method={method!r}.")
+        if stop is not None and method in ("beam", "best_of"):
+            raise ValueError(f"stop= is for method='sample' and 'greedy' only, got method={method!r}.")
         check_control(control)
         rule = NextTokenDistribution(
             control.forbidden_in_action() if forbidden is None else forbidden,
@@ -182,6 +188,7 @@ class UtteranceActor(TensorDictModuleBase):
             stream=RandomStream(seed, generator=generator),
             diagnostics=diagnostics,
             cached=cached,
+            stop=stop,
         )
         self.in_keys = [TOKENS, ATTENTION_MASK]
         self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]
