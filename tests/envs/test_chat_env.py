@@ -9,7 +9,7 @@ import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
 from torchrl_lang.data import ChatTokenizer, Episode, RowFormat, Turn, from_row, rows_from_rollout, to_row
-from torchrl_lang.envs import TextGameEnv, TokenEnv, check_language_env
+from torchrl_lang.envs import TextGameEnv, TokenEnv, ToolText, check_language_env, without_thoughts
 from torchrl_lang.evaluation import GameRecords, format_transcript
 from torchrl_lang.schema import ROW_KEYS
 
@@ -169,3 +169,51 @@ def test_transcripts_need_no_flags(name, last):
     expected = "< hi\n> yo  (+1)" + "\n< bye" * bool(last)
     for given in (row, row.select(*ROW_KEYS)):
         assert format_transcript(given, tokenizer) == expected
+
+
+class Calculator:
+    """Answers an expression as a tool, and ends with any other answer."""
+
+    def reset(self, seed):
+        return "2 + 3?"
+
+    def step(self, text):
+        return (ToolText("5"), 0.0, False) if text == "2+3" else (f"heard {text}", 1.0, True)
+
+
+@pytest.mark.parametrize("name", ["chatml", "gemma"])
+def test_a_reply_of_a_tool_is_its_message_where_the_template_has_one(name):
+    source = tokenizer_of(EXACT[name])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+
+    def calculator(n=1, **options):
+        options = {"row_length": 200, "action_length": 20, "seed": 0, **options}
+        return TextGameEnv(Calculator, tokenizer, batch_size=[n], **options)
+
+    env = calculator()
+    td = say_after(env, env.reset(), "2+3")
+    episode = from_row(td[0].exclude("terminated").set("terminated", torch.tensor([False])), tokenizer)
+    role = "tool" if name == "chatml" else "user"
+    assert episode.turns == (Turn("2 + 3?"), Turn("2+3", 0.0), Turn("5", role=role))
+    check_language_env(calculator(2), calculator, utterances=["2+3", "5"])
+
+
+def test_a_game_gets_an_utterance_without_its_thoughts():
+    """But the row keeps them."""
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    env = TextGameEnv(Calculator, tokenizer, row_length=200, action_length=30, batch_size=[1], read=without_thoughts)
+    td = say_after(env, env.reset(), "<think>add</think>\n\n2+3")
+    td = say_after(env, td, "<think>so 5</think> 5")
+    assert [turn.text for turn in from_row(td[0], tokenizer).turns] == [
+        "2 + 3?", "<think>add</think>\n\n2+3", "5", "<think>so 5</think> 5", "heard 5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("a", "a"), ("<think>a</think>b", "b"), ("a</think> b ", "b"), ("a<think>b", "a"), ("<think>a", ""),
+     ("<think>a</think>b<think>c</think>d", "d"), ("<think>a</think>b<think>c", "b")],
+)  # fmt: skip
+def test_thoughts(text, answer):
+    assert without_thoughts(text) == answer

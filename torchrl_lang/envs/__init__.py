@@ -2,6 +2,7 @@
 
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
 from torchrl_lang.envs.compiled_rollout import CompiledRollout
+from torchrl_lang.envs.game_turn import ToolText, without_thoughts
 from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.prompt_env import PromptEnv
@@ -20,6 +21,8 @@ __all__ = [
     "TextGame",
     "TextGameEnv",
     "TokenEnv",
+    "ToolText",
     "WordleEnv",
     "check_language_env",
+    "without_thoughts",
 ]

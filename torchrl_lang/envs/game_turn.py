@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torchrl_lang.data.episodes import LARGEST_REWARD
 from torchrl_lang.storage import shorten
 
-__all__ = ["GamePlace", "GameTurn", "TextGame", "read_opening", "read_turn"]
+__all__ = ["GamePlace", "GameTurn", "TextGame", "ToolText", "read_opening", "read_turn", "without_thoughts"]
 
 
 @runtime_checkable
@@ -26,6 +26,31 @@ class TextGame(Protocol):
             the reply, the reward, ``terminated``, ``truncated`` (a limit of the game ended it) and an info. Infos are
             ignored.
         """
+
+
+class ToolText(str):
+    """A game's reply that is a message of a tool in the rows of a chat, if the chat template has such messages.
+
+    Examples:
+        >>> from torchrl_lang.envs import ToolText
+        >>> ToolText("42") == "42"
+        True
+    """
+
+
+def without_thoughts(text: str, *, begin: str = "<think>", end: str = "</think>") -> str:
+    """An utterance without the thoughts of a reasoning model: what follows the last ``end``.
+
+    A thought without an end is no answer, so nothing of it is left. For ``TextGameEnv(read=without_thoughts)``.
+
+    Examples:
+        >>> from torchrl_lang.envs import without_thoughts
+        >>> without_thoughts("<think>north?</think> go north"), without_thoughts("go <think>nor")
+        ('go north', 'go')
+    """
+    if end in text:
+        text = text.rpartition(end)[2]
+    return text.partition(begin)[0].strip()
 
 
 class GamePlace(NamedTuple):

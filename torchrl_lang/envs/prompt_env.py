@@ -30,7 +30,7 @@ class PromptEnv(TextGameEnv):
     Args:
         prompts: the prompts; an empty one gives the agent the first turn.
         reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each.
-        tokenizer, row_length, action_length, batch_size, on_bad_text, seed, device: as in
+        tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
             :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.data.ChatTokenizer` prompts are
             messages of the user.
 
@@ -62,6 +62,7 @@ class PromptEnv(TextGameEnv):
         row_length: int,
         action_length: int,
         batch_size: int | Sequence[int] = (1,),
+        read: Callable[[str], str] | None = None,
         on_bad_text: OnBadText = "truncate",
         seed: int | None = None,
         device: torch.device | str | int | None = None,
@@ -78,6 +79,7 @@ class PromptEnv(TextGameEnv):
             row_length=row_length,
             action_length=action_length,
             batch_size=batch_size,
+            read=read,
             on_bad_text=on_bad_text,
             seed=seed,
             device=device,
@@ -98,7 +100,7 @@ class PromptEnv(TextGameEnv):
         if not utterances:
             return
         prompts = [self.prompts[places[row].seed] for row in utterances]
-        completions = [self._decode(ids) for ids in utterances.values()]
+        completions = [self._read(ids) for ids in utterances.values()]
         rewards = self.reward(prompts, completions)
         if not hasattr(rewards, "__len__") or len(rewards) != len(prompts):
             raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, read_opening, read_turn
+from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.functional import random_index
@@ -54,6 +54,8 @@ class TextGameEnv(LanguageEnv):
 
     Args:
         make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
+        read: maps the text of an utterance to what the game gets, such as
+            :func:`~torchrl_lang.envs.without_thoughts`; by default the text itself. Rows keep the whole utterance.
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
@@ -86,6 +88,7 @@ class TextGameEnv(LanguageEnv):
         row_length: int,
         action_length: int,
         max_turns: int | None = None,
+        read: Callable[[str], str] | None = None,
         on_bad_text: OnBadText = "truncate",
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
@@ -93,6 +96,7 @@ class TextGameEnv(LanguageEnv):
     ) -> None:
         one_of("on_bad_text", on_bad_text, ("truncate", "raise"))
         self.on_bad_text: OnBadText = on_bad_text
+        self.read = read
         self._warned: set[str] = set()
         super().__init__(
             tokenizer,
@@ -193,7 +197,7 @@ class TextGameEnv(LanguageEnv):
     ) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
         for row, ids in utterances.items():
-            text = self._decode(ids)
+            text = self._read(ids)
             try:
                 returned = self._games[row].step(text)
             except Exception as error:
@@ -252,7 +256,9 @@ class TextGameEnv(LanguageEnv):
         """Ids of a reply, and whether it was dropped. Replies longer than the row are cut when the row is written."""
         encode, marks_turns = self._encode, self.tokenizer.control.marks_turns
         if isinstance(self.tokenizer, ChatTokenizer):
-            encode = partial(self.tokenizer.encode_reply, answer=not turn.terminated)
+            is_tool = isinstance(turn.text, ToolText) and "assistant>tool" in self.tokenizer.row_format.joins
+            role = "tool" if is_tool else "user"
+            encode = partial(self.tokenizer.encode_reply, role=role, answer=not turn.terminated)
         ids = self._encode_or_lose(encode, turn.text, place)
         room -= turn.terminated and marks_turns  # the end of the dialogue
         if self.on_bad_text == "raise" and ids and len(ids) > room:
@@ -288,6 +294,11 @@ class TextGameEnv(LanguageEnv):
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
+
+    def _read(self, ids: list[int]) -> str:
+        """What the game gets of an utterance."""
+        text = self._decode(ids)
+        return text if self.read is None else self.read(text)
 
     def _decode(self, ids: list[int]) -> str:
         try:
