@@ -54,3 +54,15 @@ def test_tied_embeddings_stay_tied_when_they_grow():
 def test_a_missing_model_is_named():
     with pytest.raises(OSError, match="no-such-folder"):
         load_causal_lm("./no-such-folder", local_files_only=True)
+
+
+def test_quantized_weights_need_their_package_and_a_gpu(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="quantize='2bit' is unknown"):
+        load_causal_lm(tmp_path, quantize="2bit")
+    monkeypatch.setattr("torchrl_lang.modules.language_model.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'torchrl-lang\[bitsandbytes\]'"):
+        load_causal_lm(tmp_path, quantize="4bit")
+    monkeypatch.setattr("torchrl_lang.modules.language_model.find_spec", lambda name: name)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="quantize='8bit' needs CUDA"):
+            load_causal_lm(tmp_path, quantize="8bit")

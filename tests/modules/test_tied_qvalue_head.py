@@ -19,6 +19,7 @@ from torchrl_lang.modules import (
     ValueGuidance,
     ValueHead,
     causal_lm,
+    default_qvalue_head,
     fit_vocabulary,
     language_actor,
     load_language_model,
@@ -244,3 +245,12 @@ def test_bf16_autocast():
 def test_something_without_a_matrix_is_refused():
     with pytest.raises(TypeError, match=r"needs a module with a weight \[V, D\].*got LayerNorm"):
         TiedQValueHead(H, nn.LayerNorm(D))
+
+
+def test_the_default_head_is_tied_where_the_vocabulary_is_large():
+    """More than 16,384 ids; the option decides otherwise."""
+    lm = {n: causal_lm(vocab_size=n, layers=1, width=4, heads=2, max_length=8) for n in (16_384, 16_385)}
+    assert isinstance(default_qvalue_head(lm[16_384]), QValueHead)
+    assert default_qvalue_head(lm[16_385], n_heads=1).embedding is lm[16_385].get_output_embeddings()
+    assert isinstance(default_qvalue_head(lm[16_385], tied=False), QValueHead)
+    assert default_qvalue_head(lm[16_384], tied=True).vocab_size == 16_384

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
+from torchrl_lang.functional.checks import one_of
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
 from torchrl_lang.storage import FileError
@@ -89,7 +91,12 @@ def causal_lm(
 
 
 def load_causal_lm(
-    name_or_path: str | Path, tokenizer: Any = None, *, trust_remote_code: bool = False, **kwargs: Any
+    name_or_path: str | Path,
+    tokenizer: Any = None,
+    *,
+    trust_remote_code: bool = False,
+    quantize: Literal["4bit", "8bit"] | None = None,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
 
@@ -100,9 +107,12 @@ def load_causal_lm(
         name_or_path: a name on the Hugging Face hub, or a folder written by ``save_pretrained``.
         tokenizer: any object with a ``vocab_size``, to which the embeddings are extended, see :func:`fit_vocabulary`.
         trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
+        quantize: store the weights of linear layers in 4 bits (NF4, double quantization; QLoRA, arXiv 2305.14314) or 8
+            bits, to train adapters over them. Needs the extra ``bitsandbytes`` and CUDA.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``, such as ``dtype`` and ``revision``.
 
     Raises:
+        ImportError, ValueError: ``quantize`` is given, but bitsandbytes or CUDA is missing.
         OSError: there is no model of this name.
         FileError: the model is damaged, its configuration does not match its weights, some weights are not finite, or
             it needs its own code.
@@ -122,6 +132,8 @@ def load_causal_lm(
     """
     if not kwargs.pop("use_safetensors", True):
         raise ValueError("Weights load from safetensors files only: convert the model first, without use_safetensors.")
+    if quantize is not None:
+        kwargs = {"device_map": {"": 0}, **kwargs, "quantization_config": _quantization(quantize)}
     if trust_remote_code and not Path(name_or_path).is_dir():
         folder: str | Path = name_or_path  # its code is downloaded with it
     else:
@@ -145,6 +157,22 @@ def load_causal_lm(
     _check_loaded(folder, lm, info)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
+
+
+def _quantization(kind: str) -> BitsAndBytesConfig:
+    one_of("quantize", kind, ("4bit", "8bit"))
+    if find_spec("bitsandbytes") is None:
+        raise ImportError("quantize= needs bitsandbytes: pip install 'torchrl-lang[bitsandbytes]'.")
+    if not torch.cuda.is_available():
+        raise ValueError(f"quantize={kind!r} needs CUDA, which torch does not find here: load the model without it.")
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
 
 
 def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
