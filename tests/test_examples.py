@@ -12,6 +12,15 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SHORTER = {
+    "chat_model.py": {
+        "tokenizer, 64, seed=0": "tokenizer, 8, seed=0",
+        "), 12)": "), 2)",
+        "steps=100": "steps=2",
+        "32, seed=1": "4, seed=1",
+        "games=64": "games=4",
+        "policy, 15)": "policy, 1)",
+        "row_buffer(rows, 16": "row_buffer(rows, 4",
+    },
     "collector_loop.py": {"64 * 12": "8 * 12", "64 * 36": "8 * 36", "batch_size=[64]": "batch_size=[8]"},
     "grpo_wordle.py": {"steps=150": "steps=3", "range(19)": "range(3)", "% 6": "% 1"},
     "ilql_corridor.py": {"batch_size=[256]": "batch_size=[16]", "steps=500": "steps=3", "games=256": "games=16"},
