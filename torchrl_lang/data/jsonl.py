@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
-from torchrl_lang.data.dialogue_records import DialogueReader, parse_dialogue, parse_object
+from torchrl_lang.data.dialogue_records import DialogueReader, parse_object
 from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizers import Tokenizer
@@ -39,16 +39,23 @@ class BadLine(NamedTuple):
 
 
 def read_jsonl(
-    path: str | os.PathLike[str], *, on_error: Literal["raise", "skip"] = "raise", ignore: Sequence[str] = ()
+    path: str | os.PathLike[str],
+    tokenizer: Tokenizer | None = None,
+    *,
+    reader: DialogueReader = _READER,
+    on_error: Literal["raise", "skip"] = "raise",
+    ignore: Sequence[str] = (),
 ) -> tuple[list[Episode], list[BadLine]]:
-    """Read a file of dialogues; see :func:`~torchrl_lang.data.parse_dialogue` for the format of a line.
+    """Read a file of dialogues.
 
     Empty lines are ignored.
 
     Args:
-        path: the file, UTF-8, with or without a byte order mark.
+        path: the file, UTF-8, with or without a byte order mark, with one JSON object per line.
+        tokenizer: that of the rows; needed for calls of tools.
+        reader: reads a line's object: its form, and where rewards come from.
         on_error: "raise" lists the first bad lines in an error; "skip" skips them, warns and returns them.
-        ignore: keys of the objects to ignore.
+        ignore: keys of the objects to ignore, beside those that ``reader`` ignores.
 
     Returns:
         The episodes and the skipped lines.
@@ -57,10 +64,12 @@ def read_jsonl(
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
     source, bad = _File(Path(path)), list[BadLine]()
-    episodes = dict(_good(source, lambda line: parse_dialogue(line, ignore=ignore), on_error, bad))
+    read = replace(reader, ignore=(*reader.ignore, *ignore))
+    good = _good(source, lambda line: read(parse_object(line), tokenizer), on_error, bad)
+    episodes = [episode for _, every in good for episode in every]
     if not episodes:
         raise source.error("holds no dialogue", source.no_dialogue)
-    return list(episodes.values()), bad
+    return episodes, bad
 
 
 def dataset_from_jsonl(
