@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 import torch
@@ -176,30 +180,61 @@ def test_folders_without_an_agent(tmp_path):
         load_agent(folder)
 
 
-class Hub:
-    """Stands for the hub's client, which needs a network."""
+class Hub(BaseHTTPRequestHandler):
+    """The routes of the hub that an upload uses; files arrive within the commit."""
 
-    def __init__(self, **options):
-        self.options, self.calls = options, []
-        Hub.last = self
+    requests: ClassVar[list] = []
+    files: ClassVar[dict] = {}
 
-    def create_repo(self, name, **options):
-        self.calls.append(("create", name, options))
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        type(self).requests.append((self.path, self.headers["Authorization"]))
+        here = f"http://{self.headers['Host']}/me/agent"
+        answer = {"url": here, "name": "me/agent"}
+        if "preupload" in self.path:
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            answer = {"files": modes}
+        elif "commit" in self.path:
+            parts = [json.loads(line) for line in body.splitlines()]
+            for part in (part["value"] for part in parts if part["key"] == "file"):
+                type(self).files[part["path"]] = base64.b64decode(part["content"])
+            answer = {"commitUrl": f"{here}/commit/1", "commitOid": "1", "success": True}
+        elif "create" in self.path:
+            type(self).requests.append(json.loads(body))
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-    def upload_folder(self, **options):
-        self.calls.append(("upload", options["repo_id"], options["folder_path"]))
-        return "address"
+    def log_message(self, *_):
+        pass
 
 
-def test_upload(tmp_path, monkeypatch):
+def test_an_upload_brings_every_file_to_the_hub(tmp_path):
+    """To a server on this machine, with huggingface_hub's own requests."""
     _, folder = saved(tmp_path)
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert push_agent(folder, "me/agent", token="t") == "address"
-    assert Hub.last.options == {"token": "t"}
-    assert Hub.last.calls == [
-        ("create", "me/agent", {"private": True, "exist_ok": True}),
-        ("upload", "me/agent", str(folder)),
-    ]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = push_agent(folder, "me/agent", token="hf_secret", endpoint=f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert address.endswith("/me/agent/commit/1")
+    created = next(request for request in Hub.requests if isinstance(request, dict))
+    assert (created["name"], created["organization"]) == ("agent", "me")
+    assert "private" in (created.get("visibility"), *(key for key, value in created.items() if value is True))
+    assert {key for _, key in (request for request in Hub.requests if isinstance(request, tuple))} == {
+        "Bearer hf_secret"
+    }
+    assert Hub.files == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    (tmp_path / "again").mkdir()
+    for name, content in Hub.files.items():
+        (tmp_path / "again" / name).write_bytes(content)
+    assert load_agent(tmp_path / "again").policy.method == load_agent(folder).policy.method
     (folder / "heads.safetensors").write_bytes(b"")
     with pytest.raises(FileError):
         push_agent(folder, "me/agent")
