@@ -25,7 +25,7 @@ class BC(OfflineOptions):
 
 def main(options: BC) -> float:
     """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data)
+    dataset, task = open_dataset(options.data, options.given_task())
     torch.manual_seed(options.seed)
     lm = build_lm(options, dataset)
     actor = build_actor(options, lm)

@@ -56,15 +56,15 @@ def generate_once(options: DataOptions) -> Path:
     return options.out
 
 
-def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
-    """A dataset and its task.
+def open_dataset(folder: Path, given: type[Task] | None = None) -> tuple[RowDataset, Task]:
+    """A dataset and its task, which is of the class ``given`` if it is not registered.
 
     Raises:
         ValueError: there is no such task, or the dataset has another tokenizer than the task.
     """
     dataset = load_dataset(folder)
     manifest = Fields(dataset.manifest, folder / MANIFEST, "generate the dataset again with `generate`")
-    task = task_from_notes(manifest.object("notes"))
+    task = task_from_notes(manifest.object("notes"), given)
     check_tokenizer(task, dataset.tokenizer, folder)
     return dataset, task
 

@@ -79,7 +79,7 @@ def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[
 
 def main(options: ILQL) -> float:
     """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data)
+    dataset, task = open_dataset(options.data, options.given_task())
     torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
     lm = build_lm(options, dataset)

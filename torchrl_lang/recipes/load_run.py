@@ -81,14 +81,14 @@ class FinishedRun:
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
 
-def load_run(folder: Path) -> FinishedRun:
-    """Open the folder of a finished run.
+def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
+    """Open the folder of a finished run, whose task is of the class ``given`` if it is not registered.
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged, or its tokenizer is not the task's.
     """
-    task = task_from_notes(read_options(folder / "config.json").object("notes"))
+    task = task_from_notes(read_options(folder / "config.json").object("notes"), given)
     if not (folder / "model").is_dir():
         raise FileNotFoundError(
             f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "

@@ -73,7 +73,7 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
     """
     tokenizer = dataset.tokenizer
     if options.start is not None:
-        run = load_run(options.start)
+        run = load_run(options.start, options.given_task())
         if run.tokenizer.config() != tokenizer.config():
             raise ValueError(
                 f"The run in {options.start} is about {run.task.name}, which has other tokens than the data."

@@ -15,7 +15,8 @@ from torchrl.objectives import LossModule
 
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.options import check_record, option, required, write_options
+from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
@@ -23,7 +24,7 @@ __all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resu
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(TaskOptions):
     """Options of all training runs."""
 
     out: Path = required("folder of the run; an existing run is resumed")
@@ -73,8 +74,9 @@ def open_run(
     with folder_lock(options.out, "trains"):
         remove_leftovers(options.out)
         checkpoints, record = Checkpointer(options.out / "checkpoints"), options.out / "config.json"
+        free = ("out", "logger", "device", "task", "option", *free)  # the task is among the notes
         if checkpoints.steps():
-            check_record(record, options, free=("out", "logger", "device", *free), **fixed)
+            check_record(record, options, free=free, **fixed)
         else:
             write_options(record, options, **fixed, **more)
         yield checkpoints
