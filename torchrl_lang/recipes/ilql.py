@@ -24,8 +24,7 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.value_targets import Target
-from torchrl_lang.recipes.datasets import open_dataset
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.storage import write_file
 
@@ -78,16 +77,17 @@ def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[
 
 
 def main(options: ILQL) -> float:
-    """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data, options.given_task())
+    """Train; returns the best mean return, see :func:`train_offline`."""
+    data = open_data(options)
+    dataset, evaluation = data.dataset, data.evaluation
     torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
-    lm = build_lm(options, dataset)
+    lm = build_lm(options, data)
     loss, qvalue, value = build_loss(options, lm, tokenizer.control.end_of_action)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
     policy = UtteranceActor(
-        loss.actor_network, tokenizer.control, task.action_length, guidance=guidance, method="greedy"
+        loss.actor_network, tokenizer.control, evaluation.action_length, guidance=guidance, method="greedy"
     )
 
     def save(folder: Path) -> None:
@@ -97,7 +97,7 @@ def main(options: ILQL) -> float:
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     kept = held_out_rows(dataset, options.held_out)
-    known = task.known_values(kept)
+    known = evaluation.known_values(kept)
 
     def report(rows: TensorDictBase) -> ValueReport:
         return value_report(
@@ -114,9 +114,10 @@ def main(options: ILQL) -> float:
     def check(rows: TensorDictBase) -> dict[str, float]:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
-    best = train_offline(options, dataset, task, loss, policy, save, check, target_updater=updater)
+    best = train_offline(options, data, loss, policy, save, check, target_updater=updater)
     if len(kept):
         found = report(kept.to(lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")
         print(found, flush=True)
+    print(evaluation.next_steps(options.out), end="", flush=True)
     return best

@@ -82,7 +82,7 @@ class Options:
         if path is None or not path.is_file():
             return cls(**given)
         notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
-        name = notes.take("task", str)
+        name = notes.take("task", str, "")  # dialogues record none
         return cls.for_task(task_class(name), **given) if name in TASKS else cls(**given)
 
 

@@ -10,8 +10,10 @@ if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
     from torchrl_lang.recipes.tasks.base import Task
     from torchrl_lang.storage import Fields
 
-__all__ = ["OWN_TASK", "TASKS", "find_task", "register", "task_class", "task_from_notes"]
+__all__ = ["DIALOGUES", "OWN_TASK", "TASKS", "find_task", "register", "task_class", "task_from_notes"]
 
+DIALOGUES = "dialogues"
+"""What a run records in place of a task if it was trained on dialogues alone."""
 OWN_TASK = "package.module:name"
 """How users name a task of their own, in help texts and errors."""
 
@@ -43,7 +45,7 @@ def register(task: type[Task]) -> type[Task]:
     Raises:
         ValueError: another task has that name.
     """
-    if TASKS.setdefault(task.name, task) is not task:
+    if task.name == DIALOGUES or TASKS.setdefault(task.name, task) is not task:
         raise ValueError(f"There is a task {task.name!r} already: give {task.__name__} another name.")
     return task
 

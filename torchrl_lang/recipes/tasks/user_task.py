@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrl.envs import EnvBase
 
-from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, task_class
+from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, TASKS, task_class
 from torchrl_lang.recipes.tasks.base import DataOptions, PlayOptions, Task
 from torchrl_lang.recipes.tasks.env_task import SIGNATURE, describe_failure, env_task
 from torchrl_lang.storage import shorten
@@ -70,6 +70,6 @@ def _checked(name: str, task: type[Task]) -> type[Task]:
         value = getattr(task, attribute, None)
         if not (isinstance(value, type) and issubclass(value, base)):
             raise ValueError(f"The task {name} has {shorten(value)} as {attribute!r}: expected {text}.")
-    if task.name in TASKS and task_class(task.name) is not task:
+    if task.name == DIALOGUES or (task.name in TASKS and task_class(task.name) is not task):
         raise ValueError(f"There is a task {task.name!r} already: give {name} another 'name'.")
     return task
