@@ -294,6 +294,10 @@ def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
         ("", "holds no dialogue: give a file with one JSON object per line"),
         ('{"turns": []}', "holds 1 bad line (line 1: 'turns' must be a list of at least one turn, got [])"),
         ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
+        (
+            '{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
+            "line 1: '\\ud800' at position 1 of 'a\\ud800' is not in this",
+        ),
     ],
 )
 def test_files_without_dialogues_to_learn_from(lines, message, tmp_path, capsys):

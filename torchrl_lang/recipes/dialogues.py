@@ -141,9 +141,9 @@ def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | 
 
 
 def _characters(episodes: Sequence[Episode]) -> CharTokenizer:
-    return CharTokenizer.from_alphabet(
-        sorted({letter for each in episodes for turn in each.turns for letter in turn.text})
-    )
+    """All characters of the texts but halves of surrogate pairs, which no file can hold; their lines are bad lines."""
+    letters = {letter for episode in episodes for turn in episode.turns for letter in turn.text}
+    return CharTokenizer.from_alphabet(sorted(letter for letter in letters if not "\ud800" <= letter <= "\udfff"))
 
 
 def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
 
-from torchrl_lang.recipes.option_types import from_words, shown, word_reader
+from torchrl_lang.recipes.option_types import from_words, read_path, shown, word_reader
 from torchrl_lang.recipes.ranges import Range, check_ranges
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
@@ -140,7 +140,9 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
 def add_options(
     parser: argparse.ArgumentParser, options: type, presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Give ``parser`` an option ``--name`` for every field of a dataclass; a help text names the default.
+    """Give ``parser`` an option ``--name`` for every field of a dataclass, and ``--config`` for a file of them.
+
+    A help text names the default.
 
     Only options that are given end up in the parsed arguments, so that a preset can replace the defaults of the others.
 
@@ -161,7 +163,7 @@ def add_options(
         >>> options_from(Training, parser.parse_args(["--steps", "3"]))
         Training(steps=3, seed=0)
     """
-    hints = get_type_hints(options)
+    hints, required = get_type_hints(options), []
     for field in dataclasses.fields(options):
         text = field.metadata.get("help", "")
         settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, **word_reader(hints[field.name])}
@@ -177,15 +179,58 @@ def add_options(
             text += f" ({'; '.join(notes)})"
         if settings.get("nargs") == "*" and default:
             settings["nargs"] = "+"
-        parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
+        action = parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
+        required += [action] if action.required else []
+    text = "YAML file with values of these options; those on the command line override it"
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=read_path,
+        default=argparse.SUPPRESS,
+        help=text,
+        action=_ConfigAction,
+        options=options,
+        required_options=required,
+    )
+
+
+class _ConfigAction(argparse.Action):
+    """Reads the file of ``--config``; its options are no longer required on the command line."""
+
+    def __init__(self, *args: Any, options: type, required_options: list[argparse.Action], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.options, self.required_options = options, required_options
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        from torchrl_lang.recipes.config_file import read_config
+
+        if hasattr(namespace, self.dest):
+            parser.error("--config was given twice: give one file")
+        content = read_config(values, self.options)
+        setattr(namespace, self.dest, content)
+        for action in self.required_options:
+            action.required = action.required and action.dest not in content
 
 
 def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
-    """The options that parsed arguments describe."""
+    """The options that parsed arguments describe: those on the command line, then those of the file of ``--config``.
+
+    Raises:
+        ValueError: the file names code that would be imported, which may come from another person.
+    """
     hints = get_type_hints(options)
     names = [field.name for field in dataclasses.fields(options)]
     given = {name: value for name, value in vars(arguments).items() if name in names}
-    return options.from_given({name: from_words(hints[name], value) for name, value in given.items()})
+    of_file, task = getattr(arguments, "config", {}), given.get("task")
+    own_task = of_file.get("task") or ""
+    if ":" in own_task and task is None:
+        raise ValueError(
+            f"The file of --config names the task {own_task}, whose code is imported only if the command line names "
+            f"it: add --task {own_task}."
+        )
+    return options.from_given(of_file | {name: from_words(hints[name], value) for name, value in given.items()})
 
 
 def write_options(path: Path, options: Any, **more: Any) -> None:

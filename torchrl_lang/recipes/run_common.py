@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.config_file import write_config
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import check_record, option, required, write_options
 from torchrl_lang.recipes.task_options import TaskOptions
@@ -81,6 +82,7 @@ def open_run(
             check_record(record, options, free=free, **fixed)
         else:
             write_options(record, options, **fixed, **more)
+            write_config(options.out / "config.yaml", options)
         yield checkpoints
 
 
