@@ -15,7 +15,8 @@ from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import language_actor
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_evaluation import longest_utterance
-from torchrl_lang.storage import read_tensors
+from torchrl_lang.recipes.tasks import find_task
+from torchrl_lang.storage import folder_lock, read_tensors
 from torchrl_lang.training import Checkpointer
 
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
@@ -83,8 +84,8 @@ def test_rows_have_the_characters_of_the_file_and_the_length_of_the_longest_dial
     assert longest_utterance(dataset.rows) == 5
 
 
-def test_the_first_reading_is_not_repeated(home, tmp_path, monkeypatch):
-    """A run with a checkpoint keeps its rows; one that stopped before it writes them again."""
+def test_rows_are_written_until_the_run_has_a_checkpoint_and_then_kept(home, tmp_path, monkeypatch):
+    """A run that failed after its rows were written may begin with other rows."""
     run, written = tmp_path / "run", []
 
     def counted(*args, **options):
@@ -92,12 +93,18 @@ def test_the_first_reading_is_not_repeated(home, tmp_path, monkeypatch):
         return dataset_from_jsonl(*args, **options)
 
     monkeypatch.setattr("torchrl_lang.recipes.dialogues.dataset_from_jsonl", counted)
-    assert main(train("bc", home, run, "--pretrained", str(tmp_path / "nothing"), "--row-length", "30")) == 2
-    assert main(train("bc", home, run, "--width", "15")) == 2
+    assert main(train("bc", home, run, "--kind", "nonsense", "--row-length", "30")) == 2
+    assert load_dataset(run / "data").rows["tokens"].shape == (40, 30)
     assert main(train("bc", home, run)) == 0
-    assert main(train("bc", home, run)) == 0
-    assert len(written) == 1
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 18)
+    assert main(train("bc", home, run)) == 0
+    assert len(written) == 2
+
+
+def test_only_one_process_writes_the_rows_of_a_run(home, tmp_path, capsys):
+    with folder_lock(tmp_path / "run", "trains"):
+        assert "Another process trains in" in refused(capsys, *train("bc", home, tmp_path / "run"))
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
@@ -193,7 +200,7 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
     (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", "abcdghilnostuwy"))
     monkeypatch.syspath_prepend(str(tmp_path))
     given = ["--task", "opposites:make_env", "--option", "row_length=26"]
-    run = tmp_path / "run"
+    run, task = tmp_path / "run", find_task("opposites:make_env")
     assert main(train("bc", home, run, *given)) == 0
     assert "best at step 2, mean return" in capsys.readouterr().out.replace("step 4", "step 2")
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 26)
@@ -202,9 +209,13 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
         "options": {"row_length": 26},
     }
     assert main(["evaluate", "--run", str(run), "--games", "4", "--task", "opposites:make_env"]) == 0
-    # A run on dialogues alone can be given the environment later, with options.
-    alone = ["--tokenizer", "none", "--start", str(run), "--row-length", "26"]
-    assert "'opposites:make_env', the recipes have" in refused(capsys, *train("bc", home, tmp_path / "bc", *alone))
+    # Its weights and tokenizer can be used without its task.
+    alone = ["--start", str(run), "--row-length", "26", "--lr", "1e-12", "--weight-decay", "0"]
+    assert main(train("bc", home, tmp_path / "bc", *alone)) == 0
+    before, after = (
+        load_run(folder, kind).model.lm.state_dict() for folder, kind in ((run, task), (tmp_path / "bc", None))
+    )
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
     sys.modules.pop("opposites")
 
 

@@ -9,6 +9,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torchrl.envs import TransformedEnv
 
 from tests.processes import spawned
 from torchrl_lang.__main__ import main
@@ -22,6 +23,7 @@ from torchrl_lang.recipes.tasks import find_task, task_from_notes
 from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.transforms import LivingCost
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4", "--steps", "2"]
 
@@ -223,6 +225,16 @@ def test_the_class_of_an_environment_is_a_factory():
     first, second = (task.evaluate(player, games=4, seed=1)[1].rows for _ in range(2))
     assert torch.equal(first["tokens"], second["tokens"])
     assert task == type(task).from_notes(Fields(task.notes(), "manifest.json", "generate it again"))
+
+
+def test_a_transformed_environment_is_evaluated_with_its_rewards(home):
+    make_env = sys.modules["my_package.coins"].make_env
+    costly = env_task("coins", lambda **options: TransformedEnv(make_env(**options), LivingCost(0.5)))()
+    plain = env_task("coins", make_env)()
+    policy = plain.player("random", seed=0).policy
+    returns = [task.evaluate(policy, games=6, seed=3)[1] for task in (plain, costly)]
+    torch.testing.assert_close(returns[1].returns, returns[0].returns - 0.5 * returns[0].turns)
+    assert costly.action_length == plain.action_length
 
 
 def test_random_tokens_are_valid_and_end():

@@ -25,7 +25,7 @@ from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.data.datasets import load_dataset
 from torchrl_lang.data.encoded_episode import encode_episode
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.options import Options, option
 from torchrl_lang.storage import folder_lock
 from torchrl_lang.training import Checkpointer
@@ -132,7 +132,7 @@ def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | 
     if task is not None:
         return task.tokenizer()
     if options.start is not None:
-        return load_run(options.start).tokenizer
+        return load_model(options.start)[1]
     if options.pretrained is not None:
         raise ValueError(
             f"pretrained={options.pretrained!r} needs its own tokenizer: give --tokenizer {options.pretrained}."

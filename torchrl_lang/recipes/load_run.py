@@ -18,7 +18,7 @@ from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["BETAS", "FinishedRun", "Method", "load_run"]
+__all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run"]
 
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
@@ -139,6 +139,24 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
         games = None if given is None else given.without_notes()
     else:
         games = task_from_notes(notes, given)
+    model, tokenizer = load_model(folder)
+    if games is not None:
+        check_tokenizer(games, tokenizer, folder / "model")
+    longest = notes.at_least("action_length", 1) if games is None else games.action_length
+    values = folder / "values.json"
+    remedy = "train again, or remove the file"
+    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
+    return FinishedRun(games, model, tokenizer, longest, note)
+
+
+def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
+    """The model of a finished run and its tokenizer, whatever its task.
+
+    Raises:
+        FileNotFoundError: there is none, or it has not finished.
+        ValueError: its record or its model is damaged.
+    """
+    read_options(folder / "config.json")
     if not (folder / "model").is_dir():
         raise FileNotFoundError(
             f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
@@ -148,13 +166,6 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     if model.tokenizer is None:
         raise FileError(folder / "model", "was saved without its tokenizer", "train again")
     try:
-        tokenizer = tokenizer_from_config(model.tokenizer)
+        return model, tokenizer_from_config(model.tokenizer)
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
-    if games is not None:
-        check_tokenizer(games, tokenizer, folder / "model")
-    longest = notes.at_least("action_length", 1) if games is None else games.action_length
-    values = folder / "values.json"
-    remedy = "train again, or remove the file"
-    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
-    return FinishedRun(games, model, tokenizer, longest, note)

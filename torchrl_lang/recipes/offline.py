@@ -19,7 +19,7 @@ from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.datasets import check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
-from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
     GamesEvaluation,
@@ -27,7 +27,7 @@ from torchrl_lang.recipes.offline_evaluation import (
     first_text,
     longest_utterance,
 )
-from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.options import option, read_options, required
 from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.storage import file_digest
@@ -53,7 +53,7 @@ class OfflineOptions(DialogueOptions, RunOptions):
     )
     transition_weight: float = option(1.0, "weight of the environment's tokens in the policy's loss", at_least=0)
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
-    start: Path | None = option(None, "folder of a finished run on the same task whose model to start from")
+    start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
@@ -121,11 +121,11 @@ def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """
     tokenizer = data.dataset.tokenizer
     if options.start is not None:
-        run = load_run(options.start, options.given_task())
-        if run.tokenizer.config() != tokenizer.config():
-            about = "dialogues" if run.games is None else run.games.name
+        model, own = load_model(options.start)
+        if own.config() != tokenizer.config():
+            about = read_options(options.start / "config.json").object("notes").take("task", str)
             raise ValueError(f"The run in {options.start} is about {about}, which has other tokens than the data.")
-        return run.model.lm.to(options.torch_device())
+        return model.lm.to(options.torch_device())
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
