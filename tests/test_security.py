@@ -13,8 +13,13 @@ FILES = sorted(path for folder in ("torchrl_lang", "examples", "benchmarks") for
 # Modules that build objects from bytes.
 UNPICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 RUN_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
-# Files that import modules by a name from a table of their own, never from a file that was read.
-IMPORT_BY_TABLE = {"torchrl_lang/__main__.py", "torchrl_lang/recipes/tasks/__init__.py", "benchmarks/__main__.py"}
+# Files that import modules by a name from a table of their own, or that a user gave, never from a file that was read.
+IMPORT_BY_TABLE = {
+    "torchrl_lang/__main__.py",
+    "torchrl_lang/recipes/tasks/__init__.py",
+    "torchrl_lang/recipes/tasks/user_task.py",
+    "benchmarks/__main__.py",
+}
 
 
 def offences(source, name=""):

@@ -12,13 +12,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from torchrl_lang.recipes.errors import describe
 from torchrl_lang.recipes.options import add_options, options_from
-from torchrl_lang.recipes.tasks import TASKS, task_class
+from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, find_task, task_class
 
 __all__ = ["main"]
 
@@ -32,13 +33,18 @@ def _recipe(module: str, options: str, task: str | None = None) -> Load:
 
     def load() -> tuple[Any, Callable[[Any], Any]]:
         recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
-        return getattr(recipe if task is None else task_class(task), options), recipe.main
+        return getattr(recipe if task is None else find_task(task), options), recipe.main
 
     return load
 
 
+OF_TASKS: dict[str, Callable[[str], Load]] = {
+    "generate": partial(_recipe, "datasets", "data_options"),
+    "play": partial(_recipe, "play", "play_options"),
+}
+"""Commands that take the name of a task, which may be one of the user's own."""
 COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
-    "generate": ("generate a dataset", {task: _recipe("datasets", "data_options", task) for task in TASKS}),
+    "generate": ("generate a dataset", {task: OF_TASKS["generate"](task) for task in TASKS}),
     "train": (
         "train on a dataset, or on games of a policy",
         {
@@ -48,7 +54,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),
-    "play": ("play yourself, or watch a policy", {task: _recipe("play", "play_options", task) for task in TASKS}),
+    "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
 }
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {
@@ -142,12 +148,19 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             _add_recipe(whole, load)
     for name, (text, recipes) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(recipes))
-        for recipe_name, load in recipes.items():
+        shown = [*recipes, OWN_TASK] if name in OF_TASKS else [*recipes]
+        choices = command.add_subparsers(dest="recipe", required=True, metavar="|".join(shown))
+        for recipe_name, load in (recipes | _own_task(argv)).items():
             recipe = choices.add_parser(recipe_name)
             if list(argv[:2]) == [name, recipe_name]:
                 _add_recipe(recipe, load)
     return parser
+
+
+def _own_task(argv: Sequence[str]) -> dict[str, Load]:
+    """The recipe for a task of the user's own, if one is named."""
+    command, name = [*argv, "", ""][:2]
+    return {name: OF_TASKS[command](name)} if command in OF_TASKS and ":" in name else {}
 
 
 def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
@@ -164,6 +177,7 @@ def _listing() -> str:
     for name, (text, recipes) in COMMANDS.items():
         lines.append(f"{name}: {text}")
         lines += [f"  {name} {recipe:13} {_first_line(load)}" for recipe, load in recipes.items()]
+        lines += [f"  {name} {OWN_TASK}: your own Task or environment factory"] * (name in OF_TASKS)
     lines += [f"{name}: {_first_line(load)}" for name, (_, load) in WHOLE.items()]
     return "\n".join([*lines, "", "Options of each: python -m torchrl_lang COMMAND [RECIPE] --help"])
 

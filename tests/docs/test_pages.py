@@ -124,9 +124,18 @@ def test_links_between_pages_exist():
             assert ((DOCS / name).parent / f"{target}.md").resolve().exists(), f"{name}: {target}"
 
 
+MODULE = re.compile(r"^```py(?:thon)?\n# (\w+\.py)\n(.*?)^```", flags=re.S | re.M)
 COMMAND = re.compile(r"^\$ python -m torchrl_lang (.*?)(?: +#.*)?$", flags=re.M)
 
 
 @pytest.mark.parametrize("command", [command for text in TEXTS.values() for command in COMMAND.findall(text)])
-def test_commands_exist(command):
-    _parsed(shlex.split(command))
+def test_commands_exist(command, tmp_path, monkeypatch):
+    """Blocks that begin with the name of a file are modules that commands import."""
+    for name, code in MODULE.findall("".join(TEXTS.values())):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = shlex.split(command)
+    if "--config" in words:
+        words[words.index("--config") + 1] = str(tmp_path / "options.yaml")
+        (tmp_path / "options.yaml").write_text("data: x")
+    _parsed(words)

@@ -137,7 +137,7 @@ def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys
     assert main(["train", "bc", *common, "--steps", "60", "--out", str(walks / "bc")]) == 0
     assert main(["train", "ilql", *common, "--steps", "100", "--eval-every", "100", "--out", str(walks / "ilql")]) == 0
     also = ["--also", str(walks / "bc"), "--beta", "2", "--games", "128"]
-    assert main(["evaluate", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
+    assert main(["evaluate", "--task", "random_walks", "--run", str(walks / "ilql"), *also]) == 0
     figures = json.loads((walks / "ilql" / "evaluation.json").read_text())
     optimality = {player["name"]: player["metrics"]["optimality"] for player in figures["players"]}
     assert optimality["shortest"] == 1
@@ -146,8 +146,8 @@ def test_ilql_finds_shortest_paths_in_random_walks_and_bc_does_not(walks, capsys
     assert "optimality" in capsys.readouterr().out
     assert main(["play", "random_walks", "--watch", str(walks / "ilql"), "--games", "2", "--seed", "0"]) == 0
     assert len(capsys.readouterr().out.split("\n\n")) == 3  # two games and the end
-    assert main(["evaluate", "wordle", "--run", str(walks / "ilql")]) == 2
-    assert "is about random_walks, not wordle" in capsys.readouterr().err
+    assert main(["evaluate", "--task", "wordle", "--run", str(walks / "ilql")]) == 2
+    assert "is about the task 'random_walks', not 'wordle'" in capsys.readouterr().err
     assert main(["evaluate", "--run", str(walks / "ilql"), "--split", "test"]) == 2
     assert "split='test' is unknown: the task random_walks has no splits" in capsys.readouterr().err
 

@@ -10,8 +10,7 @@ import torch
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import UtteranceActor, save_language_model
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.recipes.datasets import open_dataset
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, open_data, train_offline
 
 __all__ = ["BC", "main"]
 
@@ -24,20 +23,22 @@ class BC(OfflineOptions):
 
 
 def main(options: BC) -> float:
-    """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data)
+    """Train; returns the best mean return, see :func:`train_offline`."""
+    data = open_data(options)
+    dataset = data.dataset
     torch.manual_seed(options.seed)
-    lm = build_lm(options, dataset)
+    lm = build_lm(options, data)
     actor = build_actor(options, lm)
     loss = BCLoss(actor, transition_weight=options.transition_weight, actor_normalizer="action")
     tokenizer = dataset.tokenizer
-    policy = UtteranceActor(actor, tokenizer.control, task.action_length, method="greedy")
-    return train_offline(
+    policy = UtteranceActor(actor, tokenizer.control, data.evaluation.action_length, method="greedy")
+    best = train_offline(
         options,
-        dataset,
-        task,
+        data,
         loss,
         policy,
         save=lambda folder: save_language_model(folder, lm, tokenizer=tokenizer.config()),
         check=lambda rows: {"held_out_loss": imitation_loss(actor, rows)},
     )
+    print(data.evaluation.next_steps(options.out), end="", flush=True)
+    return best

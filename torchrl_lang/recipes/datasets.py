@@ -11,7 +11,7 @@ from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["check_place", "check_tokenizer", "generate_once", "main", "open_dataset"]
+__all__ = ["check_place", "check_tokenizer", "generate_once", "main", "open_dataset", "open_task"]
 
 
 def main(options: DataOptions) -> Path:
@@ -57,16 +57,30 @@ def generate_once(options: DataOptions) -> Path:
 
 
 def open_dataset(folder: Path) -> tuple[RowDataset, Task]:
-    """A dataset and its task.
+    """A dataset and its registered task.
 
     Raises:
         ValueError: there is no such task, or the dataset has another tokenizer than the task.
     """
     dataset = load_dataset(folder)
-    manifest = Fields(dataset.manifest, folder / MANIFEST, "generate the dataset again with `generate`")
-    task = task_from_notes(manifest.object("notes"))
+    task = open_task(dataset)
+    if task is None:
+        raise ValueError(f"{folder} records no task: it was not made by `generate`.")
     check_tokenizer(task, dataset.tokenizer, folder)
     return dataset, task
+
+
+def open_task(dataset: RowDataset, given: type[Task] | None = None) -> Task | None:
+    """The task that a dataset records; of one that records none that of the class ``given``, if any.
+
+    Raises:
+        FileError: there is no such task, or the record is damaged.
+    """
+    remedy = "generate the dataset again with `generate`"
+    notes = Fields(dataset.manifest, dataset.folder / MANIFEST, remedy).object("notes")
+    if "task" in notes.content:
+        return task_from_notes(notes, given)
+    return None if given is None else given.without_notes()
 
 
 def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:

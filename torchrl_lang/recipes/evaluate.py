@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
-from torchrl_lang.recipes.options import Options, option, positional, required
+from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.recipes.tasks.base import Player
 from torchrl_lang.storage import write_file
 
@@ -24,14 +25,13 @@ _REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Options):
+class Evaluate(TaskOptions):
     """Evaluate a finished run on its task, beside the task's scripted players."""
 
     preset: ClassVar[str] = "evaluate"
     task_from: ClassVar[tuple[str, str]] = ("run", "config.json")
 
     run: Path = required("folder of a finished run")
-    task: str | None = positional("name of the task, to check that it is the run's")
     also: tuple[Path, ...] = option((), "further runs on the same games, such as the initial policy of this one")
     games: int | None = option(
         None, "number of games; none: 1000, or a split's games once (five times where actions are sampled)", at_least=1
@@ -52,10 +52,9 @@ class Evaluate(Options):
 
 def main(options: Evaluate) -> Path:
     """Evaluate; writes ``evaluation.json``, ``table.txt`` and ``transcripts.txt`` into the run's folder."""
-    runs = {folder: load_run(folder) for folder in (options.run, *options.also)}
+    given = options.given_task()
+    runs = {folder: load_run(folder, given) for folder in (options.run, *options.also)}
     task = runs[options.run].task
-    if options.task not in (None, task.name):
-        raise ValueError(f"{options.run} is about {task.name}, not {options.task}.")
     for other, run in runs.items():
         if run.task != task:
             raise ValueError(f"{other} is about other games than {options.run}: evaluate it by itself.")

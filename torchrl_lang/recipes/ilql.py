@@ -14,18 +14,18 @@ from transformers import PreTrainedModel
 
 from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import (
-    QValueHead,
+    ActionValueHead,
     UtteranceActor,
     ValueGuidance,
     ValueHead,
+    default_qvalue_head,
     qvalue_module,
     save_language_model,
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.value_targets import Target
-from torchrl_lang.recipes.datasets import open_dataset
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, train_offline
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.storage import write_file
 
@@ -52,10 +52,9 @@ class ILQL(OfflineOptions):
     tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
 
 
-def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[ILQLLoss, QValueHead, ValueHead]:
+def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:
     """The loss, and the heads that it trains beside the language model."""
-    width = lm.config.hidden_size
-    qvalue, value = QValueHead(width, lm.config.vocab_size).to(lm.device), ValueHead(width).to(lm.device)
+    qvalue, value = default_qvalue_head(lm), ValueHead(lm.config.hidden_size).to(lm.device)
     loss = ILQLLoss(
         build_actor(options, lm),
         qvalue_module(qvalue),
@@ -78,26 +77,27 @@ def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[
 
 
 def main(options: ILQL) -> float:
-    """Train; returns the best mean return."""
-    dataset, task = open_dataset(options.data)
+    """Train; returns the best mean return, see :func:`train_offline`."""
+    data = open_data(options)
+    dataset, evaluation = data.dataset, data.evaluation
     torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
-    lm = build_lm(options, dataset)
+    lm = build_lm(options, data)
     loss, qvalue, value = build_loss(options, lm, tokenizer.control.end_of_action)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
     policy = UtteranceActor(
-        loss.actor_network, tokenizer.control, task.action_length, guidance=guidance, method="greedy"
+        loss.actor_network, tokenizer.control, evaluation.action_length, guidance=guidance, method="greedy"
     )
 
     def save(folder: Path) -> None:
-        target = QValueHead(lm.config.hidden_size, tokenizer.vocab_size)
+        target = default_qvalue_head(lm)
         target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
-        heads: dict[str, QValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
+        heads: dict[str, ActionValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     kept = held_out_rows(dataset, options.held_out)
-    known = task.known_values(kept)
+    known = evaluation.known_values(kept)
 
     def report(rows: TensorDictBase) -> ValueReport:
         return value_report(
@@ -114,9 +114,10 @@ def main(options: ILQL) -> float:
     def check(rows: TensorDictBase) -> dict[str, float]:
         return {"held_out_loss": imitation_loss(loss.language_actor, rows), **report(rows).scalars()}
 
-    best = train_offline(options, dataset, task, loss, policy, save, check, target_updater=updater)
+    best = train_offline(options, data, loss, policy, save, check, target_updater=updater)
     if len(kept):
         found = report(kept.to(lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")
         print(found, flush=True)
+    print(evaluation.next_steps(options.out), end="", flush=True)
     return best

@@ -49,7 +49,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     if rank is not None and top_layers is not None:
         raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
     torch.manual_seed(options.seed)
-    run, device = load_run(options.start), options.torch_device()
+    run, device = load_run(options.start, options.given_task()), options.torch_device()
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang.data import Tokenizer, tokenizer_from_config
+from torchrl_lang.data import Episode, Tokenizer, Turn, to_rows, tokenizer_from_config
+from torchrl_lang.data.chat_tokenizer import decode_action
+from torchrl_lang.data.encoded_episode import encode_episode
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.tasks import task_from_notes
+from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
+from torchrl_lang.schema import ACTION
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["BETAS", "FinishedRun", "Method", "load_run"]
+__all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run"]
 
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
@@ -27,11 +30,27 @@ Method = Literal["sample", "greedy", "beam", "best_of"]
 class FinishedRun:
     """The result of a training run."""
 
-    task: Task
+    games: Task | None
+    """Its task; None if it was trained on dialogues alone."""
     model: SavedModel
     tokenizer: Tokenizer
+    action_length: int
+    """Number of tokens of an utterance, its end included."""
     values_note: str = ""
     """What the run's held-out check found about its values, one sentence; empty where it was not made."""
+
+    @property
+    def task(self) -> Task:
+        """Its task.
+
+        Raises:
+            ValueError: it was trained on dialogues alone.
+        """
+        if self.games is None:
+            raise ValueError(
+                f"A run that was trained on dialogues alone has no games: give an environment with --task {OWN_TASK}."
+            )
+        return self.games
 
     @property
     def has_values(self) -> bool:
@@ -57,12 +76,37 @@ class FinishedRun:
         return UtteranceActor(
             language_actor(self.model.lm),
             self.tokenizer.control,
-            self.task.action_length,
+            self.action_length,
             guidance=guidance,
             method=method,
             seed=seed,
             diagnostics=True,
             **{**ranking, **options},
+        )
+
+    def reply(self, *texts: str, beta: float = 0.0, method: Method = "greedy", **options: Any) -> str:
+        """The agent's answer in a dialogue.
+
+        Args:
+            *texts: of the dialogue so far: of the user, of the agent, of the user, and so on. Without any the agent
+                takes the first turn.
+            beta: weight of the values.
+            method: of decoding.
+            **options: further options of :meth:`policy`.
+
+        Raises:
+            ValueError: the last text is the agent's, or the tokenizer cannot encode a text.
+        """
+        if len(texts) % 2 == 0 and texts:
+            raise ValueError(f"The last of the {len(texts)} texts is the agent's: give the user's answer to it, too.")
+        turns = [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
+        episode = Episode(turns, terminated=False, truncated=True)
+        length = len(encode_episode(episode, self.tokenizer).tokens)
+        row = to_rows([episode], self.tokenizer, length + self.action_length)
+        written = self.policy(beta, method=method, **options)(row)[ACTION][0].tolist()
+        control = self.tokenizer.control
+        return decode_action(
+            self.tokenizer, [token for token in written if token not in (control.end_of_action, control.pad)]
         )
 
     def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] = BETAS) -> dict[float, float]:
@@ -81,14 +125,38 @@ class FinishedRun:
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
 
-def load_run(folder: Path) -> FinishedRun:
-    """Open the folder of a finished run.
+def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
+    """Open the folder of a finished run, whose task is of the class ``given`` if it is not registered.
+
+    A run that was trained on dialogues alone gets the games of ``given``, if any.
 
     Raises:
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged, or its tokenizer is not the task's.
     """
-    task = task_from_notes(read_options(folder / "config.json").object("notes"))
+    notes = read_options(folder / "config.json").object("notes")
+    if notes.take("task", str) == DIALOGUES:
+        games = None if given is None else given.without_notes()
+    else:
+        games = task_from_notes(notes, given)
+    model, tokenizer = load_model(folder)
+    if games is not None:
+        check_tokenizer(games, tokenizer, folder / "model")
+    longest = notes.at_least("action_length", 1) if games is None else games.action_length
+    values = folder / "values.json"
+    remedy = "train again, or remove the file"
+    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
+    return FinishedRun(games, model, tokenizer, longest, note)
+
+
+def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
+    """The model of a finished run and its tokenizer, whatever its task.
+
+    Raises:
+        FileNotFoundError: there is none, or it has not finished.
+        ValueError: its record or its model is damaged.
+    """
+    read_options(folder / "config.json")
     if not (folder / "model").is_dir():
         raise FileNotFoundError(
             f"The run in {folder} has not finished, it has no model yet: continue it with the `train` command that "
@@ -98,11 +166,6 @@ def load_run(folder: Path) -> FinishedRun:
     if model.tokenizer is None:
         raise FileError(folder / "model", "was saved without its tokenizer", "train again")
     try:
-        tokenizer = tokenizer_from_config(model.tokenizer)
+        return model, tokenizer_from_config(model.tokenizer)
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
-    check_tokenizer(task, tokenizer, folder / "model")
-    values = folder / "values.json"
-    remedy = "train again, or remove the file"
-    note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
-    return FinishedRun(task, model, tokenizer, note)

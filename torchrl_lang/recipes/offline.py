@@ -14,26 +14,35 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torchrl.objectives import LossModule, TargetNetUpdater
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from torchrl_lang.data import RowDataset, best_rows, row_buffer
+from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
-from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.datasets import check_tokenizer, open_task
+from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
+from torchrl_lang.recipes.load_run import load_model
+from torchrl_lang.recipes.offline_evaluation import (
+    Evaluation,
+    GamesEvaluation,
+    HeldOutEvaluation,
+    first_text,
+    longest_utterance,
+)
+from torchrl_lang.recipes.options import option, read_options, required
 from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
-from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
+from torchrl_lang.storage import file_digest
 from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
-__all__ = ["OfflineOptions", "build_actor", "build_lm", "held_out_rows", "train_offline"]
+__all__ = ["OfflineData", "OfflineOptions", "build_actor", "build_lm", "held_out_rows", "open_data", "train_offline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineOptions(RunOptions):
+class OfflineOptions(DialogueOptions, RunOptions):
     """Options of all offline recipes."""
 
     task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
 
-    data: Path = required("folder of a dataset, see `generate`")
+    data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
     steps: int = option(8000, "training steps", at_least=1)
     weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
@@ -44,7 +53,7 @@ class OfflineOptions(RunOptions):
     )
     transition_weight: float = option(1.0, "weight of the environment's tokens in the policy's loss", at_least=0)
     pretrained: str | None = option(None, "name or folder of a pretrained Hugging Face model; none: from scratch")
-    start: Path | None = option(None, "folder of a finished run on the same task whose model to start from")
+    start: Path | None = option(None, "folder of a finished run with the same tokens whose model to start from")
     kind: str = option("gpt2", "Hugging Face model type of a model from scratch")
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
@@ -65,20 +74,58 @@ class OfflineOptions(RunOptions):
             )
 
 
-def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
+@dataclass(frozen=True)
+class OfflineData:
+    """Episodes to learn from, and how a policy that learns from them is evaluated."""
+
+    dataset: RowDataset
+    evaluation: Evaluation
+    record: Mapping[str, Any]
+    """What a run records about them, and compares when it is resumed."""
+
+
+def open_data(options: OfflineOptions) -> OfflineData:
+    """Open the dataset, or make one of the dialogues in the run's folder.
+
+    Without a task, neither given nor recorded, the policy is evaluated on held-out episodes.
+
+    Raises:
+        ValueError: there is no such task, or the data do not fit it or the options.
+    """
+    given, is_file = options.given_task(), options.data.is_file() or options.data.suffix == ".jsonl"
+    if is_file:
+        task = None if given is None else given.without_notes()
+        dataset = dialogue_dataset(options, task)
+    else:
+        options.check_unused(options.data)
+        dataset = load_dataset(options.data)
+        task = open_task(dataset, given)
+    if task is None:
+        evaluation: Evaluation = HeldOutEvaluation(longest_utterance(dataset.rows), first_text(dataset.episode(0)))
+        if not evaluation.action_length:
+            raise ValueError(f"{options.data} has no turn of the agent to learn from.")
+    else:
+        check_tokenizer(task, dataset.tokenizer, dataset.folder)
+        recorded = dataset.manifest["notes"]
+        evaluation = GamesEvaluation(task, recorded if "task" in recorded else task.notes())
+    contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
+    record: dict[str, Any] = {"notes": evaluation.notes(), "dataset": contents}
+    return OfflineData(dataset, evaluation, record | ({"dialogues": file_digest(options.data)} if is_file else {}))
+
+
+def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """The language model: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
 
     Raises:
         ValueError: the run has another tokenizer than the dataset.
     """
-    tokenizer = dataset.tokenizer
+    tokenizer = data.dataset.tokenizer
     if options.start is not None:
-        run = load_run(options.start)
-        if run.tokenizer.config() != tokenizer.config():
-            raise ValueError(
-                f"The run in {options.start} is about {run.task.name}, which has other tokens than the data."
-            )
-        return run.model.lm.to(options.torch_device())
+        model, own = load_model(options.start)
+        if own.config() != tokenizer.config():
+            about = read_options(options.start / "config.json").object("notes").take("task", str)
+            raise ValueError(f"The run in {options.start} is about {about}, which has other tokens than the data.")
+        return model.lm.to(options.torch_device())
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
@@ -90,7 +137,7 @@ def build_lm(options: OfflineOptions, dataset: RowDataset) -> PreTrainedModel:
         layers=options.layers,
         width=options.width,
         heads=options.heads,
-        max_length=dataset.rows["tokens"].shape[-1],
+        max_length=data.dataset.rows["tokens"].shape[-1] + data.evaluation.room,
         pad=tokenizer.control.pad,
         # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
         initializer_range=options.width**-0.5,
@@ -117,8 +164,7 @@ def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:
 
 def train_offline(
     options: OfflineOptions,
-    dataset: RowDataset,
-    task: Task,
+    data: OfflineData,
     loss: LossModule,
     policy: TensorDictModuleBase,
     save: Callable[[Path], Any],
@@ -126,7 +172,7 @@ def train_offline(
     *,
     target_updater: TargetNetUpdater | None = None,
 ) -> float:
-    """Train, evaluate and checkpoint; at the end the checkpoint with the best return becomes the run's model.
+    """Train, evaluate and checkpoint; at the end the best checkpoint becomes the run's model.
 
     The run's folder contains ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. A run that was
     killed resumes from its last checkpoint and ends with the same numbers as an uninterrupted one. One process at a
@@ -134,8 +180,7 @@ def train_offline(
 
     Args:
         options: of the recipe.
-        dataset: episodes to learn from.
-        task: evaluates the policy.
+        data: episodes to learn from, and the evaluation.
         loss: to minimize.
         policy: to evaluate; shares its weights with the loss.
         save: writes the trained model to a folder.
@@ -143,15 +188,15 @@ def train_offline(
         target_updater: updates the loss's target parameters.
 
     Returns:
-        The best mean return of the evaluations.
+        The best mean return of the evaluations, or without games the best held-out log-probability of a token.
 
     Raises:
         FileExistsError: another process trains in this folder.
         NonFiniteError: a loss, a gradient or a weight has become NaN or infinite; earlier checkpoints stay.
     """
-    contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
-    fixed = {"notes": dataset.manifest["notes"], "dataset": contents}
-    with open_run(options, free=("data", "length_groups", "compile", "checkpointing"), fixed=fixed) as checkpoints:
+    dataset, evaluation = data.dataset, data.evaluation
+    free = ("data", "length_groups", "compile", "checkpointing")
+    with open_run(options, free=free, fixed=data.record, best_by=evaluation.best_by) as checkpoints:
         device = options.torch_device()
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
@@ -180,7 +225,7 @@ def train_offline(
             autocast=torch.bfloat16 if options.bf16 else None,
             finite=finite,
         )
-        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
+        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", evaluation.shown))
         with closing(log), progress:
             for step, figures in training:
                 progress.update(step, figures)
@@ -189,10 +234,9 @@ def train_offline(
                 if is_due(step, options.eval_every, options.steps):
                     finite.check()
                     check_parameters(loss, f"after step {step}")
-                    summary, _ = task.evaluate(policy, games=options.eval_games, seed=options.seed + 1, device=device)
-                    log.log(step, summary.scalars())
-                    if len(kept):
-                        log.log(step, check(kept.to(device)))
-                    progress.update(step, {"return": summary.mean_return})
-                    checkpoints.save(step, summary.scalars())
-        return finish(options, checkpoints, save, unit="step")
+                    checked = dict(check(kept.to(device))) if len(kept) else {}
+                    found = evaluation.figures(policy, checked, options)
+                    log.log(step, found | checked)
+                    progress.update(step, found | checked)
+                    checkpoints.save(step, found)
+        return finish(options, checkpoints, save, unit="step", describe=evaluation.describe)

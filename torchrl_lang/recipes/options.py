@@ -6,23 +6,11 @@ import argparse
 import dataclasses
 import inspect
 import json
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
 
+from torchrl_lang.recipes.option_types import from_words, read_path, shown, word_reader
 from torchrl_lang.recipes.ranges import Range, check_ranges
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
@@ -35,7 +23,7 @@ __all__ = [
     "check_record",
     "option",
     "options_from",
-    "positional",
+    "pairs",
     "read_options",
     "required",
     "with_defaults",
@@ -79,18 +67,22 @@ class Options:
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """Options from the values given on the command line, with the preset of the task that ``task_from`` names.
+        """Options from the values given on the command line, with the preset of the task.
+
+        It is the task that is given, or else the one that the file of ``task_from`` names.
 
         A missing file is reported by the recipe, after the checks of the options.
         """
-        from torchrl_lang.recipes.tasks import TASKS, task_class
+        from torchrl_lang.recipes.tasks import TASKS, find_task, task_class
         from torchrl_lang.storage import Fields
 
+        if cls.task_from and given.get("task") is not None:
+            return cls.for_task(find_task(given["task"]), **given)
         path = given[cls.task_from[0]] / cls.task_from[1] if cls.task_from else None
         if path is None or not path.is_file():
             return cls(**given)
         notes = Fields.read(path, remedy=f"restore the file, or make {path.parent} again").object("notes")
-        name = notes.take("task", str)
+        name = notes.take("task", str, "")  # dialogues record none
         return cls.for_task(task_class(name), **given) if name in TASKS else cls(**given)
 
 
@@ -99,9 +91,9 @@ def option(default: Any, text: str, **ends: float) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "range": Range(**ends)})
 
 
-def positional(text: str) -> Any:
-    """A dataclass field that the command line may give without its name; ``None`` by default."""
-    return dataclasses.field(default=None, metadata={"help": text, "positional": True})
+def pairs(text: str) -> Any:
+    """A dataclass field for a dict, empty by default; the command line gives its items as ``name=value``."""
+    return dataclasses.field(default_factory=dict, metadata={"help": text})
 
 
 def required(text: str) -> Any:
@@ -148,7 +140,9 @@ def with_defaults(**defaults: Any) -> Callable[[type[T]], type[T]]:
 def add_options(
     parser: argparse.ArgumentParser, options: type, presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Give ``parser`` an option ``--name`` for every field of a dataclass; a help text names the default.
+    """Give ``parser`` an option ``--name`` for every field of a dataclass, and ``--config`` for a file of them.
+
+    A help text names the default.
 
     Only options that are given end up in the parsed arguments, so that a preset can replace the defaults of the others.
 
@@ -169,72 +163,74 @@ def add_options(
         >>> options_from(Training, parser.parse_args(["--steps", "3"]))
         Training(steps=3, seed=0)
     """
-    hints = get_type_hints(options)
+    hints, required = get_type_hints(options), []
     for field in dataclasses.fields(options):
         text = field.metadata.get("help", "")
-        settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, **_reader(hints[field.name])}
-        if field.default is dataclasses.MISSING:
+        settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, **word_reader(hints[field.name])}
+        default = field.default if field.default_factory is dataclasses.MISSING else ()
+        if default is dataclasses.MISSING:
             settings["required"] = True
         else:
-            notes = [f"default: {_shown(field.default)}"]
+            notes = [f"default: {shown(default)}"]
             allowed = field.metadata.get("range", Range())
             notes += [] if allowed == Range() else [str(allowed)]
             for task, values in (presets or {}).items():
-                notes += [f"{task}: {_shown(values[field.name])}"] if field.name in values else []
+                notes += [f"{task}: {shown(values[field.name])}"] if field.name in values else []
             text += f" ({'; '.join(notes)})"
-        if settings.get("nargs") == "*" and field.default:
+        if settings.get("nargs") == "*" and default:
             settings["nargs"] = "+"
-        if field.metadata.get("positional"):
-            parser.add_argument(settings.pop("dest"), nargs="?", help=text, **settings)
-        else:
-            parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
+        action = parser.add_argument("--" + field.name.replace("_", "-"), help=text, **settings)
+        required += [action] if action.required else []
+    text = "YAML file with values of these options; those on the command line override it"
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=read_path,
+        default=argparse.SUPPRESS,
+        help=text,
+        action=_ConfigAction,
+        options=options,
+        required_options=required,
+    )
 
 
-def _reader(kind: Any) -> dict[str, Any]:
-    """The arguments of ``add_argument`` for values of a type."""
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    if get_origin(kind) in (Union, types.UnionType):
-        return _union_reader(get_args(kind))
-    if get_origin(kind) is tuple:
-        return {**_reader(get_args(kind)[0]), "nargs": "*"}
-    return {"type": _path if kind is Path else kind, "metavar": kind.__name__.upper()}
+class _ConfigAction(argparse.Action):
+    """Reads the file of ``--config``; its options are no longer required on the command line."""
 
+    def __init__(self, *args: Any, options: type, required_options: list[argparse.Action], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.options, self.required_options = options, required_options
 
-def _union_reader(parts: tuple[Any, ...]) -> dict[str, Any]:
-    """Of a type or None, of a choice or None, and of a type or one of some words."""
-    choices = [part for part in parts if get_origin(part) is Literal]
-    plain = [part for part in parts if part is not type(None) and part not in choices]
-    if not plain:
-        return _reader(choices[0])
-    words: dict[str, Any] = {word: word for part in choices for word in get_args(part)}
-    words |= {"none": None} if type(None) in parts else {}
-    read = _reader(plain[0])["type"]
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        from torchrl_lang.recipes.config_file import read_config
 
-    def convert(text: str) -> Any:
-        return words[text.lower()] if text.lower() in words else read(text)
-
-    convert.__name__ = plain[0].__name__  # argparse shows it where the text is wrong
-    return {"type": convert, "metavar": plain[0].__name__.upper()}
-
-
-def _path(text: str) -> Path:
-    if not text:  # pathlib would take it for the current folder
-        raise argparse.ArgumentTypeError("expected a path, got an empty text")
-    return Path(text)
-
-
-def _shown(value: Any) -> str:
-    return (" ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+        if hasattr(namespace, self.dest):
+            parser.error("--config was given twice: give one file")
+        content = read_config(values, self.options)
+        setattr(namespace, self.dest, content)
+        for action in self.required_options:
+            action.required = action.required and action.dest not in content
 
 
 def options_from(options: type[Any], arguments: argparse.Namespace) -> Any:
-    """The options that parsed arguments describe."""
-    names = {field.name for field in dataclasses.fields(options)}
+    """The options that parsed arguments describe: those on the command line, then those of the file of ``--config``.
+
+    Raises:
+        ValueError: the file names code that would be imported, which may come from another person.
+    """
+    hints = get_type_hints(options)
+    names = [field.name for field in dataclasses.fields(options)]
     given = {name: value for name, value in vars(arguments).items() if name in names}
-    return options.from_given({name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+    of_file, task = getattr(arguments, "config", {}), given.get("task")
+    own_task = of_file.get("task") or ""
+    if ":" in own_task and task is None:
+        raise ValueError(
+            f"The file of --config names the task {own_task}, whose code is imported only if the command line names "
+            f"it: add --task {own_task}."
+        )
+    return options.from_given(of_file | {name: from_words(hints[name], value) for name, value in given.items()})
 
 
 def write_options(path: Path, options: Any, **more: Any) -> None:

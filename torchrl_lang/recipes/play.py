@@ -27,9 +27,7 @@ def main(options: PlayOptions) -> None:
             raise ValueError("Standard input is closed: open it to play, or give --watch.")
         options.task().play(seed)
     elif Path(options.watch).is_dir():
-        run = load_run(Path(options.watch))
-        if type(run.task).play_options is not type(options):
-            raise ValueError(f"{options.watch} is about {run.task.name}: watch it with `play {run.task.name}`.")
+        run = load_run(Path(options.watch), type(options.task()))
         player = Player(run.policy(options.beta if run.has_values else 0.0, method="greedy"))
         run.task.watch(player, games=options.games, seed=seed)
     else:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["Range", "check_ranges"]
+__all__ = ["Range", "check_ranges", "check_value"]
 
 _LARGEST = 2**31 - 1
 """Upper bound of integers without another one; larger sizes, counts or seeds are typing errors."""
@@ -56,12 +56,16 @@ def check_ranges(options: Any) -> None:
     """
     hints = get_type_hints(type(options))
     for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, tuple) and not value and field.default:
-            raise ValueError(f"{field.name} must hold at least one value, got none.")
-        for item in value if isinstance(value, tuple) else (value,):
-            _check_choice(field.name, item, hints[field.name])
-            _check_number(field.name, item, field.metadata.get("range", Range()))
+        check_value(field, getattr(options, field.name), hints[field.name])
+
+
+def check_value(field: dataclasses.Field, value: Any, hint: Any) -> None:
+    """Raise ValueError unless the value of one field, of the type ``hint``, is allowed; see :func:`check_ranges`."""
+    if isinstance(value, tuple) and not value and field.default:
+        raise ValueError(f"{field.name} must hold at least one value, got none.")
+    for item in value if isinstance(value, tuple) else (value,):
+        _check_choice(field.name, item, hint)
+        _check_number(field.name, item, field.metadata.get("range", Range()))
 
 
 def _check_number(name: str, value: Any, allowed: Range) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.config_file import write_config
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
+from torchrl_lang.recipes.options import check_record, option, required, write_options
+from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
@@ -23,7 +26,7 @@ __all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resu
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(TaskOptions):
     """Options of all training runs."""
 
     out: Path = required("folder of the run; an existing run is resumed")
@@ -62,21 +65,24 @@ class RunOptions(Options):
 
 @contextmanager
 def open_run(
-    options: RunOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], **more: Any
+    options: RunOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], best_by: str = "return", **more: Any
 ) -> Iterator[Checkpointer]:
     """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
 
     The ``free`` options may change when a run is resumed. ``fixed`` and ``more`` are further content of
-    ``config.json``; what is ``fixed``, the task among it, may not change.
+    ``config.json``; what is ``fixed``, the task among it, may not change. The best checkpoint has the
+    highest ``best_by``.
     """
     check_place(options.out)
     with folder_lock(options.out, "trains"):
         remove_leftovers(options.out)
-        checkpoints, record = Checkpointer(options.out / "checkpoints"), options.out / "config.json"
+        checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
+        free = ("out", "logger", "device", "task", "option", *free)  # the task is among the notes
         if checkpoints.steps():
-            check_record(record, options, free=("out", "logger", "device", *free), **fixed)
+            check_record(record, options, free=free, **fixed)
         else:
             write_options(record, options, **fixed, **more)
+            write_config(options.out / "config.yaml", options)
         yield checkpoints
 
 
@@ -103,12 +109,30 @@ def is_due(step: int, every: int, last: int) -> bool:
     return step % every == 0 or step == last
 
 
-def finish(options: RunOptions, checkpoints: Checkpointer, save: Callable[[Path], Any], *, unit: str) -> float:
-    """Save the checkpoint with the best return as the run's model. Returns its mean return."""
+def finish(
+    options: RunOptions,
+    checkpoints: Checkpointer,
+    save: Callable[[Path], Any],
+    *,
+    unit: str,
+    describe: Callable[[float], str] = "mean return {:.2f}".format,
+) -> float:
+    """Save the best checkpoint as the run's model, the last one if none has the metric. Returns the best metric or NaN.
+
+    Args:
+        options: of the run.
+        checkpoints: of the run.
+        save: writes the restored model to a folder.
+        unit: of the checkpoints' steps.
+        describe: the best metric in words.
+    """
     checkpoints.prune()  # a run that was killed in its last save still has the old ones
     best = checkpoints.restore("best")
+    found = checkpoints.metrics("best").get(checkpoints.best_by, math.nan)
+    chosen = f"best at {unit} {best}, {describe(found)}"
+    if best is None:
+        chosen = f"last checkpoint at {unit} {checkpoints.restore()}, no episodes were held out"
     model = options.out / "model"
     save(model)
-    found = checkpoints.metrics("best")["return"]
-    print(f"{options.out.name}: best at {unit} {best}, mean return {found:.2f}; model in {model}", flush=True)
+    print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
     return found

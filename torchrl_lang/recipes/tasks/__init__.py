@@ -1,15 +1,21 @@
-"""The tasks that recipes train on: one file and one line here for each."""
+"""The tasks that recipes train on: one file and one line here for each, and those that users name as module:name."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
     from torchrl_lang.recipes.tasks.base import Task
     from torchrl_lang.storage import Fields
 
-__all__ = ["TASKS", "register", "task_class", "task_from_notes"]
+__all__ = ["DIALOGUES", "OWN_TASK", "TASKS", "find_task", "register", "task_class", "task_from_notes"]
+
+DIALOGUES = "dialogues"
+"""What a run records in place of a task if it was trained on dialogues alone."""
+OWN_TASK = "package.module:name"
+"""How users name a task of their own, in help texts and errors."""
 
 TASKS: dict[str, str | type[Task]] = {
     "wordle": "WordleTask",
@@ -39,26 +45,61 @@ def register(task: type[Task]) -> type[Task]:
     Raises:
         ValueError: another task has that name.
     """
-    if TASKS.setdefault(task.name, task) is not task:
+    if task.name == DIALOGUES or TASKS.setdefault(task.name, task) is not task:
         raise ValueError(f"There is a task {task.name!r} already: give {task.__name__} another name.")
     return task
 
 
-def task_from_notes(notes: Fields) -> Task:
-    """The task that a dataset's manifest or a run's record describes.
+def find_task(name: str, options: Mapping[str, Any] | None = None) -> type[Task]:
+    """The class of a registered task, or of a user's own: a :class:`Task` or an environment factory in a module.
 
-    The name in the file is only looked up in :data:`TASKS`. It is never imported.
+    A module that is named is imported, so the name must come from the user, never from a file.
+
+    Args:
+        name: of a registered task, or ``package.module:name``.
+        options: of an environment factory.
 
     Raises:
-        FileError: there is no such task, or a field is missing or wrong.
+        ValueError: there is no such task, or it takes no options.
+
+    Examples:
+        >>> from torchrl_lang.recipes.tasks import find_task
+        >>> find_task("torchrl_lang.envs.games:CorridorEnv", {"length": 3}).without_notes().action_length
+        2
+    """
+    if ":" in name:
+        from torchrl_lang.recipes.tasks.user_task import import_task
+
+        return import_task(name, options or {})
+    if name not in TASKS:
+        raise ValueError(f"There is no task {name!r}: give {', '.join(TASKS)}, or your own as {OWN_TASK}.")
+    if options:
+        raise ValueError(f"--option is for environment factories, but {name} is a Task: got {dict(options)}.")
+    return task_class(name)
+
+
+def task_from_notes(notes: Fields, given: type[Task] | None = None) -> Task:
+    """The task that a dataset's manifest or a run's record describes.
+
+    The name in the file is only looked up in :data:`TASKS` and compared with that of ``given``. It is never imported.
+
+    Args:
+        notes: of the manifest or record.
+        given: the class that the user named.
+
+    Raises:
+        FileError: there is no such task, it is another one than ``given``, or a field is missing or wrong.
     """
     from torchrl_lang.storage import FileError, shorten
 
     name = notes.take("task", str)
-    if name not in TASKS:
-        raise notes.error(f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}")
+    if given is not None and name != given.name:
+        raise FileError(notes.path, f"is about the task {shorten(name)}, not {given.name!r}", "give its own task")
+    if given is None and name not in TASKS:
+        found = f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}"
+        raise FileError(notes.path, found, f"if it is your own, give its code with --task {OWN_TASK}")
     try:
-        return task_class(name).from_notes(notes)
+        return (given or task_class(name)).from_notes(notes)
     except FileError:
         raise
     except ValueError as error:

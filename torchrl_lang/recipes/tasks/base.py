@@ -124,6 +124,18 @@ class Task(ABC):
             ValueError: a field is missing, of another type, or out of range.
         """
 
+    @classmethod
+    def without_notes(cls) -> Self:
+        """The task for data that record none, such as dialogues in a file: all fields have their defaults.
+
+        Raises:
+            ValueError: a field has no default.
+        """
+        try:
+            return cls()
+        except TypeError as error:
+            raise ValueError(f"The task {cls.name} cannot be made without a dataset of it ({error}).") from error
+
     def notes(self) -> dict[str, Any]:
         """The task as JSON, for a dataset's manifest or a run's record."""
         return {"task": self.name, **asdict(self)}

@@ -1,0 +1,371 @@
+"""Offline training on a JSONL file of dialogues, without an environment: from the file to an answer of the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import CharTokenizer, Episode, Turn, dataset_from_jsonl, load_dataset, row_buffer, to_rows
+from torchrl_lang.evaluation import imitation_loss, read_columns
+from torchrl_lang.modules import TiedQValueHead, language_actor
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.offline_evaluation import longest_utterance
+from torchrl_lang.recipes.tasks import find_task
+from torchrl_lang.storage import folder_lock, read_tensors
+from torchrl_lang.training import Checkpointer
+
+MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
+TINY = [*MODEL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
+
+OPPOSITES = """
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs import PromptEnv
+
+
+def make_env(batch_size, *, row_length=30, seed=None, device=None):
+    tokenizer = CharTokenizer.from_alphabet("abdginostuwn")
+    options = {"row_length": row_length, "action_length": 6, "batch_size": batch_size, "seed": seed, "device": device}
+    return PromptEnv(["big", "hot"], lambda prompts, words: [len(word) for word in words], tokenizer, **options)
+"""
+
+
+def dialogue(number):
+    first, second = (("big", "tiny"), ("hot", "cold"), ("in", "out"))[number % 3]
+    turns = [{"role": "user", "text": first}, {"role": "assistant", "text": second, "reward": number % 2}]
+    if number % 5 == 0:
+        turns += [{"role": "user", "text": "why"}, {"role": "assistant", "text": "so", "reward": -1}]
+    return {"turns": turns}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "dialogues.jsonl").write_text("\n".join(json.dumps(dialogue(number)) for number in range(40)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(home):
+    """BC on the dialogues, and ILQL from its model."""
+    assert main(train("bc", home, home / "bc")) == 0
+    assert main(train("ilql", home, home / "ilql", "--start", str(home / "bc"))) == 0
+    return home
+
+
+def train(recipe, home, out, *more):
+    return ["train", recipe, "--data", str(home / "dialogues.jsonl"), "--out", str(out), *TINY, *more]
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+# -- the file's rows -----------------------------------------------------------------------------------------------
+
+
+def test_rows_have_the_characters_of_the_file_and_the_length_of_the_longest_dialogue(runs):
+    dataset = load_dataset(runs / "bc" / "data")
+    assert len(dataset) == 40
+    assert [turn.text for turn in dataset.episode(5).turns] == ["in", "out", "why", "so"]
+    letters = {letter for number in range(40) for turn in dialogue(number)["turns"] for letter in turn["text"]}
+    assert set(dataset.tokenizer.symbols) - set(CharTokenizer.DEFAULT_CONTROL.values()) == letters
+    row = dataset[0]["attention_mask"]
+    assert row.all()  # "big", "tiny", "why", "so" with their ends and the two ends of the row
+    assert len(row) == 18
+    assert longest_utterance(dataset.rows) == 5
+
+
+def test_rows_are_written_until_the_run_has_a_checkpoint_and_then_kept(home, tmp_path, monkeypatch):
+    """A run that failed after its rows were written may begin with other rows."""
+    run, written = tmp_path / "run", []
+
+    def counted(*args, **options):
+        written.append(args)
+        return dataset_from_jsonl(*args, **options)
+
+    monkeypatch.setattr("torchrl_lang.recipes.dialogues.dataset_from_jsonl", counted)
+    assert main(train("bc", home, run, "--kind", "nonsense", "--row-length", "30")) == 2
+    assert load_dataset(run / "data").rows["tokens"].shape == (40, 30)
+    assert main(train("bc", home, run)) == 0
+    assert load_dataset(run / "data").rows["tokens"].shape == (40, 18)
+    assert main(train("bc", home, run)) == 0
+    assert len(written) == 2
+
+
+def test_only_one_process_writes_the_rows_of_a_run(home, tmp_path, capsys):
+    with folder_lock(tmp_path / "run", "trains"):
+        assert "Another process trains in" in refused(capsys, *train("bc", home, tmp_path / "run"))
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_resumed_run_needs_the_same_dialogues(home, tmp_path, capsys):
+    file, run = tmp_path / "dialogues.jsonl", tmp_path / "run"
+    file.write_text((home / "dialogues.jsonl").read_text())
+    assert main(train("bc", tmp_path, run)) == 0
+    file.write_text(file.read_text().replace("tiny", "tidy"))
+    assert f"{run} holds a run with other options: dialogues" in refused(capsys, *train("bc", tmp_path, run))
+    assert "row_length was None and is 30" in refused(capsys, *train("bc", home, run, "--row-length", "30"))
+    file.rename(tmp_path / "moved.jsonl")
+    assert "dialogues.jsonl: No such file" in refused(capsys, *train("bc", tmp_path, run))
+    assert main([*train("bc", home, run), "--data", str(home / "dialogues.jsonl")]) == 0  # the same content elsewhere
+
+
+# -- training and evaluation ---------------------------------------------------------------------------------------
+
+
+def test_the_best_checkpoint_has_the_lowest_held_out_loss(runs, capsys):
+    run = runs / "bc"
+    losses = read_columns(run / "log.csv")
+    found = Checkpointer(run / "checkpoints", best_by="held_out_log_prob")
+    metrics = found.metrics("best")["held_out_log_prob"]
+    logged = [loss for loss in losses["held_out_loss"] if not math.isnan(loss)]
+    assert len(logged) == 2
+    assert metrics == pytest.approx(-min(logged), rel=1e-5)
+    assert "return" not in losses
+    rows = load_dataset(run / "data")[36:]
+    actor = language_actor(load_run(run).model.lm)
+    assert imitation_loss(actor, rows) == pytest.approx(min(logged), rel=1e-4)
+
+
+def test_an_earlier_checkpoint_with_a_lower_loss_becomes_the_model(home, tmp_path, monkeypatch, capsys):
+    losses = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr("torchrl_lang.recipes.bc.imitation_loss", lambda *_: next(losses))
+    assert main(train("bc", home, tmp_path / "run", "--steps", "6")) == 0
+    assert "run: best at step 4, held-out loss 1.000; model in" in capsys.readouterr().out
+    saved = read_tensors(tmp_path / "run" / "model" / "model.safetensors", remedy="")["transformer.wpe.weight"]
+    same = {}
+    for step in (4, 6):
+        folder = tmp_path / "run" / "checkpoints" / f"step-{step:09d}"
+        tensors = read_tensors(folder / "tensors.safetensors", remedy="").values()
+        same[step] = any(torch.equal(saved, tensor) for tensor in tensors if tensor.shape == saved.shape)
+    assert same == {4: True, 6: False}
+
+
+def test_values_are_reported_and_the_next_steps_are_shown(runs, capsys, tmp_path):
+    report = json.loads((runs / "ilql" / "values.json").read_text())
+    assert report["tokens"] == int(load_dataset(runs / "ilql" / "data")[36:]["action_mask"].sum())
+    assert "qvalue_fit" in read_columns(runs / "ilql" / "log.csv")
+    assert main(train("ilql", runs, runs / "ilql", "--start", str(runs / "bc"))) == 0
+    shown = capsys.readouterr().out
+    code = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
+    assert len(code) == 4
+    space = {}
+    exec("\n".join(code), space)
+    assert isinstance(space["run"].reply("big", beta=2.0), str)
+    assert isinstance(space["run"].reply(), str)
+    assert len(space["run"].reply("big", "tiny", "why", method="sample", seed=0)) <= 4
+
+
+def test_a_few_dialogues_are_all_trained_on(tmp_path, monkeypatch, capsys):
+    """None is held out of nine, so the last checkpoint becomes the model."""
+    trained = []
+    monkeypatch.setattr(
+        "torchrl_lang.recipes.offline.row_buffer",
+        lambda rows, *args, **options: trained.append(rows) or row_buffer(rows, *args, **options),
+    )
+    (tmp_path / "dialogues.jsonl").write_text("\n".join(json.dumps(dialogue(number)) for number in range(9)))
+    assert main(train("ilql", tmp_path, tmp_path / "run")) == 0
+    assert len(trained[0]) == 9
+    assert "run: last checkpoint at step 4, no episodes were held out; model in" in capsys.readouterr().out
+
+
+def test_bc_learns_the_dialogues(home, tmp_path):
+    options = ["--steps", "60", "--lr", "0.02", "--eval-every", "60", "--transition-weight", "0"]
+    assert main(train("bc", home, tmp_path / "run", *options)) == 0
+    run = load_run(tmp_path / "run")
+    assert [run.reply(text) for text in ("big", "hot", "in")] == ["tiny", "cold", "out"]
+    assert run.reply("big", "tiny", "why") == "so"
+
+
+def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_path):
+    tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz")
+    dataset_from_jsonl(home / "dialogues.jsonl", tmp_path / "data", tokenizer, 20)
+    assert main(["train", "bc", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *TINY]) == 0
+    assert load_run(tmp_path / "run").action_length == 5
+
+
+# -- with an environment -------------------------------------------------------------------------------------------
+
+
+def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, monkeypatch, capsys):
+    (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", "abcdghilnostuwy"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["--task", "opposites:make_env", "--option", "row_length=26"]
+    run, task = tmp_path / "run", find_task("opposites:make_env")
+    assert main(train("bc", home, run, *given)) == 0
+    assert "best at step 2, mean return" in capsys.readouterr().out.replace("step 4", "step 2")
+    assert load_dataset(run / "data").rows["tokens"].shape == (40, 26)
+    assert json.loads((run / "config.json").read_text())["notes"] == {
+        "task": "opposites:make_env",
+        "options": {"row_length": 26},
+    }
+    assert main(["evaluate", "--run", str(run), "--games", "4", "--task", "opposites:make_env"]) == 0
+    # Its weights and tokenizer can be used without its task.
+    alone = ["--start", str(run), "--row-length", "26", "--lr", "1e-12", "--weight-decay", "0"]
+    assert main(train("bc", home, tmp_path / "bc", *alone)) == 0
+    before, after = (
+        load_run(folder, kind).model.lm.state_dict() for folder, kind in ((run, task), (tmp_path / "bc", None))
+    )
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
+    sys.modules.pop("opposites")
+
+
+def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path, monkeypatch, capsys):
+    letters = "".join(load_dataset(runs / "bc" / "data").tokenizer.symbols[:-6])
+    (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", letters))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = ["--task", "opposites:make_env", "--option", "row_length=18"]
+    assert "has no games: give an environment with --task package.module:name" in refused(
+        capsys, "evaluate", "--run", runs / "bc"
+    )
+    assert "has no games" in refused(capsys, "train", "ppo", "--start", runs / "bc", "--out", tmp_path / "ppo")
+    assert main(["evaluate", "--run", str(runs / "bc"), "--games", "4", *given]) == 0
+    assert main(["play", "opposites:make_env", "--watch", str(runs / "bc"), "--games", "1", *given[2:]]) == 0
+    online = ["--iterations", "1", "--games", "4", "--turns", "1", "--batch-size", "4", "--eval-games", "4"]
+    ppo = ["train", "ppo", "--start", str(runs / "bc"), "--out", str(tmp_path / "ppo"), *online, "--value-warmup", "0"]
+    assert main([*ppo, *given]) == 0
+    assert "was made with another tokenizer" in refused(
+        capsys, "evaluate", "--run", runs / "bc", "--task", "torchrl_lang.envs.games:CorridorEnv"
+    )
+    sys.modules.pop("opposites")
+
+
+# -- tokenizers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A folder with a tokenizer that has a chat template, as Hugging Face writes it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+    )
+    special = {"pad_token": "<|pad|>", "eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
+    folder = tmp_path_factory.mktemp("chat_model")
+    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special).save_pretrained(folder)
+    return folder
+
+
+def test_rows_of_a_hugging_face_tokenizer_and_of_its_chat_template(home, tmp_path, chat_model):
+    tokenizer = ["--tokenizer", str(chat_model)]
+    plain, chat = tmp_path / "plain", tmp_path / "chat"
+    assert main(train("bc", home, plain, *tokenizer)) == 0
+    assert main(train("bc", home, chat, *tokenizer, "--system", "Short.")) == 0
+    row = load_dataset(plain / "data")[1]
+    assert load_dataset(plain / "data").tokenizer.decode(row["tokens"][row["attention_mask"]]) == (
+        "<s>hot</s>cold</a></eod>"
+    )
+    row = load_dataset(chat / "data")[1]
+    assert load_dataset(chat / "data").tokenizer.decode(row["tokens"][row["attention_mask"]]) == (
+        "<|im_start|>system: Short.<|im_end|><|im_start|>user: hot<|im_end|><|im_start|>assistant: cold<|im_end|>"
+    )
+    assert isinstance(load_run(chat).reply("hot", method="sample", seed=0), str)
+
+
+def test_values_are_tied_to_the_embedding_of_a_large_vocabulary(home, tmp_path, chat_model, monkeypatch):
+    """And the saved run has them."""
+    monkeypatch.setattr("torchrl_lang.modules.default_qvalue_head.LARGE_VOCABULARY", 100)
+    assert main(train("ilql", home, tmp_path / "run", "--tokenizer", str(chat_model), "--chat", "--steps", "2")) == 0
+    run = load_run(tmp_path / "run")
+    assert isinstance(run.model.heads["target_qvalue"], TiedQValueHead)
+    assert isinstance(run.reply("hot", beta=2.0), str)
+
+
+def test_messages_with_calls_of_tools_and_preferences_and_a_reward_by_its_key(tmp_path, chat_model):
+    tool = "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    config = json.loads((chat_model / "tokenizer_config.json").read_text())
+    path = chat_model / "chat_template.jinja"
+    template = path.read_text() if path.exists() else config["chat_template"]
+    folder = tmp_path / "tools"
+    source = AutoTokenizer.from_pretrained(chat_model)
+    source.chat_template = template.replace("<|im_end|>{% endfor %}", tool)
+    source.save_pretrained(folder)
+    user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    lines = [
+        {"messages": [user, {"role": "assistant", "content": "", "tool_calls": [call]},
+                      {"role": "tool", "content": "door"}, answer], "score": 2.0},
+        {"chosen": [user, answer], "rejected": [user, {**answer, "content": "no"}]},
+        {"messages": [user, answer], "score": 1},
+    ]  # fmt: skip
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ["--tokenizer", str(folder), "--chat", "--reward", "score"]
+    assert main(train("bc", tmp_path, tmp_path / "run", "--data", str(tmp_path / "d.jsonl"), *options)) == 0
+    dataset = load_dataset(tmp_path / "run" / "data")
+    assert [dataset.episode(index).total_reward for index in range(4)] == [2.0, 1.0, 0.0, 1.0]
+    assert dataset.episode(0).turns[1:3] == (
+        Turn('{"name": "look", "arguments": {}}', 0.0), Turn("door", role="tool"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--chat"], "chat and system need the tokenizer of a chat model: give --tokenizer NAME"),
+        (["--system", "Be brief."], "chat and system need the tokenizer"),
+        (["--pretrained", "gpt2"], "pretrained='gpt2' needs its own tokenizer: give --tokenizer gpt2"),
+        (["--tokenizer", "no/such/folder"], "There is no readable tokenizer in 'no/such/folder'"),
+        (["--row-length", "12"], "holds at least 5 bad lines (line 1: the dialogue has 18 tokens, row_length is 12"),
+        (["--option", "a=1"], "is for an environment factory: give it as --task package.module:name"),
+    ],
+)
+def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
+    assert message in refused(capsys, *train("bc", home, tmp_path / "run", *more))
+
+
+def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
+    call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
+    message = "is no file of dialogues, but options of dialogues were given: row_length, on_error"
+    assert message in refused(capsys, *call, "--row-length", "30", "--on-error", "skip")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "holds no dialogue: give a file with one JSON object per line"),
+        ('{"turns": []}', "holds 1 bad line (line 1: 'turns' must be a list of at least one turn, got [])"),
+        ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
+        (
+            '{"turns": [{"role": "agent", "text": "a\\ud800"}]}',
+            "line 1: '\\ud800' at position 1 of 'a\\ud800' is not in this",
+        ),
+    ],
+)
+def test_files_without_dialogues_to_learn_from(lines, message, tmp_path, capsys):
+    (tmp_path / "dialogues.jsonl").write_text(lines)
+    assert message in refused(capsys, *train("bc", tmp_path, tmp_path / "run"))
+
+
+def test_bad_lines_can_be_left_out(home, tmp_path, recwarn):
+    text = (home / "dialogues.jsonl").read_text() + "\n{}\n" + json.dumps({**dialogue(1), "id": 7})
+    (tmp_path / "dialogues.jsonl").write_text(text)
+    assert main(train("bc", tmp_path, tmp_path / "run", "--on-error", "skip", "--ignore", "id")) == 0
+    assert len(load_dataset(tmp_path / "run" / "data")) == 41
+    assert sum("1 bad line" in str(warning.message) for warning in recwarn) == 1
+
+
+def test_the_longest_utterance():
+    tokenizer = CharTokenizer.from_alphabet("ab")
+    episodes = [
+        Episode([Turn("ab"), Turn("a", 1.0)], True),
+        Episode([Turn("abab", 0.0), Turn("b"), Turn("a", 0.0)], True),
+    ]
+    assert longest_utterance(to_rows(episodes, tokenizer, 14)) == 5
+    assert longest_utterance(to_rows([Episode([Turn("ab")], True)], tokenizer, 14)) == 0

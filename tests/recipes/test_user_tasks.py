@@ -1,0 +1,353 @@
+"""Tasks of a user's own module, given as ``package.module:name``: a Task class, and environment factories."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from copy import deepcopy
+
+import pytest
+import torch
+from torchrl.envs import TransformedEnv
+
+from tests.processes import spawned
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs import check_language_env
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.evaluation import GameRecords
+from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.tasks import find_task, task_from_notes
+from torchrl_lang.recipes.tasks.env_task import RandomTokens, env_task
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.transforms import LivingCost
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4", "--steps", "2"]
+
+COINS = """
+import random
+from dataclasses import dataclass
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs import PromptEnv, TextGameEnv
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.recipes.options import with_defaults
+from torchrl_lang.recipes.tasks.base import DataOptions, Task
+from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksPlay, RandomWalksTask
+
+
+class Coins:
+    def __init__(self, number):
+        self.number = number
+
+    def reset(self, seed):
+        self.heads = sum(random.Random(seed).random() < 0.5 for _ in range(self.number))
+        return "how many"
+
+    def step(self, text):
+        right = text == str(self.heads)
+        return ("yes" if right else "no"), (1.0 if right else -0.1), right
+
+
+def make_env(batch_size, *, number=3, seed=None, device=None):
+    if number < 1:
+        raise RuntimeError(f"no {number} coins")
+    tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz 0123")
+    limits = {"row_length": 40, "action_length": 3, "max_turns": 3}
+    options = {"batch_size": batch_size, "seed": seed, "device": device}
+    return TextGameEnv(lambda: Coins(number), tokenizer, **limits, **options)
+
+
+@dataclass(frozen=True)
+class ShortWalks(RandomWalksTask):
+    name = "short_walks"
+    presets = {"ilql": {"tau": 0.25}, "evaluate": {"beta": (3.0,)}}
+
+
+@with_defaults(games=40)
+class ShortWalksData(RandomWalksData):
+    '''Generate short walks.'''
+
+    def task(self):
+        return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortWalksPlay(RandomWalksPlay):
+    '''Walk yourself.'''
+
+    def task(self):
+        return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
+
+
+ShortWalks.data_options, ShortWalks.play_options = ShortWalksData, ShortWalksPlay
+
+
+class Unnamed(ShortWalks):
+    name = None
+
+
+class Optionless(ShortWalks):
+    data_options = dict
+
+
+class Wordle(ShortWalks):
+    name = "wordle"
+
+
+class Half(Task):
+    name = "half"
+
+
+def one_at_a_time(batch_size, **options):
+    return make_env(1, **options)
+
+
+def not_an_env(batch_size, **options):
+    return {"batch_size": batch_size}
+
+
+def other_signature(n):
+    return make_env(n)
+
+
+number = 7
+env = make_env(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a user's package, importable as in ``python -m`` there."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "coins.py").write_text(COINS)
+    (folder / "broken.py").write_text("import coins_of_another_country\n")
+    (folder / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def coins(home):
+    """A dataset and a run of the environment factory."""
+    name, folder = "my_package.coins:make_env", home / "coins"
+    options = ["--games", "40", "--batch", "8", "--option", "number=2"]
+    assert main(["generate", name, "--out", str(folder / "data"), *options]) == 0
+    assert (
+        main(["train", "ilql", "--data", str(folder / "data"), "--out", str(folder / "run"), "--task", name, *TINY])
+        == 0
+    )
+    return folder
+
+
+def refused(capsys, *arguments):
+    """The line that a command ends with."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+# -- an environment factory ----------------------------------------------------------------------------------------
+
+
+def test_an_environment_factory_is_a_task_of_all_commands(home, coins, capsys, monkeypatch):
+    name, run = "my_package.coins:make_env", coins / "run"
+    dataset = load_dataset(coins / "data")
+    assert dataset.manifest["notes"]["task"] == name
+    assert dataset.manifest["notes"]["options"] == {"number": 2}
+    assert main(["evaluate", "--run", str(run), "--task", name, "--games", "4", "--beta", "0", "2"]) == 0
+    figures = json.loads((run / "evaluation.json").read_text())
+    assert figures["task"] == name
+    assert [player["name"] for player in figures["players"]] == [
+        "random",
+        "run sample",
+        "run greedy",
+        "run beta 2 greedy",
+    ]
+    assert main(["play", name, "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
+    assert "< how many" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("0\n1\n2\n"))
+    assert main(["play", name, "--seed", "0", "--option", "number=1"]) == 0
+    assert "(+1)\n< yes\nThe game is over" in capsys.readouterr().out
+    assert main(["generate", name, "--help"]) == 0
+    assert "--option NAME=VALUE" in capsys.readouterr().out
+
+
+def test_workers_play_the_games_of_a_factory(coins):
+    """They get the task as a pickle."""
+    options = ["--iterations", "1", "--games", "4", "--turns", "3", "--batch-size", "4", "--eval-games", "4"]
+    options += ["--value-warmup", "0", "--collector", "sync", "--workers", "1", "--task", "my_package.coins:make_env"]
+    with spawned():
+        assert main(["train", "ppo", "--start", str(coins / "run"), "--out", str(coins / "ppo"), *options]) == 0
+    task = load_run(coins / "ppo", find_task("my_package.coins:make_env")).task
+    other = deepcopy(task)  # by the method that pickle uses
+    assert other.notes() == task.notes()
+    assert torch.equal(other.env(2, seed=5).reset()["tokens"], task.env(2, seed=5).reset()["tokens"])
+
+
+def test_options_of_a_factory_are_compared_with_the_recorded_ones(coins, capsys):
+    name, data, run = "my_package.coins:make_env", coins / "data", coins / "run"
+    given = ["--task", name, "--option", "number=2"]
+    assert main(["train", "ilql", "--data", str(data), "--out", str(run), *TINY, *given]) == 0  # finished already
+    given[-1] = "number=3"
+    message = f"is about {name} with the options {{'number': 2}}, not {{'number': 3}}"
+    assert message in refused(capsys, "train", "bc", "--data", data, "--out", coins / "other", *given)
+    assert message in refused(capsys, "evaluate", "--run", run, *given)
+    assert "give it as --task package.module:name" in refused(capsys, "evaluate", "--run", run, *given[2:])
+
+
+def test_values_of_options_are_json_or_texts(home, capsys):
+    env_of = ["generate", "my_package.coins:make_env", "--out", "x", "--games", "1", "--option"]
+    for text, message in {
+        "number": "argument --option: expected name=value, got 'number'",
+        "a-b=1": "argument --option: expected name=value, got 'a-b=1'",
+        "seed=1": "The recipes set seed of my_package.coins:make_env",
+        "number=0": "(RuntimeError: no 0 coins at ",
+        "number=many": "(TypeError: '<' not supported between instances of 'str' and 'int'",
+        "colour=red": "(TypeError: make_env() got an unexpected keyword argument 'colour')",
+    }.items():
+        assert message in refused(capsys, *env_of, text)
+    assert "number was given twice: number=1, number=2" in refused(capsys, *env_of, "number=1", "--option", "number=2")
+
+
+def test_the_class_of_an_environment_is_a_factory():
+    task = env_task("corridor", CorridorEnv)({"length": 3, "start": 0})
+    check_language_env(task.env(2, seed=0))
+    player = task.player("random", seed=0).policy
+    first, second = (task.evaluate(player, games=4, seed=1)[1].rows for _ in range(2))
+    assert torch.equal(first["tokens"], second["tokens"])
+    assert task == type(task).from_notes(Fields(task.notes(), "manifest.json", "generate it again"))
+
+
+def test_a_transformed_environment_is_evaluated_with_its_rewards(home):
+    make_env = sys.modules["my_package.coins"].make_env
+    costly = env_task("coins", lambda **options: TransformedEnv(make_env(**options), LivingCost(0.5)))()
+    plain = env_task("coins", make_env)()
+    policy = plain.player("random", seed=0).policy
+    returns = [task.evaluate(policy, games=6, seed=3)[1] for task in (plain, costly)]
+    torch.testing.assert_close(returns[1].returns, returns[0].returns - 0.5 * returns[0].turns)
+    assert costly.action_length == plain.action_length
+
+
+def test_random_tokens_are_valid_and_end():
+    control = ControlTokens(0, 1, 2, 3, 4, 5, vocab_size=9)
+    player = RandomTokens(control, 4, seed=0)
+    actions = player(env_task("corridor", CorridorEnv)({"length": 3}).env(400, seed=0).reset())["action"]
+    ends = actions == 1
+    assert (ends.sum(-1) == 1).all()
+    length = ends.long().argmax(-1)
+    assert {1, 2, 3} == set(length.tolist())
+    before = torch.arange(4) < length[:, None]
+    assert set(actions[before].tolist()) == {6, 7, 8}
+    assert set(actions[~before & ~ends].tolist()) == {0}
+    short = RandomTokens(control, 1, seed=0)(env_task("corridor", CorridorEnv)({"length": 3}).env(3, seed=0).reset())
+    assert short["action"].tolist() == [[1]] * 3
+
+
+def test_games_that_end_with_a_reward_are_won(home):
+    task = find_task("my_package.coins:make_env").without_notes()
+    flags = torch.tensor([True, True, False])
+    records = GameRecords(None, *[torch.zeros(3)] * 2, flags, ~flags, torch.tensor([1.0, -0.1, 1.0]), torch.ones(3))
+    assert task.won(records).tolist() == [True, False, False]
+
+
+# -- a Task class --------------------------------------------------------------------------------------------------
+
+
+def test_a_task_class_of_a_users_module(home, capsys):
+    name, data, run = "my_package.coins:ShortWalks", home / "walks", home / "walks_run"
+    small = ["--nodes", "10", "--max-turns", "7"]
+    assert main(["generate", name, "--out", str(data), *small]) == 0
+    assert len(load_dataset(data)) == 40  # the default of the task's own options
+    assert main(["train", "ilql", "--data", str(data), "--out", str(run), "--task", name, *TINY]) == 0
+    record = json.loads((run / "config.json").read_text())
+    assert (record["tau"], record["notes"]["task"], record["task"]) == (0.25, "short_walks", name)
+    assert main(["evaluate", "--run", str(run), "--task", name, "--games", "4"]) == 0
+    assert "run beta 3 greedy" in capsys.readouterr().out
+    assert main(["play", name, "--watch", str(run), "--games", "1"]) == 0
+    assert "is about the task 'short_walks', not 'random_walks'" in refused(
+        capsys, "play", "random_walks", "--watch", run
+    )
+    assert ILQL.for_task(find_task(name), data=data, out=run).tau == 0.25
+    assert "--option is for environment factories" in refused(
+        capsys, "evaluate", "--run", run, "--task", name, "--option", "nodes=10"
+    )
+
+
+# -- names in files ------------------------------------------------------------------------------------------------
+
+
+def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
+    name, data, run = "trap:make_env", home / "trap_data", home / "trap_run"
+    (home / "trap.py").write_text("from my_package.coins import make_env\n")
+    assert main(["generate", name, "--out", str(data), "--games", "20"]) == 0
+    assert main(["train", "bc", "--data", str(data), "--out", str(run), "--task", name, *TINY]) == 0
+    sys.modules.pop("trap")
+    (home / "trap.py").write_text("raise BaseException('imported')\n")
+    recorded = f"{data / 'manifest.json'} is about the task 'trap:make_env'"
+    error = refused(capsys, "train", "bc", "--data", data, "--out", home / "x", *TINY)
+    assert recorded in error
+    assert "give its code with --task package.module:name" in error
+    other = ["--task", "my_package.coins:make_env"]
+    assert f"{recorded}, not 'my_package.coins:make_env'" in refused(
+        capsys, "train", "ilql", "--data", data, "--out", home / "x", *other
+    )
+    for command in (["evaluate", "--run", run], ["train", "ppo", "--start", run, "--out", home / "x"]):
+        assert "is about the task 'trap:make_env', the recipes have wordle" in refused(capsys, *command)
+        assert "is about the task 'trap:make_env', not 'my_package" in refused(capsys, *command, *other)
+    assert "not 'wordle'" in refused(capsys, "play", "wordle", "--watch", run)
+    assert "trap" not in sys.modules
+
+
+def test_a_registered_name_is_only_a_check(home, coins, capsys):
+    assert "not 'wordle'" in refused(capsys, "evaluate", "--run", coins / "run", "--task", "wordle")
+    assert "There is no task 'chess': give wordle" in refused(capsys, "evaluate", "--run", "x", "--task", "chess")
+    notes = Fields({"task": "os:system", "options": {}}, "manifest.json", "generate it again")
+    with pytest.raises(FileError, match="is about the task 'os:system', the recipes have"):
+        task_from_notes(notes)
+
+
+# -- wrong names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "no_such_module:make_env",
+            "'no_such_module' of the task 'no_such_module:make_env' cannot be imported (Module",
+        ),
+        ("broken:make_env", "(ModuleNotFoundError: No module named 'coins_of_another_country' at "),
+        ("exits:make_env", "cannot be imported (SystemExit: 3 at "),
+        (
+            "my_package.coins:nothing",
+            "coins.py) has no 'nothing': expected a subclass of Task, or a function make_env(",
+        ),
+        ("my_package.coins:number", "is 7, of the type int: expected a subclass of Task, or a function make_env("),
+        ("my_package.coins:env", "of the type TextGameEnv: expected a subclass of Task, or a function"),
+        ("my_package.coins:Unnamed", "needs a class attribute 'name'"),
+        ("my_package.coins:Optionless", "has <class 'dict'> as 'data_options': expected a subclass of DataOptions"),
+        ("my_package.coins:Wordle", "There is a task 'wordle' already: give my_package.coins:Wordle another 'name'"),
+        ("my_package.coins:Half", "lacks the methods action_length, env, from_notes, player, tokenizer"),
+        ("my_package.coins:one_at_a_time", "an environment of batch size [1], expected [4]: pass on batch_size"),
+        ("my_package.coins:not_an_env", "returned {'batch_size': 1}: expected a function make_env("),
+        (
+            "my_package.coins:other_signature",
+            "unexpected keyword argument 'batch_size'): expected a function make_env(",
+        ),
+        (":make_env", "':make_env' does not name a task: expected package.module:name"),
+        ("..coins:make_env", "'..coins:make_env' does not name a task"),
+        ("chess", "|package.module:name: invalid choice: 'chess'"),
+    ],
+)
+def test_wrong_names(home, name, message, capsys):
+    assert message in refused(capsys, "generate", name, "--out", "x", "--games", "4")
+    assert not (home / "x").exists()

@@ -1,0 +1,162 @@
+"""Make the dataset of a run from a JSONL file of dialogues."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torchrl_lang.data import (
+    CharTokenizer,
+    ChatTokenizer,
+    DialogueReader,
+    Episode,
+    HFTokenizer,
+    RowDataset,
+    RowFormat,
+    Tokenizer,
+    dataset_from_jsonl,
+    read_jsonl,
+)
+from torchrl_lang.data.dataset_format import MANIFEST
+from torchrl_lang.data.datasets import load_dataset
+from torchrl_lang.data.encoded_episode import encode_episode
+from torchrl_lang.recipes.datasets import check_place
+from torchrl_lang.recipes.load_run import load_model
+from torchrl_lang.recipes.options import Options, option
+from torchrl_lang.storage import folder_lock
+from torchrl_lang.training import Checkpointer
+
+if TYPE_CHECKING:
+    from torchrl_lang.recipes.offline import OfflineOptions
+    from torchrl_lang.recipes.tasks.base import Task
+
+__all__ = ["DialogueOptions", "dialogue_dataset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueOptions(Options):
+    """Options for --data FILE.jsonl, in the order of :func:`~torchrl_lang.data.dataset_from_jsonl`."""
+
+    tokenizer: str | None = option(
+        None, "of dialogues: name or folder of a Hugging Face tokenizer; none: the characters of the file"
+    )
+    chat: bool = option(False, "write dialogues as the chat template of --tokenizer does")
+    system: str | None = option(None, "system prompt of the chat template; implies --chat")
+    history: Literal["exact", "kept"] = option(
+        "exact", "kept: accept chat templates that change earlier messages, which rows keep as they were"
+    )
+    row_length: int | None = option(
+        None, "tokens of a row of dialogues; none: those of the longest dialogue, or of the environment", at_least=1
+    )
+    on_error: Literal["raise", "skip"] = option("raise", "skip: leave out lines that hold no valid dialogue")
+    on_overflow: Literal["error", "truncate"] = option("error", "truncate: cut dialogues longer than --row-length")
+    ignore: tuple[str, ...] = option((), "keys to ignore in the lines of dialogues")
+    reward: str = option("reward", "key of the lines of dialogues that holds their reward")
+
+    def reader(self) -> DialogueReader:
+        """Reads the lines."""
+        # The default may be missing; another key must be there.
+        return DialogueReader(reward=None if self.reward == "reward" else self.reward, ignore=self.ignore)
+
+    def check_unused(self, data: Path) -> None:
+        """Raise ValueError if one of these options was given for a dataset, which has rows already."""
+        fields = dataclasses.fields(DialogueOptions)
+        given = [field.name for field in fields if getattr(self, field.name) != field.default]
+        if given:
+            raise ValueError(
+                f"{data} is no file of dialogues, but options of dialogues were given: {', '.join(given)}. Leave them "
+                "out, or give a JSONL file as data."
+            )
+
+
+def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
+    """Write the dialogues as rows into the run's folder, or open what an earlier call wrote there.
+
+    The dataset of a run that has a checkpoint is never written again. Whether the file still has the same content is
+    compared when the run is resumed.
+
+    Args:
+        options: of the run; ``data`` is the file.
+        task: whose tokenizer and row length are used where no others are given.
+
+    Raises:
+        FileError: the file is missing, or holds bad lines.
+        ValueError: the options contradict each other, or no tokenizer fits.
+    """
+    folder = options.out / "data"
+    check_place(options.out)
+    with folder_lock(options.out, "trains"):
+        if not (folder / MANIFEST).exists() or not Checkpointer(options.out / "checkpoints").steps():
+            _write(options, task, folder)
+    return load_dataset(folder)
+
+
+def _write(options: OfflineOptions, task: Task | None, folder: Path) -> None:
+    tokenizer = _given_tokenizer(options, task)
+    length = options.row_length
+    if tokenizer is None or length is None:
+        episodes = _read(options, tokenizer)
+        if tokenizer is None:
+            tokenizer = _characters(episodes)
+        if length is None:
+            length = max(_longest(episodes, tokenizer), 0 if task is None else task.env(1).row_length)
+    dataset_from_jsonl(
+        options.data,
+        folder,
+        tokenizer,
+        length,
+        reader=options.reader(),
+        on_error=options.on_error,
+        on_overflow=options.on_overflow,
+        overwrite=True,
+    )
+
+
+def _read(options: OfflineOptions, tokenizer: Tokenizer | None) -> Sequence[Episode]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the second reading warns of skipped lines
+        return read_jsonl(options.data, tokenizer, reader=options.reader(), on_error=options.on_error)[0]
+
+
+def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | None:
+    """The tokenizer that the options name, that of the task or that of the run to start from."""
+    name, chat = options.tokenizer, options.chat or options.system is not None
+    if name is not None:
+        try:
+            if not chat:
+                return HFTokenizer(name)
+            row_format = RowFormat.from_chat_template(name, system=options.system, history=options.history)
+            return ChatTokenizer(name, row_format)
+        except TypeError as error:
+            raise ValueError(f"tokenizer={name!r} cannot be used: {error}") from error
+    if chat:
+        raise ValueError("chat and system need the tokenizer of a chat model: give --tokenizer NAME.")
+    if task is not None:
+        return task.tokenizer()
+    if options.start is not None:
+        return load_model(options.start)[1]
+    if options.pretrained is not None:
+        raise ValueError(
+            f"pretrained={options.pretrained!r} needs its own tokenizer: give --tokenizer {options.pretrained}."
+        )
+    return None
+
+
+def _characters(episodes: Sequence[Episode]) -> CharTokenizer:
+    """All characters of the texts but halves of surrogate pairs, which no file can hold; their lines are bad lines."""
+    letters = {letter for episode in episodes for turn in episode.turns for letter in turn.text}
+    return CharTokenizer.from_alphabet(sorted(letter for letter in letters if not "\ud800" <= letter <= "\udfff"))
+
+
+def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:
+    """Tokens of the longest dialogue; those that cannot be encoded are bad lines of the second reading."""
+    longest = 1
+    for episode in episodes:
+        with suppress(ValueError):
+            longest = max(longest, len(encode_episode(episode, tokenizer).tokens))
+    return longest
