@@ -18,9 +18,9 @@ from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.default_qvalue_head import LARGE_VOCABULARY, default_qvalue_head
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.large_vocabulary import LARGE_VOCABULARY, default_qvalue_head
 from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.row_scoring import row_log_prob
