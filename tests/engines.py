@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.processes import forget_the_parent
-from torchrl_lang.envs.textworld import engine, engine_process
+from torchrl_lang.envs.textworld import engine, engine_process, games
 from torchrl_lang.envs.textworld.engine import EnginePool, EngineProcess
 
 NAME = "engine-fork"
@@ -58,28 +58,58 @@ class Fork(subprocess.Popen):
 @contextmanager
 def forked() -> Iterator[None]:
     """Within, processes of the engine are forks of this one: the engine takes seconds to import and to parse rules."""
-    begin, parsed = EnginePool.begin, set()
+    begin, build, parsed = EnginePool.begin, games._build, set()
 
     def parse_and_begin(pool: EnginePool, paths: Mapping[int, str]) -> dict[int, Any]:
         new = set(paths.values()) - parsed
-        if new:  # in a thread, because the engine's parser keeps its errors, and they keep the frames of its callers
-            thread = threading.Thread(target=parse_rules, args=(new,))
-            thread.start()
-            thread.join()
+        if new:
+            in_a_thread(parse_rules, new)
             parsed.update(new)
         return begin(pool, paths)
+
+    def parse_and_build(*arguments: Any) -> None:
+        in_a_thread(parse_grammar)
+        build(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "subprocess", SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL))
         patch.setattr(EnginePool, "begin", parse_and_begin)
+        patch.setattr(games, "_build", parse_and_build)
         yield
 
 
-def parse_rules(games: Iterable[str]) -> None:
+def in_a_thread(parse: Callable[..., None], *arguments: Any) -> None:
+    """Parse in a thread, because the engine's parser keeps its errors, and they keep the frames of its callers."""
+    thread = threading.Thread(target=parse, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def parse_grammar() -> None:
+    """Parse the texts that games are written from; the engine remembers them, also in forks.
+
+    Most kinds of games have copies of the same texts, and the engine would parse each of them.
+    """
+    import textworld
+    from textworld.generator.text_grammar import Grammar
+    from textworld.textgen import TextGrammar
+
+    root, parsed = Path(textworld.__file__).parent, {}
+    for path in sorted((root / "generator/data/text_grammars").glob("house_*.twg")):
+        text = path.read_text()
+        if str(path) not in Grammar._cache:
+            Grammar._cache[str(path)] = TextGrammar.parse(text, filename=str(path))
+        parsed[path.name, text] = Grammar._cache[str(path)]
+    for path in root.glob("challenges/*/textworld_data/text_grammars/*.twg"):
+        if (path.name, text := path.read_text()) in parsed:
+            Grammar._cache.setdefault(str(path), parsed[path.name, text])
+
+
+def parse_rules(files: Iterable[str]) -> None:
     """Parse the rules of games in this process: the engine remembers them, also in forks."""
     from textworld.logic import GameLogic
 
-    for game in games:
+    for game in files:
         with suppress(OSError, ValueError, LookupError):  # what is wrong with a file, its environment says
             GameLogic.parse(json.loads(Path(game).with_suffix(".json").read_text())["KB"]["logic"])
 

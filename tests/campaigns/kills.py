@@ -93,16 +93,18 @@ def campaign(count: int, seed: int, *, only: str | None = None) -> Iterator[Outc
     ``only`` names one command; ``single`` is all of one process, ``workers`` are all with several.
     """
     with tempfile.TemporaryDirectory(prefix="campaign-") as name:
-        home = Path(name)
+        home, references = Path(name), dict[str, Reference]()
         for victim in victims(home):
             if only in (None, "single", victim.name):
-                yield from _kill(victim, home, count, seed)
+                command = victim.name.split(",")[0]  # whatever the signal
+                if command not in references:
+                    references[command] = _reference(victim, home / "reference")
+                yield from _kill(victim, references[command], home, count, seed)
         if only is None or only.startswith("workers"):
             yield from worker_outcomes(home / "start", home, count, seed, only=only)
 
 
-def _kill(victim: Victim, home: Path, count: int, seed: int) -> Iterator[Outcome]:
-    reference = _reference(victim, home / "reference")
+def _kill(victim: Victim, reference: Reference, home: Path, count: int, seed: int) -> Iterator[Outcome]:
     points = [
         (number, torn)
         for number, event in enumerate(reference.events)

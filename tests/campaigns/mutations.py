@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ STRUCTURAL = ("tensor_drop", "tensor_rename", "tensor_change_d", "tensor_change_
 STRUCTURAL += ("tensor_huge", "tree_foreign", "tree_pickled", "file_cut", "file_make", "file_link_to", "file_delete")
 STRUCTURAL += ("json_other_model", "json_not_utf8", "json_deep", "json_a_list", "json_comma", "json_long")
 """Beginnings of the names of what can be noticed in a folder without checksums."""
-SUBPROCESS_EVERY = 100
+PROGRAM_EVERY, SUBPROCESS_EVERY = 20, 100
 TIMEOUT = 60.0
 
 
@@ -111,8 +111,7 @@ def _use(use: Use, folder: Path, mutant: Mutant, names: list[str]) -> tuple[str,
     excused = not (folder / mutant.file).parent.exists()
     if use.command is None:
         return _call(use, folder, names, excused=excused)
-    run = commands.call_in_subprocess if mutant.number % SUBPROCESS_EVERY == 7 else commands.call
-    ended = run(use.command(folder))
+    ended = _way_to_call(mutant.number)(use.command(folder))
     if ended.status == 0 and "Traceback (most recent call last)" not in ended.err:
         try:
             return _judge(use, use.read(folder), announced=_announced(ended, names), excused=excused)
@@ -122,6 +121,13 @@ def _use(use: Use, folder: Path, mutant: Mutant, names: list[str]) -> tuple[str,
     if not problem:
         return "refused", ended.refusal or ""
     return ("traceback" if problem.startswith("a traceback") else "unclear refusal"), problem
+
+
+def _way_to_call(number: int) -> Callable[[list[object]], Ended]:
+    """Most commands are called as a function, some with the program's handlers, few in an interpreter of their own."""
+    if number % SUBPROCESS_EVERY == SUBPROCESS_EVERY - 1:
+        return commands.call_in_subprocess
+    return partial(commands.call, run=commands.run_program) if number % PROGRAM_EVERY == 7 else commands.call
 
 
 def _call(use: Use, folder: Path, names: list[str], *, excused: bool) -> tuple[str, str]:

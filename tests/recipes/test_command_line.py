@@ -21,6 +21,7 @@ from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.demo import parallel
 from torchrl_lang.recipes.options import Options, add_options, option, options_from
+from torchrl_lang.recipes.tasks.random_walks import RandomWalksTask
 from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "2"]
@@ -82,7 +83,7 @@ def test_the_best_model_by_return_is_saved_not_the_last(data, tmp_path, monkeypa
 
 def test_a_killed_run_ends_with_the_same_numbers(data, tmp_path):
     """Killed without warning once its first checkpoint is there, then called again."""
-    options = ["--steps", "60", "--eval-every", "10"]
+    options = ["--steps", "45", "--eval-every", "15"]
     assert train("ilql", data, tmp_path / "whole", *options) == 0
     command = ["-m", "torchrl_lang", "train", "ilql", "--data", str(data), "--out"]
     command += [str(tmp_path / "killed"), *SMALL, *options]
@@ -171,6 +172,10 @@ def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
 def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
     popen = SimpleNamespace(Popen=Forked, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(parallel, "subprocess", popen)  # its twelve trainings would import everything anew
+    model = {"layers": 1, "width": 16, "heads": 2, "batch_size": 8, "eval_games": 8}
+    for task in (RandomWalksTask, WordleTask):
+        presets = {recipe: preset | (model if recipe != "evaluate" else {}) for recipe, preset in task.presets.items()}
+        monkeypatch.setattr(task, "presets", presets)
     out = tmp_path / "demo"
     small = ["--walks", "60", "--graph-steps", "1", "--words", "12", "--games", "60", "--wordle-steps", "1"]
     small += ["--eval-games", "8"]

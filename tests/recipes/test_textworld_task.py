@@ -38,14 +38,14 @@ from torchrl_lang.transforms import AdmissibleBonus, LivingCost, ScoreReward, Wi
 def cache(pytestconfig):
     """Games are built once and kept in pytest's cache; the engine's processes serve one test after another."""
     with pytest.MonkeyPatch.context() as patch, reused():
-        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("recipes")))
+        patch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("games")))
         yield
 
 
 @pytest.fixture(scope="module")
 def coins():
-    """Six games of two rooms: four exits, so at most four solutions."""
-    fields = {"games": 6, "valid": 1, "test": 2, "action_length": 10}  # so few games do not know every word
+    """Five games of two rooms: four exits, so at most four solutions."""
+    fields = {"games": 5, "valid": 1, "test": 2, "action_length": 10}  # so few games do not know every word
     return TextWorldTask.of("coin_collector", options={"level": 2}, **fields)
 
 
@@ -58,7 +58,7 @@ def test_games_of_one_solution_are_in_one_set(coins):
     sets = coins.sets()
     solutions = [{solution(game) for game in games} for games in (sets.train, sets.valid, sets.test)]
     assert sum(map(len, solutions)) == len(set.union(*solutions)) >= 3
-    assert len(sets.train) + len(sets.valid) + len(sets.test) == len({*sets.train, *sets.valid, *sets.test}) == 6
+    assert len(sets.train) + len(sets.valid) + len(sets.test) == len({*sets.train, *sets.valid, *sets.test}) == 5
     assert len(sets.train) >= 1
     assert len(sets.valid) >= 1
     assert len(sets.test) >= 2
@@ -66,7 +66,7 @@ def test_games_of_one_solution_are_in_one_set(coins):
     random.Random(0).shuffle(games)
     assert split_games(games, valid=1, test=2) == sets
     freely = split_games(games, valid=1, test=2, apart="games")
-    assert (len(freely.train), len(freely.valid), len(freely.test)) == (3, 1, 2)  # no two of them are the same
+    assert (len(freely.train), len(freely.valid), len(freely.test)) == (2, 1, 2)  # no two of them are the same
     otherwise = split_games(games, valid=1, test=2, seed=1)
     assert otherwise != sets
     assert sorted([*otherwise.train, *otherwise.valid, *otherwise.test]) == sorted(games)
@@ -196,7 +196,7 @@ SHORT = {"steps": 4, "eval_every": 4}
 
 
 def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
-    options = {"kind": "coin_collector", "level": 2, "games": 6, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
+    options = {"kind": "coin_collector", "level": 2, "games": 5, "valid": 1, "test": 2, "action_length": 10, "batch": 8}
     data = datasets.main(TextWorldData(out=tmp_path / "data", episodes=24, **options))
     dataset = load_dataset(data)
     task = task_from_notes(Fields(dataset.manifest["notes"], data, "make it again"))
@@ -224,7 +224,7 @@ def test_from_games_to_a_table(tmp_path, capsys, monkeypatch):
 
 def test_one_command_goes_all_the_way(tmp_path, monkeypatch, capsys, coins):
     """Data, imitation, PPO and a table; the second call finds everything there."""
-    small = {"games": 6, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
+    small = {"games": 5, "valid": 1, "test": 2, "level": 2, "action_length": 10, "episodes": 24}
     often = {"eval_every": 2, "eval_games": 2, "batch_size": 4}
     monkeypatch.setattr(textworld_demo, "_DATA", {"coin_collector": small})
     monkeypatch.setattr(textworld_demo, "_BC", {"coin_collector": {"steps": 4, "layers": 1, **often}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from tensordict import TensorDictBase, TensorDictParams
@@ -34,19 +33,22 @@ class QValues:
         # Decisions are left out rather than multiplied by zero: a masked value may be infinite.
         self._kept = None if counted is None else counted.nonzero().squeeze(-1)
         self._taken: Tensor | None = None
+        self._table: Tensor | None = None
 
-    @cached_property
+    @property
     def table(self) -> Tensor:
         """Q(s, .) of all tokens, ``[N, n_q, V]``."""
-        with self._params.to_module(self._network):
-            return upcast_half(self._network(self._states.copy()).get(self._key))
+        if self._table is None:  # no cached_property: before Python 3.12 its lock breaks the compiler's graph
+            with self._params.to_module(self._network):
+                self._table = upcast_half(self._network(self._states.copy()).get(self._key))
+        return self._table
 
     @property
     def taken(self) -> Tensor:
         """Q(s, a) of the tokens that were written, ``[N, n_q]``; free of charge after a term over the vocabulary."""
         if self._taken is None:
-            if "table" in vars(self):
-                self._taken = _pick(self.table, self._action)
+            if self._table is not None:
+                self._taken = _pick(self._table, self._action)
             else:
                 with self._params.to_module(self._network):
                     self._taken = taken_values(self._network, self._states, self._action, self._key)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 from torchrl_lang.storage.errors import FileError, shorten
+
+if TYPE_CHECKING:  # the command line reads its options before it needs torch
+    from torch import Tensor
 
 __all__ = [
     "TensorHeader",
@@ -94,6 +95,8 @@ def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:
     Raises:
         FileError: the file is missing or damaged.
     """
+    from safetensors.torch import load_file  # with torch
+
     path = regular_file(path, remedy)
     try:
         return load_file(path)

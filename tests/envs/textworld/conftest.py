@@ -35,8 +35,9 @@ SIMPLE = (
 @pytest.fixture(scope="session")
 def games(pytestconfig):
     """Files of games by name."""
-    folder = pytestconfig.cache.mkdir("textworld")
-    return dict(zip(SPECS, build_games(list(SPECS.values()), folder), strict=True))
+    folder = pytestconfig.cache.mkdir("games") / "torchrl_lang" / "textworld"  # tests of the task use some of them
+    with forked():
+        return dict(zip(SPECS, build_games(list(SPECS.values()), folder), strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -15,7 +14,8 @@ import warnings
 import pytest
 import torch
 
-from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv, engine
+from tests.processes import Program
+from torchrl_lang.envs.textworld import EnginePool, TextWorldEnv
 from torchrl_lang.envs.textworld.engine import Failed
 from torchrl_lang.storage import FileError
 
@@ -263,10 +263,9 @@ def test_a_fork_leaves_the_engines_of_its_parent_alone(make_env):
     assert "Spare Room" in last_words(env, say(env, "go south"))
 
 
-PLAYS = f"""
+PLAYS = """
 import sys, time
-sys.path.insert(0, {os.path.dirname(engine.__file__)!r})  # the file alone: without torch it starts at once
-from engine import EnginePool
+from torchrl_lang.envs.textworld import EnginePool
 pool = EnginePool(2)
 pool.begin(dict.fromkeys([0, 1], sys.argv[1]))
 print(*pool.pids, pool._processes[0].folder, flush=True)
@@ -274,21 +273,49 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_processes_end_when_their_parent_does(games, how):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PLAYS, str(games["coin"])], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    *pids, folder = parent.stdout.readline().split()
-    pids = [int(pid) for pid in pids]
-    assert all(map(alive, pids))
-    parent.send_signal(how)
-    parent.wait(timeout=30)
+def play_until_killed(game, connection):
+    """What ``PLAYS`` does, with the engine forked."""
+    pool = EnginePool(2)
+    pool.begin(dict.fromkeys([0, 1], game))
+    connection.send([*pool.pids, pool._processes[0].folder])
+    time.sleep(60)
+
+
+def all_end(pids, folder):
     assert gone(pids)
     until = time.monotonic() + 5
     while os.path.exists(folder) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not os.path.exists(folder)
+    return not os.path.exists(folder)
+
+
+def test_processes_end_when_their_parent_is_killed(games):
+    parent = Program("-c", PLAYS, games["coin"])
+    try:
+        until = time.monotonic() + 60
+        while not parent.stdout.endswith("\n"):
+            assert parent.returncode is None, parent.stderr
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        *pids, folder = parent.stdout.split()
+        pids = [int(pid) for pid in pids]
+        assert all(map(alive, pids))
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert all_end(pids, folder)
+
+
+def test_processes_end_when_their_parent_is_terminated(games):
+    here, there = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=play_until_killed, args=(str(games["coin"]), there))
+    parent.start()
+    *pids, folder = here.recv()
+    assert all(map(alive, pids))
+    parent.terminate()
+    parent.join(30)
+    assert parent.exitcode == -signal.SIGTERM
+    assert all_end(pids, folder)
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"time_limit": 0.0}], ids=lambda options: next(iter(options)))
