@@ -5,6 +5,7 @@ from torchrl_lang.envs.compiled_rollout import CompiledRollout
 from torchrl_lang.envs.game_turn import ToolText, without_thoughts
 from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.long_game_env import LongGameEnv
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.token_env import TokenEnv
@@ -15,6 +16,7 @@ __all__ = [
     "GymnasiumGame",
     "LanguageEnv",
     "LanguageEnvError",
+    "LongGameEnv",
     "PromptEnv",
     "Reply",
     "TaskState",
