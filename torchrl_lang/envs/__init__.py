@@ -6,6 +6,7 @@ from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
+from torchrl_lang.envs.textarena_game import TextArenaGame
 from torchrl_lang.envs.token_env import TokenEnv
 from torchrl_lang.envs.wordle import WordleEnv
 
@@ -17,6 +18,7 @@ __all__ = [
     "PromptEnv",
     "Reply",
     "TaskState",
+    "TextArenaGame",
     "TextGame",
     "TextGameEnv",
     "TokenEnv",
