@@ -8,6 +8,8 @@ from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.textarena_game import TextArenaGame
 from torchrl_lang.envs.token_env import TokenEnv
+from torchrl_lang.envs.tool_game import QuestionGame, ToolGame
+from torchrl_lang.envs.tools import ToolResult, Tools
 from torchrl_lang.envs.wordle import WordleEnv
 
 __all__ = [
@@ -16,12 +18,16 @@ __all__ = [
     "LanguageEnv",
     "LanguageEnvError",
     "PromptEnv",
+    "QuestionGame",
     "Reply",
     "TaskState",
     "TextArenaGame",
     "TextGame",
     "TextGameEnv",
     "TokenEnv",
+    "ToolGame",
+    "ToolResult",
+    "Tools",
     "WordleEnv",
     "check_language_env",
 ]
