@@ -2,6 +2,7 @@
 
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
 from torchrl_lang.envs.compiled_rollout import CompiledRollout
+from torchrl_lang.envs.gem_game import GemGame
 from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.prompt_env import PromptEnv
@@ -14,6 +15,7 @@ from torchrl_lang.envs.wordle import WordleEnv
 
 __all__ = [
     "CompiledRollout",
+    "GemGame",
     "GymnasiumGame",
     "LanguageEnv",
     "LanguageEnvError",
