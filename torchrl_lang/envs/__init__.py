@@ -5,6 +5,7 @@ from torchrl_lang.envs.compiled_rollout import CompiledRollout
 from torchrl_lang.envs.gem_game import GemGame
 from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
+from torchrl_lang.envs.openenv_game import OpenEnvGame
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
 from torchrl_lang.envs.textarena_game import TextArenaGame
@@ -19,6 +20,7 @@ __all__ = [
     "GymnasiumGame",
     "LanguageEnv",
     "LanguageEnvError",
+    "OpenEnvGame",
     "PromptEnv",
     "QuestionGame",
     "Reply",
