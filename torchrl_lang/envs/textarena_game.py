@@ -140,6 +140,8 @@ class TextArenaGame:
             seat, text = self.env.get_observation()
             if seat == self.seat:
                 break
+            if seat not in self._opponents:
+                raise RuntimeError(f"{self.name} has a turn of seat {seat}: it takes more than {self.players} players.")
             self._over = self.env.step(self._opponents[seat](text))[0]
         else:
             raise RuntimeError(f"{self.name} is stuck: it took {MOST_TURNS} turns of other seats than {self.seat}.")
