@@ -5,13 +5,32 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage
 
-.PHONY: demo test quick check docs bench clean
+.PHONY: demo test test-suites quick check docs bench clean
 
 demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
 test: check docs  ## Lint, types, documentation, tests and the documentation's examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Packages that pin versions of others get environments of their own, of 1 GB each.
+SUITES := gem openenv trl
+gem_PACKAGES := gem-llm==0.1.0
+openenv_PACKAGES := openenv-core==0.3.0 websockets
+trl_PACKAGES := trl==1.16.0
+
+test-suites: $(SUITES:%=.venv-suites-%/.installed)  ## Tests with GEM, OpenEnv and TRL, each in an environment of its own
+	set -e; for suite in $(SUITES); do \
+	  OMP_NUM_THREADS=1 .venv-suites-$$suite/bin/python -m pytest -p no:cacheprovider tests/suites/test_$$suite.py; \
+	done
+
+.venv-suites-%/.installed: pyproject.toml constraints.txt
+	test -x .venv-suites-$*/bin/python || $(PYTHON) -m venv .venv-suites-$*
+	.venv-suites-$*/bin/python -m pip install --quiet --upgrade pip
+	grep -E '^(torch|torchrl|tensordict|transformers|numpy|pytest)==' constraints.txt > .venv-suites-$*/constraints.txt
+	.venv-suites-$*/bin/python -m pip install --quiet -c .venv-suites-$*/constraints.txt torch
+	.venv-suites-$*/bin/python -m pip install --quiet -c .venv-suites-$*/constraints.txt -e . pytest $($*_PACKAGES)
+	touch $@
 
 quick: $(STAMP)  ## While editing, under a minute: lint, and the core's tests without those marked slow
 	$(BIN)/ruff check .
@@ -37,4 +56,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-agilerl docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-agilerl .venv-suites-* docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,29 +2,45 @@
 
 from torchrl_lang.envs.check import LanguageEnvError, check_language_env
 from torchrl_lang.envs.compiled_rollout import CompiledRollout
+from torchrl_lang.envs.env_game import EnvGame
 from torchrl_lang.envs.game_turn import ToolText, without_thoughts
+from torchrl_lang.envs.gem_game import GemGame
 from torchrl_lang.envs.gymnasium_game import GymnasiumGame
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.long_game_env import LongGameEnv
+from torchrl_lang.envs.openenv_game import OpenEnvGame
 from torchrl_lang.envs.prompt_env import PromptEnv
 from torchrl_lang.envs.text_game import TextGame, TextGameEnv
+from torchrl_lang.envs.textarena_game import TextArenaGame
 from torchrl_lang.envs.token_env import TokenEnv
+from torchrl_lang.envs.tool_game import QuestionGame, ToolGame
+from torchrl_lang.envs.tools import ToolResult, Tools
+from torchrl_lang.envs.trl_environment import trl_environment
 from torchrl_lang.envs.wordle import WordleEnv
 
 __all__ = [
     "CompiledRollout",
+    "EnvGame",
+    "GemGame",
     "GymnasiumGame",
     "LanguageEnv",
     "LanguageEnvError",
     "LongGameEnv",
+    "OpenEnvGame",
     "PromptEnv",
+    "QuestionGame",
     "Reply",
     "TaskState",
+    "TextArenaGame",
     "TextGame",
     "TextGameEnv",
     "TokenEnv",
+    "ToolGame",
+    "ToolResult",
     "ToolText",
+    "Tools",
     "WordleEnv",
     "check_language_env",
+    "trl_environment",
     "without_thoughts",
 ]

@@ -1,0 +1,185 @@
+"""BC, BC on the best data and ILQL on games of other libraries: ``python -m benchmarks.suite_games``.
+
+Games are played by an erratic scripted player. Every method learns from the same rows with the same small model, and
+plays the same new games with greedy decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.data import CharTokenizer, Episode, Turn, best_rows, row_buffer, to_rows
+from torchrl_lang.envs import GymnasiumGame, TextArenaGame, TextGameEnv
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.modules import (
+    QValueHead,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
+from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.training import adamw, train_steps
+
+GAMES, STEPS, TEST_GAMES, SEEDS, BEST = 4000, 600, 1000, 3, 0.1
+BATCH, BETAS = 64, (1.0, 4.0, 16.0)
+
+
+class Task(NamedTuple):
+    make: Callable[[], Any]
+    alphabet: str
+    action_length: int
+    row_length: int
+    max_turns: int
+    player: Callable[[random.Random, list[str]], str]
+    """Chooses an utterance from the texts so far: the opening, an utterance, a reply and so on."""
+
+
+def blackjack() -> TextArenaGame:
+    """One hand of TextArena's Blackjack: the reward is 1 for a win. The text is the score and the dealer's card."""
+
+    def observe(text: str) -> str:
+        found = re.findall(r"\(Score: (\d+)\)\nDealer shows: (\w+)", text)
+        return " ".join(found[-1]) if found and "Final scores" not in text else ""
+
+    return TextArenaGame("Blackjack-v0", num_hands=1, observe=observe)
+
+
+def bet(rng: random.Random, texts: list[str]) -> str:
+    """Two of three turns are random, in the others it stands from 17 on."""
+    good = "hit" if int(texts[-1].split()[0]) < 17 else "stand"
+    return good if rng.random() < 1 / 3 else rng.choice(["hit", "stand"])
+
+
+def frozen_lake() -> GymnasiumGame:
+    """Gymnasium's lake with firm ice: cells and moves are letters, and the reward is 1 at the goal, six moves away."""
+    import gymnasium
+
+    lake = gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=MOVES)
+    return GymnasiumGame(lake, observe=lambda cell: chr(ord("a") + cell), act="wsen".index)
+
+
+MOVES = 16
+
+
+def walk(rng: random.Random, texts: list[str]) -> str:
+    """Any move."""
+    return rng.choice("wsen")
+
+
+TASKS = {
+    "TextArena Blackjack": Task(blackjack, "0123456789JQKA hitstand", 6, 200, 16, bet),
+    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk),
+}
+
+
+def play(task: Task, games: int, seed: int) -> list[Episode]:
+    """Games of the scripted player."""
+    rng, game, episodes = random.Random(seed), task.make(), []
+    for _ in range(games):
+        texts = [game.reset(rng.randrange(2**31))]
+        turns, terminated, truncated = [Turn(texts[0])] if texts[0] else [], False, False
+        while not (terminated or truncated):
+            texts.append(task.player(rng, texts))
+            reply, reward, terminated, *rest = game.step(texts[-1])
+            truncated = bool(rest and rest[0])
+            texts.append(reply)
+            turns.append(Turn(texts[-2], float(reward)))
+            turns += [Turn(reply)] if reply else []
+        episodes.append(Episode(turns, terminated=terminated, truncated=truncated))
+    return episodes
+
+
+def model(tokenizer: CharTokenizer, row_length: int) -> Any:
+    return causal_lm(vocab_size=tokenizer.vocab_size, layers=2, width=64, heads=4, max_length=row_length)
+
+
+def learn_bc(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tuple[Any, None]:
+    actor = language_actor(model(tokenizer, row_length))
+    loss = BCLoss(actor)
+    for _ in train_steps(loss, row_buffer(rows, BATCH).sample, adamw(loss, 1e-3), steps=STEPS, max_grad_norm=1.0):
+        pass
+    return actor, None
+
+
+def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tuple[Any, Any]:
+    actor, vocabulary = language_actor(model(tokenizer, row_length)), tokenizer.vocab_size
+    q, v = qvalue_module(QValueHead(64, vocabulary)), value_module(ValueHead(64))
+    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01)
+    target = SoftUpdate(loss, tau=0.01)
+    batches, optimizer = row_buffer(rows, BATCH), adamw(loss, 1e-3)
+    for _ in train_steps(loss, batches.sample, optimizer, steps=STEPS, target_updater=target, max_grad_norm=1.0):
+        pass
+    return actor, loss
+
+
+def evaluate(task: Task, tokenizer: CharTokenizer, actor: Any, guidance: Any, seed: int, games: int) -> list[float]:
+    env = TextGameEnv(
+        task.make,
+        tokenizer,
+        row_length=task.row_length,
+        action_length=task.action_length,
+        max_turns=task.max_turns,
+        batch_size=[100],
+    )
+    policy = UtteranceActor(
+        actor, tokenizer.control, action_length=task.action_length, guidance=guidance, method="greedy"
+    )
+    return play_games(env, policy, games=games, seed=seed).returns.tolist()
+
+
+def run(task: Task, seed: int) -> dict[str, float]:
+    """Mean returns by policy."""
+    torch.manual_seed(seed)
+    tokenizer = CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
+    rows = to_rows(play(task, GAMES, seed), tokenizer, task.row_length)
+    found = {"data": rows["token_reward"].sum(-1).mean().item()}
+    for name, data in (("BC", rows), (f"BC best {BEST:.0%}", best_rows(rows, fraction=BEST))):
+        actor, _ = learn_bc(data, tokenizer, task.row_length)
+        found[name] = statistics.mean(evaluate(task, tokenizer, actor, None, 10_000 + seed, TEST_GAMES))
+    actor, loss = learn_ilql(rows, tokenizer, task.row_length)
+    for beta in BETAS:
+        guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta)
+        games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)
+        found[f"ILQL beta {beta:g}"] = statistics.mean(games)
+    return found
+
+
+def main(names: list[str]) -> None:
+    results: dict[str, Any] = {}
+    for name, task in TASKS.items():
+        if names and not any(part in name for part in names):
+            continue
+        start = time.perf_counter()
+        found = [run(task, seed) for seed in range(SEEDS)]
+        print(f"\n{name}, {GAMES} games, {STEPS} steps, {time.perf_counter() - start:.0f} s for {SEEDS} seeds")
+        for policy in found[0]:
+            values = [one[policy] for one in found]
+            error = statistics.stdev(values) / SEEDS**0.5
+            print(
+                f"| {policy} | {statistics.mean(values):.3f} ± {error:.3f} | {', '.join(f'{v:.3f}' for v in values)} |"
+            )
+        results[name] = found
+        versions = {package: version(package) for package in ("torch", "textarena", "gymnasium")}
+        path = Path(__file__).parent / "results" / "suite_games.json"
+        path.write_text(json.dumps({"versions": versions, "mean_returns": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

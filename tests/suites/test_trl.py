@@ -1,0 +1,23 @@
+"""TRL's GRPOTrainer plays this library's games."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: make test-suites runs these tests")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_wordle.py"
+
+
+def test_a_step_of_training_plays_wordle(tmp_path):
+    done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    calls = re.search(r"reward (\S+), calls of the tool per game (\S+)", done.stdout)
+    assert float(calls[2]) > 0
+    assert float(calls[1]) < 0
+    assert float(re.search(r"weights changed by (\S+)", done.stdout)[1]) > 0
