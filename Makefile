@@ -13,7 +13,7 @@ demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictur
 test: check docs  ## Lint, types, documentation, tests and the documentation's examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Packages that pin versions of others get environments of their own, of 1 GB each.
+# Packages that pin versions of others get environments of their own, of 1.5 GB each.
 SUITES := gem openenv trl
 gem_PACKAGES := gem-llm==0.1.0
 openenv_PACKAGES := openenv-core==0.3.0 websockets

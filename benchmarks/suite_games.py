@@ -49,6 +49,9 @@ class Task(NamedTuple):
     max_turns: int
     player: Callable[[random.Random, list[str]], str]
     """Chooses an utterance from the texts so far: the opening, an utterance, a reply and so on."""
+    options: dict[str, Any] = {}
+    """Options of ILQL. Rewards that come many turns later reach the values sooner with returns over several turns."""
+    tau: float = 0.01
 
 
 def blackjack() -> TextArenaGame:
@@ -89,9 +92,10 @@ def walk(rng: random.Random, texts: list[str]) -> str:
 HABIT, GOOD = 0.45, 0.35
 
 
+LONG = {"target": "lambda", "lmbda": 1.0, "turn_lmbda": 0.7}
 TASKS = {
     "TextArena Blackjack": Task(blackjack, "0123456789JQKA hitstand", 6, 200, 16, bet),
-    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk),
+    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk, LONG, 0.05),
 }
 
 
@@ -124,11 +128,11 @@ def learn_bc(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tup
     return actor, None
 
 
-def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tuple[Any, Any]:
-    actor, vocabulary = language_actor(model(tokenizer, row_length)), tokenizer.vocab_size
+def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, task: Task) -> tuple[Any, Any]:
+    actor, vocabulary = language_actor(model(tokenizer, task.row_length)), tokenizer.vocab_size
     q, v = qvalue_module(QValueHead(64, vocabulary)), value_module(ValueHead(64))
-    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01)
-    target = SoftUpdate(loss, tau=0.01)
+    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01, **task.options)
+    target = SoftUpdate(loss, tau=task.tau)
     batches, optimizer = row_buffer(rows, BATCH), adamw(loss, 1e-3)
     for _ in train_steps(loss, batches.sample, optimizer, steps=STEPS, target_updater=target, max_grad_norm=1.0):
         pass
@@ -160,7 +164,7 @@ def run(task: Task, seed: int) -> dict[str, float]:
     for name, data in {"BC": rows, **best}.items():
         actor, _ = learn_bc(data, tokenizer, task.row_length)
         found[name] = statistics.mean(evaluate(task, tokenizer, actor, None, 10_000 + seed, TEST_GAMES))
-    actor, loss = learn_ilql(rows, tokenizer, task.row_length)
+    actor, loss = learn_ilql(rows, tokenizer, task)
     for beta in BETAS:
         guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta)
         games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)
