@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TEST_STAMP := $(VENV)/.test-installed
 QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/objectives tests/storage
 
 .PHONY: demo test test-suites quick check docs bench clean
@@ -10,10 +11,10 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
-test: check docs  ## Lint, types, documentation, tests and the documentation's examples
+test: check docs $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Packages that pin versions of others get environments of their own, of 1 GB each.
+# Packages that pin versions of others get environments of their own, of 1.5 GB each.
 SUITES := gem openenv trl
 gem_PACKAGES := gem-llm==0.1.0
 openenv_PACKAGES := openenv-core==0.3.0 websockets
@@ -54,6 +55,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+# Packages of others that only tests use.
+$(TEST_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $(TEST_STAMP)
 
 clean:
 	rm -rf $(VENV) .venv-agilerl .venv-suites-* docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,7 @@
 """BC, BC on the best data and ILQL on games of other libraries: ``python -m benchmarks.suite_games``.
 
-Games are played by an erratic scripted player. Every method learns from the same rows with the same small model, and
-plays the same new games with greedy decoding.
+The data are games of a player that acts at random or has a poor habit. Every method learns from them with the same
+small model, and plays the same new games with greedy decoding.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.training import adamw, train_steps
 
-GAMES, STEPS, TEST_GAMES, SEEDS, BEST = 4000, 600, 1000, 3, 0.1
-BATCH, BETAS = 64, (1.0, 4.0, 16.0)
+GAMES, STEPS, TEST_GAMES, SEEDS = 4000, 600, 500, 3
+BATCH, BETAS, BEST = 64, (1.0, 4.0, 16.0), (0.3, 0.1)
 
 
 class Task(NamedTuple):
@@ -49,6 +49,9 @@ class Task(NamedTuple):
     max_turns: int
     player: Callable[[random.Random, list[str]], str]
     """Chooses an utterance from the texts so far: the opening, an utterance, a reply and so on."""
+    options: dict[str, Any] = {}
+    """Options of ILQL. Rewards that come many turns later reach the values sooner with returns over several turns."""
+    tau: float = 0.01
 
 
 def blackjack() -> TextArenaGame:
@@ -62,9 +65,8 @@ def blackjack() -> TextArenaGame:
 
 
 def bet(rng: random.Random, texts: list[str]) -> str:
-    """Two of three turns are random, in the others it stands from 17 on."""
-    good = "hit" if int(texts[-1].split()[0]) < 17 else "stand"
-    return good if rng.random() < 1 / 3 else rng.choice(["hit", "stand"])
+    """A card or none, at random."""
+    return rng.choice(["hit", "stand"])
 
 
 def frozen_lake() -> GymnasiumGame:
@@ -76,16 +78,24 @@ def frozen_lake() -> GymnasiumGame:
 
 
 MOVES = 16
+WAY = "seswswswesswweew"
+"""A move of a shortest way to the goal for every cell."""
 
 
 def walk(rng: random.Random, texts: list[str]) -> str:
-    """Any move."""
-    return rng.choice("wsen")
+    """A poor habit: 45 % of the moves go west, 35 % are good, the others are any."""
+    chance = rng.random()
+    good = WAY[ord(texts[-1]) - ord("a")]
+    return "w" if chance < HABIT else good if chance < HABIT + GOOD else rng.choice("wsen")
 
 
+HABIT, GOOD = 0.45, 0.35
+
+
+LONG = {"target": "lambda", "lmbda": 1.0, "turn_lmbda": 0.7}
 TASKS = {
     "TextArena Blackjack": Task(blackjack, "0123456789JQKA hitstand", 6, 200, 16, bet),
-    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk),
+    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk, LONG, 0.05),
 }
 
 
@@ -118,11 +128,11 @@ def learn_bc(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tup
     return actor, None
 
 
-def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tuple[Any, Any]:
-    actor, vocabulary = language_actor(model(tokenizer, row_length)), tokenizer.vocab_size
+def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, task: Task) -> tuple[Any, Any]:
+    actor, vocabulary = language_actor(model(tokenizer, task.row_length)), tokenizer.vocab_size
     q, v = qvalue_module(QValueHead(64, vocabulary)), value_module(ValueHead(64))
-    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01)
-    target = SoftUpdate(loss, tau=0.01)
+    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01, **task.options)
+    target = SoftUpdate(loss, tau=task.tau)
     batches, optimizer = row_buffer(rows, BATCH), adamw(loss, 1e-3)
     for _ in train_steps(loss, batches.sample, optimizer, steps=STEPS, target_updater=target, max_grad_norm=1.0):
         pass
@@ -150,10 +160,11 @@ def run(task: Task, seed: int) -> dict[str, float]:
     tokenizer = CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
     rows = to_rows(play(task, GAMES, seed), tokenizer, task.row_length)
     found = {"data": rows["token_reward"].sum(-1).mean().item()}
-    for name, data in (("BC", rows), (f"BC best {BEST:.0%}", best_rows(rows, fraction=BEST))):
+    best = {f"BC best {fraction:.0%}": best_rows(rows, fraction=fraction) for fraction in BEST}
+    for name, data in {"BC": rows, **best}.items():
         actor, _ = learn_bc(data, tokenizer, task.row_length)
         found[name] = statistics.mean(evaluate(task, tokenizer, actor, None, 10_000 + seed, TEST_GAMES))
-    actor, loss = learn_ilql(rows, tokenizer, task.row_length)
+    actor, loss = learn_ilql(rows, tokenizer, task)
     for beta in BETAS:
         guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta)
         games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)

@@ -57,9 +57,7 @@ INSTEAD_OF = {
 }
 """Patterns of words that are ruled out (whole words, any case) and the words to use instead."""
 
-LITERAL: dict[tuple[str, str], str] = {
-    ("docs/guides/suites.md", "You attempted an invalid move"): "a game of TextArena writes it",
-}
+LITERAL: dict[tuple[str, str], str] = {}
 """``(file, part of the line): reason`` where a word is meant literally, such as what a character of a game says."""
 
 _PATTERNS = {re.compile(rf"(?<![\w`.]){words}(?![\w`(])", re.IGNORECASE): use for words, use in INSTEAD_OF.items()}
