@@ -179,8 +179,8 @@ def test_the_forms_of_a_dialogue(chatml):
         {"messages": [USER, AGENT], "reward": 2},
         {"messages": [USER, {**AGENT, "reward": 2}]},
         {"prompt": "a", "completion": "b", "reward": 2},
-        {**chats, "reward": [2]},
-        {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2, "completion": None},
+        {**chats, "reward": [2], "messages": None},  # a gap of a table
+        {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2},
     ):
         assert DialogueReader()(record) == [expected]
         assert parse_dialogue(json.dumps(record)) == expected
@@ -212,6 +212,10 @@ def test_preferences_are_two_episodes():
         ({"messages": [USER, AGENT], "id": 1}, {}, r"unknown keys \['id'\]"),
         ({"turns": [{"role": "agent", "text": "a"}]}, {"reward": len}, "a reward function needs messages"),
         ({"chosen": [USER, AGENT]}, {}, "'rejected' must be a list"),
+        ({"chosen": [USER, AGENT], "rejected": [USER, AGENT], "reward": 1}, {}, r"unknown keys \['reward'\]"),
+        ({"messages": [USER, AGENT], "reward": True}, {}, "'reward' must be a finite number, got true"),
+        ({"turns": [{"role": "agent", "text": "a"}], "reward": None}, {}, "'reward' must be a finite number, got null"),
+        ({"turns": [{"role": "agent", "text": "a"}], "reward": [1]}, {}, "'reward' must be a finite number, got .1."),
     ],
 )
 def test_a_bad_record_is_an_error(record, options, reason):

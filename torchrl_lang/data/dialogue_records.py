@@ -41,8 +41,9 @@ class DialogueReader:
 
     Args:
         reward: where rewards come from, beside those of single turns and messages. By default the record's ``reward``,
-            if it has one; or the name of another entry, or a function of the messages. A number, or a truth value, is
-            added to the agent's last turn; a list has one number for each turn of the agent.
+            if it has one; or the name of another entry, or a function of the messages. A number is added to the agent's
+            last turn, and so is a truth value of a named entry, as 0 or 1; a list, beside messages or a completion, has
+            one number for each turn of the agent.
         preference_rewards: rewards of chosen and rejected completions.
         ignore: entries of the record to ignore; any other unknown entry is an error.
 
@@ -79,11 +80,13 @@ class DialogueReader:
         name = self.reward if isinstance(self.reward, str) else "reward"
         if not isinstance(record, Mapping):
             raise ValueError(f"a dialogue must be a JSON object, got {show(record)}")
-        record = {key: value for key, value in record.items() if value is not None}  # tables fill gaps with None
-        form = next((form for form in forms if form in record), None)
+        form = next((form for form in forms if record.get(form) is not None), None)
         if form is None:
             raise ValueError(f"a dialogue must have one of the entries {list(forms)}, got {show(record)}")
-        check_keys(record, (*forms[form], name, *_FLAGS, *self.ignore), "the dialogue")
+        if form != "turns":
+            record = {key: value for key, value in record.items() if value is not None}  # tables fill gaps with None
+        rewards = () if form == "chosen" else (name,)  # preferences have rewards of their own
+        check_keys(record, (*forms[form], *rewards, *_FLAGS, *self.ignore), "the dialogue")
         truncated = read_flag(record, "truncated", default=False)
         ends = {"terminated": read_flag(record, "terminated", default=not truncated), "truncated": truncated}
         if form == "turns":
@@ -117,9 +120,13 @@ class DialogueReader:
             reward: Any = self.reward(messages)
         elif isinstance(self.reward, str) and name not in record:
             raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten(sorted(record))}")
+        elif name not in record:
+            return episode
         else:
-            reward = record.get(name)
-        return episode if reward is None else _add_reward(episode, reward)
+            reward = record[name]
+        if isinstance(self.reward, str) and isinstance(reward, bool):  # as TRL labels a completion
+            reward = float(reward)
+        return _add_reward(episode, reward, may_be_list=messages is not None)
 
 
 def parse_dialogue(line: str, *, ignore: Sequence[str] = ()) -> Episode:
@@ -180,13 +187,11 @@ def _messages(record: Mapping[str, Any], key: str, *, role: str | None = None) -
     return value
 
 
-def _add_reward(episode: Episode, reward: Any) -> Episode:
+def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> Episode:
     """Add one reward to the agent's last turn, or one to each of its turns."""
     turns = list(episode.turns)
     mine = [index for index, turn in enumerate(turns) if turn.by_agent]
-    if isinstance(reward, bool):  # as TRL labels a completion
-        reward = float(reward)
-    if isinstance(reward, Sequence) and not isinstance(reward, str):
+    if may_be_list and isinstance(reward, Sequence) and not isinstance(reward, str):
         if len(reward) != len(mine):
             raise ValueError(f"there are {len(reward)} rewards for {len(mine)} turns of the agent: give one for each")
         earned = [read_number(value, "a reward") for value in reward]
