@@ -42,7 +42,7 @@ def test_dialogues_with_tools_equal_the_template(name):
     """Where the template writes one message of the user around several answers of tools, too."""
     source = tokenizer_of(TOOLS[name])
     tokenizer, draw = ChatTokenizer(source, RowFormat.from_chat_template(source)), random.Random(0)
-    for _ in range(400):
+    for _ in range(200):
         turns = dialogue(draw, pieces=PIECES, roles=("tool", "tool", "user"))
         expected = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
         row = to_row(Episode(turns, terminated=False), tokenizer, 1500)
@@ -58,7 +58,7 @@ def test_turns_with_roles_survive_rows_and_back(name):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, draw = ChatTokenizer(source, row_format), random.Random(1)
     roles = [role for role in ("user", "tool") if f"assistant>{role}" in row_format.joins] or ["user"]
-    for case in range(200):
+    for case in range(100):
         turns = dialogue(draw, pieces=[*PIECES, *MARKERS], roles=roles, system="start>system" in row_format.joins)
         clean = [row_format.clean_action if turn.by_agent else row_format.clean_text for turn in turns]
         turns = [Turn(c(t.text), t.reward, role=t.role) for c, t in zip(clean, turns, strict=True)]

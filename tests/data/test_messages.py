@@ -83,7 +83,7 @@ def test_conversations_survive_rows_and_back(chatml):
 
     ``CONVERSATIONS=10000`` tries more of them.
     """
-    count = int(os.environ.get("CONVERSATIONS", "1500"))
+    count = int(os.environ.get("CONVERSATIONS", "800"))
     draw, changed, tools = random.Random(0), 0, 0
     source = tokenizer_of(CHATML)
     for _ in range(count):
