@@ -32,7 +32,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
-from torchrl_lang.training import adamw, train_steps
+from torchrl_lang.training import adamw, muon_adamw, train_steps
 from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
 
 TEMPLATE = (  # ChatML, with the tools in the system prompt
@@ -129,8 +129,8 @@ def offline():
     }
     for name, loss in losses.items():
         target = SoftUpdate(loss, tau=0.05) if name == "ILQL" else None
-        optimizer = adamw(loss, 3e-3)
-        for _ in train_steps(loss, batches.sample, optimizer, steps=100, target_updater=target, max_grad_norm=1.0):
+        optimizer = muon_adamw(loss, 3e-3)
+        for _ in train_steps(loss, batches.sample, optimizer, steps=150, target_updater=target, max_grad_norm=1.0):
             pass
         guidance = ValueGuidance(loss.target_qvalue_network(), beta=4.0) if name == "ILQL" else None
         policy = UtteranceActor(actor, tokenizer.control, 2, guidance=guidance, method="greedy")

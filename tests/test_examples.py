@@ -16,7 +16,7 @@ SHORTER = {
         "words=150_000": "words=17_000",  # tied values all the same
         "tokenizer, 64, seed=0": "tokenizer, 8, seed=0",
         "), 12)": "), 2)",
-        "steps=100": "steps=2",
+        "steps=150": "steps=2",
         "32, seed=1": "4, seed=1",
         "games=64": "games=4",
         "policy, 15)": "policy, 1)",
