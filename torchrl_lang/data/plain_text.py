@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from torchrl_lang.data.hf_tokenizer import encode_plain
 from torchrl_lang.storage import shorten
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["PlainTextEncoder"]
 
