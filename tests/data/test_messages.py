@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -141,6 +142,15 @@ def test_contents_in_parts_and_empty_calls(chatml):
     episode = from_messages(messages, chatml)
     assert [turn.text for turn in episode.turns] == ["ab", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
     assert to_messages(episode, chatml)[1]["content"] == ""
+
+
+def test_text_like_a_call_of_a_template_that_refuses_calls():
+    refusal = "{% if messages[-1].tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
+    source = tokenizer_of(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
+    chat = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    text = 'so: {"name": "look", "arguments": {}}'
+    episode = Episode([Turn("where?"), Turn(text, 1.0)], terminated=True)
+    assert to_messages(episode, chat)[1] == {"role": "assistant", "content": text, "reward": 1.0}
 
 
 USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.template_strings import Message
 from torchrl_lang.storage import one_line, shorten
@@ -25,6 +23,8 @@ def render_messages(messages: Sequence[Message], tokenizer: ChatTokenizer) -> st
     Raises:
         ValueError: the row format has no template, or the template refuses the messages.
     """
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
     template = tokenizer.row_format.template
     if template is None:
         raise ValueError("The row format has no chat template to write calls of tools with: derive it from one.")
@@ -61,7 +61,7 @@ def read_utterance(text: str, tokenizer: ChatTokenizer) -> dict[str, Any]:
     calls = list(_calls(text)) if tokenizer.row_format.template is not None else []
     for first in range(len(calls)):
         for message in _candidates(text, calls[first:], tokenizer):
-            if write_utterance(message, tokenizer) == text:
+            if _written(message, tokenizer) == text:
                 return message
     return {"role": "assistant", "content": text}
 
@@ -73,13 +73,18 @@ def _candidates(text: str, calls: Sequence[Mapping[str, Any]], tokenizer: ChatTo
         "content": "",
         "tool_calls": [{"type": "function", "function": dict(call)} for call in calls],
     }
-    try:
-        yield message
-        before, found, after = write_utterance({**message, "content": _MARK}, tokenizer).partition(_MARK)
-    except ValueError:  # a template without tools
-        return
+    yield message
+    before, found, after = _written({**message, "content": _MARK}, tokenizer).partition(_MARK)
     if found and text.startswith(before) and text.endswith(after):
         yield {**message, "content": text[len(before) : len(text) - len(after)]}
+
+
+def _written(message: Message, tokenizer: ChatTokenizer) -> str:
+    """The template's text of an utterance; empty where it cannot write these calls."""
+    try:
+        return write_utterance(message, tokenizer)
+    except ValueError:
+        return ""
 
 
 def _calls(text: str) -> Iterator[dict[str, Any]]:
