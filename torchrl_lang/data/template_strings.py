@@ -62,8 +62,8 @@ def template_renderer(
 
 # -- the strings of a dialogue of user and agent -----------------------------------------------------------------------
 
-_TEXTS = ("Xu1X", "Xu2X", "Xu3X")
-_ACTIONS = ("Xa1X", "Xa2X")
+_TEXTS = ("Xu1X", "Xu2X")
+_ACTION = "Xa1X"
 
 
 def _chat(messages: Sequence[str]) -> list[Message]:
@@ -79,9 +79,9 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
     """
     one, two = _TEXTS[0], _TEXTS[1]
     opening, prompt = _split(render(_chat([one])), one)
-    dialogue = render(_chat([one, _ACTIONS[0], two]))
+    dialogue = render(_chat([one, _ACTION, two]))
     before, rest = _split(dialogue, one)
-    middle, rest = _split(rest, _ACTIONS[0])
+    middle, rest = _split(rest, _ACTION)
     ending, prompt_after = _split(rest, two)
     if before != opening:
         raise ValueError(
@@ -107,9 +107,9 @@ def derive_format(render: Render, special: Sequence[str], history: str) -> dict[
             f"token: the agent needs one to end its utterance. Special tokens are {shorten(str(special))}."
         )
     between = ending.removeprefix(end)
-    closed = render(_chat([one, _ACTIONS[0], two]), False)
+    closed = render(_chat([one, _ACTION, two]), False)
     close = _split(closed, two)[1] if two in closed else ""
-    padded = [_split(render(_chat([f"  {one}  "])), one), _split(render(_chat([one, f"  {_ACTIONS[0]}  ", two])), "a1")]
+    padded = [_split(render(_chat([f"  {one}  "])), one), _split(render(_chat([one, f"  {_ACTION}  ", two])), "a1")]
     return {
         "opening": opening,
         "prompt": prompt,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame
 from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.specs import flags
-from torchrl_lang.envs.text_game import OnBadText, TextGameEnv
+from torchrl_lang.envs.text_game import TextGameEnv
 
 __all__ = ["LongGameEnv"]
 
@@ -43,9 +43,9 @@ class LongGameEnv(TextGameEnv):
     Args:
         window: number of tokens of the opening and the last turns that a new row begins with; default half of
             ``row_length``. If the opening and the last turn are longer, they are kept whole.
-        make_game, tokenizer, row_length, action_length, max_turns, read, on_bad_text, batch_size, seed, device: as in
-            :class:`~torchrl_lang.envs.TextGameEnv`. A reply that does not fit the rest of its row is not lost: the row
-            has its beginning, and the next row all of it.
+        make_game, tokenizer, row_length, action_length, **options: as in :class:`~torchrl_lang.envs.TextGameEnv`. A
+            reply that does not fit the rest of its row is not lost: the row has its beginning, and the next row all of
+            it.
 
     Raises:
         ValueError: ``window`` leaves no room for an utterance.
@@ -79,12 +79,7 @@ class LongGameEnv(TextGameEnv):
         row_length: int,
         action_length: int,
         window: int | None = None,
-        max_turns: int | None = None,
-        read: Callable[[str], str] | None = None,
-        on_bad_text: OnBadText = "truncate",
-        batch_size: int | Sequence[int] = (1,),
-        seed: int | None = None,
-        device: torch.device | str | int | None = None,
+        **options: Any,
     ) -> None:
         self.window = row_length // 2 if window is None else window
         self._longest = row_length - action_length - 2  # the end of the action, and of the state
@@ -95,18 +90,7 @@ class LongGameEnv(TextGameEnv):
             )
         self._layouts: dict[int, _Layout] = {}
         self._windows: dict[int, tuple[list[int], _Layout]] = {}
-        super().__init__(
-            make_game,
-            tokenizer,
-            row_length=row_length,
-            action_length=action_length,
-            max_turns=max_turns,
-            read=read,
-            on_bad_text=on_bad_text,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+        super().__init__(make_game, tokenizer, row_length=row_length, action_length=action_length, **options)
 
     def _task_observation_spec(self) -> dict[str, Any]:
         return {**super()._task_observation_spec(), "continued": flags(self.batch_size, 1, self.device)}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torchrl_lang.data import Episode, Tokenizer, Turn, to_rows, tokenizer_from_config
+from torchrl_lang.data import Episode, Tokenizer, Turn, tokenizer_from_config
 from torchrl_lang.data.chat_tokenizer import decode_action
-from torchrl_lang.data.encoded_episode import encode_episode
+from torchrl_lang.data.encoded_episode import encode_episode, stack_episodes
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
@@ -101,10 +101,9 @@ class FinishedRun:
             raise ValueError(f"The last of the {len(texts)} texts is the agent's: give the user's answer to it, too.")
         turns = [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
         episode = Episode(turns, terminated=False, truncated=True)
-        length = len(encode_episode(episode, self.tokenizer).tokens)
-        row = to_rows([episode], self.tokenizer, length + self.action_length)
+        encoded, control = encode_episode(episode, self.tokenizer), self.tokenizer.control
+        row = stack_episodes([encoded], control.pad, len(encoded.tokens) + self.action_length)
         written = self.policy(beta, method=method, **options)(row)[ACTION][0].tolist()
-        control = self.tokenizer.control
         return decode_action(
             self.tokenizer, [token for token in written if token not in (control.end_of_action, control.pad)]
         )

@@ -31,13 +31,16 @@ class Evaluation(ABC):
     """The figure to choose the best checkpoint by."""
     shown: str
     """The figure to show during training."""
-    room: int = 0
-    """Tokens that a model must be able to read beyond the rows of the data."""
 
     @property
     @abstractmethod
     def action_length(self) -> int:
         """Number of tokens of an utterance, its end included."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that a model must be able to read beyond the rows of the data."""
+        return 0
 
     @abstractmethod
     def notes(self) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class HeldOutEvaluation(Evaluation):
         return self.longest
 
     @property
-    def room(self) -> int:  # type: ignore[override]
+    def room(self) -> int:
         """Another utterance after the longest dialogue."""
         return self.longest
 

@@ -140,14 +140,8 @@ def sample_utterances(
     finished = torch.zeros_like(row, dtype=torch.bool)
     records, written = _Records(), prompt.tokens.new_empty((row.shape[0], 0))
     for slot in range(action_length - 1):
-        log_prob = rule(states)
-        token = pick(log_prob, None if uniform is None else uniform[:, slot])
-        found = {"action": token, "token_log_prob": gather_token(log_prob, token)}
-        if diagnostics:
-            found["behavior_log_prob"] = gather_token(rule.behavior(states), token)
-            found["token_entropy"] = categorical_entropy(log_prob)
-        if value is not None:
-            found["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
+        found = _draw(rule, states, None if uniform is None else uniform[:, slot], diagnostics, value)
+        token = found["action"]
         records.add(row, slot, finished, found)
         if advantage and rule.guidance is not None:
             gained = rule.guidance.advantage(states, token[:, None]).squeeze(-1).masked_fill(finished, 0.0)
@@ -183,6 +177,25 @@ def sample_utterances(
         position = position + 1
     records.write(out, control.pad)
     return out
+
+
+def _draw(
+    rule: NextTokenDistribution,
+    states: dict[str, Tensor],
+    uniform: Tensor | None,
+    diagnostics: bool,
+    value: nn.Module | None,
+) -> dict[str, Tensor]:
+    """The next tokens, int64 ``[M]``, as ``action``, and what is recorded of them, ``[M]`` each."""
+    log_prob = rule(states)
+    token = pick(log_prob, uniform)
+    found = {"action": token, "token_log_prob": gather_token(log_prob, token)}
+    if diagnostics:
+        found["behavior_log_prob"] = gather_token(rule.behavior(states), token)
+        found["token_entropy"] = categorical_entropy(log_prob)
+    if value is not None:
+        found["state_value"] = apply_head(value, states, STATE_VALUE).squeeze(-1)
+    return found
 
 
 class _Records:
