@@ -4,28 +4,39 @@ from torchrl_lang.evaluation.imitation import imitation_loss
 from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswered
 from torchrl_lang.evaluation.play import play_games
 from torchrl_lang.evaluation.plots import plot_guess_histogram, plot_learning_curves, read_columns
+from torchrl_lang.evaluation.preferences import Comparison, preference_rates
 from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
 from torchrl_lang.evaluation.records import GameRecords
+from torchrl_lang.evaluation.seeds import SeedSummary, format_seed_table, over_seeds
 from torchrl_lang.evaluation.tables import format_table
+from torchrl_lang.evaluation.text_advantages import TextAdvantage, row_advantages, text_advantages
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
 from torchrl_lang.evaluation.value_report import ValueReport, value_report
 
 __all__ = [
     "TILES",
+    "Comparison",
     "GameRecords",
     "KnownValues",
+    "SeedSummary",
     "Summary",
+    "TextAdvantage",
     "ValueReport",
+    "format_seed_table",
     "format_table",
     "format_transcript",
     "imitation_loss",
+    "over_seeds",
     "play_games",
     "plot_guess_histogram",
     "plot_learning_curves",
+    "preference_rates",
     "rank_accuracy",
     "read_columns",
+    "row_advantages",
     "solved",
     "summarize",
+    "text_advantages",
     "transcript_turns",
     "unanswered",
     "value_report",
