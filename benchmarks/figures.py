@@ -67,7 +67,7 @@ def draw(figure: dict[str, Any], folder: Path) -> Path:
         _name_lines(axes, panel["curves"], colours)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{figure['name']}.png"
-    _save(picture, path)
+    save(picture, path)
     return path
 
 
@@ -104,7 +104,7 @@ def _line(axes: Any, points: dict[str, list[float]], colour: str) -> None:
         axes.fill_between(points["x"], points["low"], points["high"], color=colour, alpha=0.2, linewidth=0)
 
 
-def _save(picture: Any, path: Path) -> None:
+def save(picture: Any, path: Path) -> None:
     """As a PNG file of 64 colours, a third of the size that it would have else."""
     from PIL import Image  # matplotlib needs it, too
 

@@ -38,7 +38,7 @@ from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.training import adamw, train_steps
 
 GAMES, STEPS, TEST_GAMES, SEEDS = 4000, 600, 500, 3
-BATCH, BETAS, BEST = 64, (1.0, 4.0, 16.0), (0.3, 0.1)
+BATCH, BETAS, BEST = 64, (4.0, 16.0, 64.0), (0.3, 0.1)
 
 
 class Task(NamedTuple):
@@ -49,24 +49,38 @@ class Task(NamedTuple):
     max_turns: int
     player: Callable[[random.Random, list[str]], str]
     """Chooses an utterance from the texts so far: the opening, an utterance, a reply and so on."""
+    optimal: Callable[[random.Random, list[str]], str]
+    """A player that is optimal, or nearly."""
     options: dict[str, Any] = {}
-    """Options of ILQL. Rewards that come many turns later reach the values sooner with returns over several turns."""
+    """Options of ILQL."""
     tau: float = 0.01
 
 
+HANDS = 4
+
+
 def blackjack() -> TextArenaGame:
-    """One hand of TextArena's Blackjack: the reward is 1 for a win. The text is the score and the dealer's card."""
+    """Hands of TextArena's Blackjack: the reward is the share of hands won, at the end.
+
+    The text is how the last hand ended (a letter), the score and the dealer's card.
+    """
 
     def observe(text: str) -> str:
+        ends = "".join(f"{end[0]} " for end in re.findall(r"you (win|lose|bust|draw)\.", text))
         found = re.findall(r"\(Score: (\d+)\)\nDealer shows: (\w+)", text)
-        return " ".join(found[-1]) if found and "Final scores" not in text else ""
+        return ends + (" ".join(found[-1]) if found and "Final scores" not in text else "")
 
-    return TextArenaGame("Blackjack-v0", num_hands=1, observe=observe)
+    return TextArenaGame("Blackjack-v0", num_hands=HANDS, observe=observe)
 
 
-def bet(rng: random.Random, texts: list[str]) -> str:
-    """A card or none, at random."""
-    return rng.choice(["hit", "stand"])
+def gamble(rng: random.Random, texts: list[str]) -> str:
+    """A poor habit: another card in three of four turns, whatever the score."""
+    return "hit" if rng.random() < 0.75 else "stand"
+
+
+def stand_at_15(rng: random.Random, texts: list[str]) -> str:
+    """Another card below 15. Limits from 12 to 16 do equally well."""
+    return "hit" if int(re.findall(r"\d+", texts[-1])[0]) < 15 else "stand"
 
 
 def frozen_lake() -> GymnasiumGame:
@@ -92,21 +106,32 @@ def walk(rng: random.Random, texts: list[str]) -> str:
 HABIT, GOOD = 0.45, 0.35
 
 
+def shortest(rng: random.Random, texts: list[str]) -> str:
+    """A move of a shortest way."""
+    return WAY[ord(texts[-1]) - ord("a")]
+
+
+# Rewards that come many turns later reach the values sooner with returns over several turns.
 LONG = {"target": "lambda", "lmbda": 1.0, "turn_lmbda": 0.7}
+LAKE = {**LONG, "turn_gamma": 0.9}
 TASKS = {
-    "TextArena Blackjack": Task(blackjack, "0123456789JQKA hitstand", 6, 200, 16, bet),
-    "Gymnasium FrozenLake": Task(frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk, LONG, 0.05),
+    "TextArena Blackjack": Task(
+        blackjack, "0123456789JQKA hitstandwlb", 6, 70 * HANDS, 10 * HANDS, gamble, stand_at_15, LONG
+    ),
+    "Gymnasium FrozenLake": Task(
+        frozen_lake, "abcdefghijklmnopwsen", 2, 4 * MOVES + 8, MOVES, walk, shortest, LAKE, 0.05
+    ),
 }
 
 
-def play(task: Task, games: int, seed: int) -> list[Episode]:
-    """Games of the scripted player."""
+def play(task: Task, player: Callable[[random.Random, list[str]], str], games: int, seed: int) -> list[Episode]:
+    """Games of a scripted player."""
     rng, game, episodes = random.Random(seed), task.make(), []
     for _ in range(games):
         texts = [game.reset(rng.randrange(2**31))]
         turns, terminated, truncated = [Turn(texts[0])] if texts[0] else [], False, False
         while not (terminated or truncated):
-            texts.append(task.player(rng, texts))
+            texts.append(player(rng, texts))
             reply, reward, terminated, *rest = game.step(texts[-1])
             truncated = bool(rest and rest[0])
             texts.append(reply)
@@ -131,7 +156,8 @@ def learn_bc(rows: TensorDict, tokenizer: CharTokenizer, row_length: int) -> tup
 def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, task: Task) -> tuple[Any, Any]:
     actor, vocabulary = language_actor(model(tokenizer, task.row_length)), tokenizer.vocab_size
     q, v = qvalue_module(QValueHead(64, vocabulary)), value_module(ValueHead(64))
-    loss = ILQLLoss(actor, q, v, expectile=0.8, turn_gamma=0.95, gamma=1.0, cql_weight=0.01, **task.options)
+    options = {"turn_gamma": 0.95, **task.options}
+    loss = ILQLLoss(actor, q, v, expectile=0.8, gamma=1.0, cql_weight=0.01, **options)
     target = SoftUpdate(loss, tau=task.tau)
     batches, optimizer = row_buffer(rows, BATCH), adamw(loss, 1e-3)
     for _ in train_steps(loss, batches.sample, optimizer, steps=STEPS, target_updater=target, max_grad_norm=1.0):
@@ -158,8 +184,8 @@ def run(task: Task, seed: int) -> dict[str, float]:
     """Mean returns by policy."""
     torch.manual_seed(seed)
     tokenizer = CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
-    rows = to_rows(play(task, GAMES, seed), tokenizer, task.row_length)
-    found = {"data": rows["token_reward"].sum(-1).mean().item()}
+    rows = to_rows(play(task, task.player, GAMES, seed), tokenizer, task.row_length)
+    found = {"data": _mean_return(rows)}
     best = {f"BC best {fraction:.0%}": best_rows(rows, fraction=fraction) for fraction in BEST}
     for name, data in {"BC": rows, **best}.items():
         actor, _ = learn_bc(data, tokenizer, task.row_length)
@@ -169,7 +195,13 @@ def run(task: Task, seed: int) -> dict[str, float]:
         guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta)
         games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)
         found[f"ILQL beta {beta:g}"] = statistics.mean(games)
+    best_games = play(task, task.optimal, TEST_GAMES, 10_000 + seed)
+    found["optimal player"] = _mean_return(to_rows(best_games, tokenizer, task.row_length))
     return found
+
+
+def _mean_return(rows: TensorDict) -> float:
+    return rows["token_reward"].sum(-1).mean().item()
 
 
 def main(names: list[str]) -> None:

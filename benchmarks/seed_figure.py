@@ -1,0 +1,32 @@
+"""Means over training seeds with their intervals, as a picture. Needs matplotlib, the extra ``plots``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.figures import save
+from torchrl_lang.evaluation import SeedSummary
+
+
+def draw_intervals(path: Path, title: str, panels: Mapping[str, Sequence[SeedSummary]]) -> None:
+    """A panel for each dataset, a line for each player: its mean, its interval and the seeds' values."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = max(map(len, panels.values()))
+    picture = Figure(figsize=(5.4 * len(panels), 1.2 + 0.32 * rows), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    picture.suptitle(title, fontsize=11, x=0.01, ha="left")
+    for index, (name, players) in enumerate(panels.items()):
+        axes = picture.add_subplot(1, len(panels), index + 1)
+        for height, player in enumerate(reversed(players)):
+            if player.interval is not None:
+                axes.plot(player.interval, [height, height], color="#1b6ca8", linewidth=1.6)
+            axes.plot(player.values, [height] * len(player.values), "|", color="0.45", markersize=8)
+            axes.plot([player.mean], [height], "o", color="#1b6ca8", markersize=5)
+        axes.set_yticks(range(len(players)), [player.name for player in reversed(players)])
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.25)
+    save(picture, path)

@@ -1,0 +1,223 @@
+"""Every offline method on several Wordle datasets, with training seeds: ``python -m benchmarks.wordle_table``.
+
+Each method decodes in the way that played best on other games. A call trains what is missing in its folder and
+continues what was interrupted; the table shows what has not been run as a gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.common import RESULTS, machine
+from benchmarks.seed_figure import draw_intervals
+from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
+from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.recipes.datasets import generate_once, open_dataset
+from torchrl_lang.recipes.demo.parallel import run_in_parallel
+from torchrl_lang.recipes.load_run import BETAS, load_run
+from torchrl_lang.recipes.tasks.wordle import WordleData
+from torchrl_lang.storage import write_file
+
+METHODS: dict[str, list[str]] = {
+    "BC": ["bc"],
+    "BC best 30 %": ["bc", "--fraction", "0.3"],
+    "BC best 20 %": ["bc", "--fraction", "0.2"],
+    "BC best 10 %": ["bc", "--fraction", "0.1"],
+    "Monte-Carlo returns": ["ilql", "--target", "mc", "--qvalue-lmbda", "1", "--expectile", "0.5"],
+    "single-step": ["ilql", "--expectile", "0.5"],
+    "ILQL": ["ilql"],
+}
+"""Names in the table, and the arguments of ``train``."""
+
+DATA = ("mediocre", "habit")
+"""Players of ``generate wordle`` that make the datasets."""
+
+TEMPERATURES = (0.2, 0.5, 1.0)
+CHOICE, REPORT = 1_000_000, 2_000_000
+"""Seeds of the games on which the decoding is chosen, and of those that are reported; the training's seed is added."""
+
+WORST = -6.0
+
+
+class Setting(NamedTuple):
+    """What all runs of a table share."""
+
+    words: int
+    games: int
+    steps: int
+    choice_games: int
+    report_games: int
+    layers: int
+    width: int
+
+
+FULL = Setting(words=50, games=40_000, steps=3000, choice_games=250, report_games=1000, layers=2, width=64)
+QUICK = Setting(words=20, games=4000, steps=200, choice_games=50, report_games=200, layers=2, width=32)
+
+
+def run(setting: Setting, folder: Path, data: Sequence[str], methods: Sequence[str], seeds: int) -> dict[str, Any]:
+    """Train and play what is missing; the table of the whole folder as data for JSON."""
+    for seed in range(seeds):
+        for name in data:
+            train(setting, folder / f"{name}-{seed}", name, methods, seed)
+            for method in methods:
+                score(setting, folder / f"{name}-{seed}", method, seed)
+            score_scripted(setting, folder / f"{name}-{seed}", seed)
+    return {"machine": machine(), "setting": setting._asdict(), "returns": dict(collect(folder))}
+
+
+def train(setting: Setting, folder: Path, data: str, methods: Sequence[str], seed: int) -> None:
+    """Make a dataset and train on it, as many runs at a time as there are cores."""
+    options = WordleData(
+        out=folder / "data",
+        games=setting.games,
+        seed=seed,
+        words=str(setting.words),
+        player=data,  # type: ignore[arg-type]
+    )
+    shared: dict[str, Any] = {
+        "data": generate_once(options),
+        "steps": setting.steps,
+        "seed": seed,
+        "eval-every": -(-setting.steps // 8),
+        "layers": setting.layers,
+        "width": setting.width,
+    }
+    words = [str(word) for name, value in shared.items() for word in (f"--{name}", value)]
+    waiting = {
+        method: ["train", *METHODS[method], "--out", str(folder / place(method)), *words]
+        for method in methods
+        if not (folder / place(method) / "model").exists()
+    }
+    run_in_parallel(waiting)
+
+
+def place(method: str) -> str:
+    """The name of a method's folder."""
+    return method.lower().replace(" %", "").replace(" ", "_")
+
+
+def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
+    """Choose the decoding on some games and play others with it."""
+    path = folder / place(method) / "score.json"
+    if path.exists():
+        return
+    finished = load_run(folder / place(method))
+
+    def mean_return(policy: UtteranceActor, games: int, first: int) -> float:
+        return finished.task.evaluate(policy, games=games, seed=first + seed)[0].mean_return
+
+    policies = dict(decodings(finished))
+    chosen = max(policies, key=lambda name: mean_return(policies[name], setting.choice_games, CHOICE))
+    found = {"decoding": chosen, "return": mean_return(policies[chosen], setting.report_games, REPORT)}
+    print(f"{folder.name}, {method}: {found['return']:.2f} ({chosen})", flush=True)
+    write_file(path, json.dumps(found) + "\n")
+
+
+def decodings(finished: Any) -> Iterator[tuple[str, UtteranceActor]]:
+    """All ways to decode a run."""
+    if finished.has_values:
+        for beta in BETAS:
+            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
+        return
+    yield "greedy", finished.policy(method="greedy")
+    for temperature in TEMPERATURES:
+        yield f"sampled at {temperature:g}", finished.policy(seed=0, temperature=temperature)
+
+
+def score_scripted(setting: Setting, folder: Path, seed: int) -> None:
+    """The data's mean return, and that of the myopic-optimal player on the reported games."""
+    path = folder / "scripted.json"
+    if path.exists():
+        return
+    dataset, task = open_dataset(folder / "data")
+    player = task.player("optimal", seed)
+    best, _ = task.evaluate(player.policy, games=setting.report_games, seed=REPORT + seed)
+    found = {"data": dataset.manifest["mean_return"], "optimal (myopic)": best.mean_return}
+    write_file(path, json.dumps(found) + "\n")
+
+
+def collect(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """For each dataset each player's returns by seed, and each method's decodings; None where a run is missing."""
+    found = sorted(folder.glob("*-[0-9]*"))
+    for data in dict.fromkeys(part.name.rpartition("-")[0] for part in found):
+        parts = [part for part in found if part.name.rpartition("-")[0] == data]
+        scripted = [_read(part / "scripted.json") for part in parts]
+        players: dict[str, Any] = {"data": [one and one["data"] for one in scripted]}
+        for method in METHODS:
+            scores = [_read(part / place(method) / "score.json") for part in parts]
+            players[method] = [one and one["return"] for one in scores]
+            players[f"{method}: decoding"] = [one and one["decoding"] for one in scores]
+        players["optimal (myopic)"] = [one and one["optimal (myopic)"] for one in scripted]
+        yield data, players
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def summaries(players: Mapping[str, Sequence[Any]], *, normalised: bool = False) -> list[SeedSummary]:
+    """A summary for each player with results; normalised to 0 for -6, 50 for the data, 100 for the optimal player."""
+    found = []
+    for name, values in players.items():
+        if name.endswith(": decoding") or all(value is None for value in values):
+            continue
+        kept = [value for value in values if value is not None]
+        if normalised:
+            limits = zip(values, players["data"], players["optimal (myopic)"], strict=True)
+            kept = [normalise(value, data, best) for value, data, best in limits if value is not None]
+        found.append(over_seeds(name, kept))
+    return found
+
+
+def normalise(value: float, data: float, best: float) -> float:
+    """0 for -6, 50 for the data's mean return, 100 for the optimal player's, linear between them.
+
+    >>> [normalise(value, -3.0, -1.0) for value in (-6, -3, -2, -1)]
+    [0.0, 50.0, 75.0, 100.0]
+    """
+    if value < data:
+        return 50 * (value - WORST) / (data - WORST)
+    return 50 + 50 * (value - data) / (best - data)
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """The tables, one for each dataset."""
+    parts = []
+    for data, players in results["returns"].items():
+        table = format_seed_table(summaries(players), title=data)
+        scaled = format_seed_table(summaries(players, normalised=True), title=f"{data}, normalised", digits=1)
+        gaps = [name for name, values in players.items() if None in values and not name.endswith(": decoding")]
+        parts.append(f"{table}\n\n{scaled}" + (f"\n\nnot run with every seed: {', '.join(gaps)}" if gaps else ""))
+    return "\n\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wordle_table", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/wordle_table"), help="folder of all runs")
+    parser.add_argument("--data", nargs="*", choices=DATA, default=DATA, help="datasets to run (default: all)")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="methods (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds, each with its own dataset")
+    parser.add_argument("--quick", action="store_true", help="20 words and short runs, a few minutes; not recorded")
+    for name, default in FULL._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default {default}")
+    options = parser.parse_args(arguments)
+    given = {name: value for name in Setting._fields if (value := getattr(options, name)) is not None}
+    setting = (QUICK if options.quick else FULL)._replace(**given)
+    folder = options.out / "_".join(map(str, setting))
+    results = run(setting, folder, options.data, options.methods, options.seeds)
+    print(f"\n{text(results)}")
+    if options.quick:
+        return
+    name = f"wordle_table_{setting.words}"
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+    panels = {data: summaries(players) for data, players in results["returns"].items()}
+    draw_intervals(RESULTS / f"{name}.png", f"Wordle with {setting.words} words: mean return, 95 % intervals", panels)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The table of Wordle experiments: what is missing is run, what is there is kept, gaps are shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import wordle_table
+from benchmarks.wordle_table import QUICK, collect, place, run, summaries, text
+
+TINY = QUICK._replace(words=4, games=60, steps=2, choice_games=4, report_games=8, width=8)
+
+
+def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
+    commands = []
+
+    def in_process(waiting):
+        from torchrl_lang.__main__ import main
+
+        commands.append(list(waiting))
+        for words in waiting.values():
+            assert main(words) == 0
+
+    monkeypatch.setattr(wordle_table, "run_in_parallel", in_process)
+    run(TINY, tmp_path, ["mediocre"], ["BC"], 2)
+    first = (tmp_path / "mediocre-0" / "bc" / "score.json").read_text()
+    results = run(TINY, tmp_path, ["mediocre"], ["BC", "ILQL"], 1)
+    assert commands == [["BC"], ["BC"], ["ILQL"]]
+    assert (tmp_path / "mediocre-0" / "bc" / "score.json").read_text() == first
+    players = results["returns"]["mediocre"]
+    assert players["ILQL"][1] is None
+    assert players["BC"] == [json.loads(first)["return"], players["BC"][1]]
+    assert players["BC: decoding"][0] in ("greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1")
+    assert players["ILQL: decoding"][0].startswith("greedy, beta ")
+    assert json.loads(json.dumps(results))["returns"] == dict(collect(tmp_path))
+    shown = text(results)
+    assert "not run with every seed: BC best 30 %" in shown
+    assert [len(one.values) for one in summaries(players)] == [2, 2, 1, 2]  # data, BC, ILQL, optimal
+    scaled = {one.name: one for one in summaries(players, normalised=True)}
+    assert scaled["data"].values == pytest.approx((50, 50))
+    assert scaled["optimal (myopic)"].values == pytest.approx((100, 100))
+
+
+def test_each_method_has_a_folder_of_its_own():
+    assert len({place(method) for method in wordle_table.METHODS}) == len(wordle_table.METHODS)
+    assert place("BC best 30 %") == "bc_best_30"
