@@ -27,7 +27,7 @@ def tile_colours(text: str) -> list[int] | None:
     """The colours of a line that consists of tiles only, of any number; None for other lines.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle.tiles import tile_colours
+        >>> from torchrl_lang.envs.wordle.colour_text import tile_colours
         >>> tile_colours("⬛🟨🟦🟩🟧 "), tile_colours("solved 🟩")
         ([0, 1, 1, 2, 2], None)
     """
