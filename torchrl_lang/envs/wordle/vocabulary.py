@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, code_of, tile_colours
+from torchrl_lang.envs.wordle.rules import Rules
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry

@@ -19,6 +19,7 @@ from torchrl_lang.envs.wordle import (
     continue_games,
     count_consistent,
     demo_words,
+    guess_pairs,
     read_turns,
     rows_before,
 )
@@ -203,3 +204,18 @@ def test_fresh_batches_of_them_are_trimmed_with_their_masks():
     batch = FreshGames(BranchedGames(env()), 50, games=16).sample()
     assert batch["train_mask"].shape == batch["tokens"].shape
     assert batch["kind"].shape == (50,)
+
+
+def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):
+    for rows, kind in ((branched[0], 1), (adversarial, 1), (adversarial, 2)):
+        turns = turns_of(rows)
+        experts = {int(rows["game"][row]): row for row in (rows["kind"] == 0).nonzero().flatten().tolist()}
+        expected = []
+        for row in (rows["kind"] == kind).nonzero().flatten().tolist():
+            expert, turn = experts[int(rows["game"][row])], int(rows["branch_turn"][row])
+            pair = [WordIndex.text(turns.guess[each, turn]) for each in (expert, row)]
+            expected += [(12 * turn + 1, *pair)] * (pair[0] != pair[1])
+        found = [(len(p.tokens), WordIndex.text(p.expert), WordIndex.text(p.other)) for p in guess_pairs(rows, kind)]
+        assert found == expected
+        assert len(found) > 10
+    assert guess_pairs(adversarial[adversarial["kind"] == 2], 2) == []

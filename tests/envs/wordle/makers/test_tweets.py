@@ -7,8 +7,8 @@ import csv
 import pytest
 
 from torchrl_lang.envs.wordle import PUZZLES, common_words, example_tweets, load_answers, read_tweets
-from torchrl_lang.envs.wordle.makers.tweets import grid
 from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, symbols_of_code
+from torchrl_lang.envs.wordle.makers.tweets import grid
 from torchrl_lang.storage import FileError
 
 GREEN = "🟩🟩🟩🟩🟩"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, symbols_of_code
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import Rules, feedback_table
-from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, symbols_of_code
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, load_words
 from torchrl_lang.storage import FileError, read_json, shorten, write_file
 

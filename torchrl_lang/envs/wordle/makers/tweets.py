@@ -12,9 +12,9 @@ from typing import Literal, TypeGuard
 
 from tqdm import tqdm
 
+from torchrl_lang.envs.wordle.colour_text import code_of, tile_colours
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import SOLVED
-from torchrl_lang.envs.wordle.colour_text import code_of, tile_colours
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, load_words
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.storage import FileError, read_text, shorten
