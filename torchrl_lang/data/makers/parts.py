@@ -53,7 +53,8 @@ def generate_in_parts(
     Each part is written to a hidden folder beside ``folder`` as soon as it is made. If the call is interrupted or
     killed, the same call continues: it makes only the parts that are missing. In the end the parts are joined to one
     dataset and deleted. The files depend on ``maker``, ``games``, ``games_per_part`` and ``seed`` only, not on
-    ``workers`` or interruptions.
+    ``workers`` or interruptions. Calls count as the same if these numbers, ``source`` and all notes agree: a maker's
+    options that its notes do not contain are not compared.
 
     Args:
         maker: makes the games. With several workers it is sent to other processes, started by ``spawn``; a script needs

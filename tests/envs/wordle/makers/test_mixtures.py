@@ -12,6 +12,7 @@ from torchrl_lang.data import FreshGames, PolicyGames, generate_in_parts
 from torchrl_lang.envs.wordle import (
     AdversarialGames,
     BranchedGames,
+    MixturePlayer,
     RandomWordPlayer,
     RepeatPlayer,
     WordIndex,
@@ -180,6 +181,23 @@ def test_rows_depend_on_numbers_and_seed_also_in_another_process(kind):
     assert (copy(range(10, 20), seed=3) == rows).all()
     other = maker(range(10, 20), seed=4)
     assert other.shape != rows.shape or not (other["tokens"] == rows["tokens"]).all()
+
+
+def test_mixtures_per_game_draw_their_player_for_each_continued_game():
+    players = [RepeatPlayer(["fuzzy"]), RandomWordPlayer(WORDS, prob_smart=1.0)]
+    maker = BranchedGames(env(), suboptimal=MixturePlayer(players, per="game"))
+    rows = maker(range(20), seed=0)
+    maker(range(20, 40), seed=0)
+    assert (maker(range(20), seed=0) == rows).all()
+    turns = turns_of(rows)
+    row = torch.arange(len(rows))
+    # A repeater that takes over repeats an earlier guess, so it never solves the game; the other player mostly does.
+    late = (rows["kind"] == 1) & (rows["branch_turn"] > 0)
+    own = turns.guess[row, rows["branch_turn"].clamp_max(5)]
+    repeats = ((turns.guess == own[:, None]).all(-1) & (torch.arange(6) < rows["branch_turn"][:, None])).any(-1)
+    assert 0.2 < repeats[late].float().mean() < 0.8
+    assert (rows["token_reward"].sum(-1)[late & repeats] == -6).all()
+    assert (rows["token_reward"].sum(-1)[late & ~repeats] > -6).float().mean() > 0.9
 
 
 def test_own_players_and_lists_of_guesses():

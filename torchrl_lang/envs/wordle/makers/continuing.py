@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchrl_lang.data import play_to_end
 from torchrl_lang.data.makers.base import Policy, cat_rows
 from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.mixture_player import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.scripted_players import OPENERS
 from torchrl_lang.envs.wordle.words import WordIndex, wordle_tokenizer
@@ -131,6 +132,9 @@ def continue_games(env: WordleEnv, policy: Policy, rows: TensorDictBase) -> Tens
         filled = block[torch.arange(n) % len(block)] if len(block) < n else block
         given: dict[str, Any] = {key: filled.get(key).reshape(*env.batch_size, -1) for key in ROW_KEYS}
         start = env.reset(set_state=True, **given)
+        for player in policy.modules() if isinstance(policy, nn.Module) else ():
+            if isinstance(player, MixturePlayer):
+                player.begin_games()
         blocks.append(play_to_end(env, policy, start, reward_key=None).cpu()[: len(block)])
     return cat_rows(blocks)
 
