@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -127,14 +128,17 @@ class HumanGames(GameMaker):
         """
         write_games(Path(path), self.games, self.words, self.guesses, self._table, self.rules)
 
-    def select(self, index: Iterable[int]) -> HumanGames:
+    def select(self, numbers: Iterable[int]) -> HumanGames:
         """Some of the games, by their numbers, for instance those of a file with a split."""
-        chosen = list(index)
+        chosen = list(numbers)
         bad = [number for number in chosen if not 0 <= number < len(self.games)]
         if bad:
             raise ValueError(f"There are {len(self.games)} games, numbered from 0, got {bad[0]}.")
-        options: Any = {"rules": self.rules, "true_word": self.true_word, "table": self._table}
-        return HumanGames([self.games[number] for number in chosen], self.words, guesses=self.guesses, **options)
+        some, index = copy.copy(self), torch.tensor(chosen, dtype=torch.int64)
+        some.games = [self.games[number] for number in chosen]
+        some._check_games()
+        some._answer, some._count, some._codes = self._answer[index], self._count[index], self._codes[index]
+        return some
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[HumanGames, HumanGames]:
         """A random ``fraction`` of the games, and the others."""

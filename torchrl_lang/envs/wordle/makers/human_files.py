@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ _COLOURS = [symbols_of_code(code) for code in range(3**WORD_LENGTH)]
 def write_games(path: Path, games: Games, words: list[str], guesses: list[str], table: Tensor, rules: str) -> None:
     """Write games and transitions; ``table`` is uint8 ``[W, G]``."""
     transitions: dict[str, dict[str, list[str]]] = {}
-    for word, codes in zip(words, table.tolist(), strict=True):
+    for word, codes in zip(words, table, strict=True):
         by_code: dict[str, list[str]] = {}
-        for guess, code in zip(guesses, codes, strict=True):
+        for guess, code in zip(guesses, codes.tolist(), strict=True):
             if code != _NO_GUESS:
                 by_code.setdefault(_COLOURS[code], []).append(guess)
         transitions[word] = by_code
@@ -45,25 +46,26 @@ def read_games(path: Path, rules: Rules | None) -> tuple[Games, list[str], list[
     games = [_game(path, number, game) for number, game in enumerate(_as(path, content["games"], list, "games"))]
     transitions = _as(path, content["transitions"], dict, "transitions")
     words = _words(path, list(transitions))
-    guesses = _words(path, list(dict.fromkeys(guess for _, _, guess in _triples(path, transitions))))
+    found = dict.fromkeys(guess for word in words for guess, _ in _coloured(path, word, transitions[word]))
+    guesses = _words(path, list(found))
     place = {guess: index for index, guess in enumerate(guesses)}
-    row = {word: index for index, word in enumerate(words)}
     table = torch.full((len(words), len(guesses)), _NO_GUESS, dtype=torch.uint8)
-    found = [(row[word], place[guess], code) for word, code, guess in _triples(path, transitions)]
-    entries = torch.tensor(found)
-    table[entries[:, 0], entries[:, 1]] = entries[:, 2].to(torch.uint8)
+    for row, word in enumerate(words):
+        pairs = [(place[guess], code) for guess, code in _coloured(path, word, transitions[word])]
+        if pairs:
+            index, codes = torch.tensor(pairs).unbind(-1)
+            table[row, index] = codes.to(torch.uint8)
     named = content.get("rules") if rules is None else rules
     return games, words, guesses, table, _rules(path, table, words, guesses, named)
 
 
-def _triples(path: Path, transitions: dict[str, Any]) -> Any:
-    """Each word, code and guess."""
-    for word, by_colours in transitions.items():
-        for colours, guesses in _as(path, by_colours, dict, word).items():
-            if colours not in CODE_OF_SYMBOLS:
-                raise FileError(path, f"has the colours {shorten(colours)} for {shorten(word)}", _REMEDY)
-            for guess in _as(path, guesses, list, colours):
-                yield word, CODE_OF_SYMBOLS[colours], _as(path, guess, str, colours)
+def _coloured(path: Path, word: str, by_colours: Any) -> Iterator[tuple[str, int]]:
+    """Each guess for a word, and the code of its colours."""
+    for colours, guesses in _as(path, by_colours, dict, word).items():
+        if colours not in CODE_OF_SYMBOLS:
+            raise FileError(path, f"has the colours {shorten(colours)} for {shorten(word)}", _REMEDY)
+        for guess in _as(path, guesses, list, colours):
+            yield _as(path, guess, str, colours), CODE_OF_SYMBOLS[colours]
 
 
 def _game(path: Path, number: int, game: Any) -> tuple[str, list[int]]:
