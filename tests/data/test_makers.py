@@ -9,6 +9,7 @@ import torch
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardScaling
 
+from tests.processes import spawned
 from torchrl_lang.data import FreshGames, GameMaker, PolicyGames, generate_in_parts, load_dataset, play_to_end
 from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
 from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, demo_words
@@ -139,7 +140,8 @@ def test_existing_datasets_are_kept(tmp_path):
 def test_processes_write_the_same_files(tmp_path):
     options = {"games": 48, "games_per_part": 16, "seed": 5, "progress": False}
     handler = signal.getsignal(signal.SIGINT)
-    generate_in_parts(games(), tmp_path / "data", workers=2, **options)
+    with spawned():
+        generate_in_parts(games(), tmp_path / "data", workers=2, **options)
     generate_in_parts(games(), tmp_path / "whole", **options)
     assert content(tmp_path / "data") == content(tmp_path / "whole")
     assert signal.getsignal(signal.SIGINT) == handler
