@@ -159,7 +159,7 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
         (lambda m: m["entries"]["token_reward"].update(dtype="int32"), "does not describe 'token_reward' as float32"),
         (lambda m: m["entries"]["tokens"].update(shape=[12, 3]), r"as int32 of shape \[3, 12\]"),
         (lambda m: m["entries"]["tokens"].update(shape=[3, -12]), r"as int32 of shape \[3, 12\]"),
-        (lambda m: m["entries"].update(extra={}), 'as "entries", expected'),
+        (lambda m: m["entries"].update(extra={}), 'has no field "entries.extra.dtype"'),
         (lambda m: m["entries"].pop("tokens"), 'as "entries", expected'),
         (lambda m: m.update(entries=[]), r'has \[\] as "entries", expected dict'),
         (lambda m: m.update(episodes=0), 'has 0 as "episodes", expected at least 1'),

@@ -11,12 +11,21 @@ from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.generate import generate_dataset
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, dataset_from_records, read_jsonl
+from torchrl_lang.data.makers import (
+    FreshGames,
+    GameMaker,
+    PolicyGames,
+    generate_in_parts,
+    play_to_end,
+    seed_of_games,
+)
 from torchrl_lang.data.messages import from_messages, to_messages
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import rows_from_rollout
 from torchrl_lang.data.row_format import RowFormat
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
+from torchrl_lang.data.token_reward_table import TokenRewardTable, token_frequencies
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
@@ -32,10 +41,14 @@ __all__ = [
     "Episode",
     "EpisodeRows",
     "EpochSampler",
+    "FreshGames",
+    "GameMaker",
     "HFTokenizer",
+    "PolicyGames",
     "RowDataset",
     "RowFormat",
     "TokenReward",
+    "TokenRewardTable",
     "Tokenizer",
     "TrimRows",
     "Turn",
@@ -46,15 +59,19 @@ __all__ = [
     "from_messages",
     "from_row",
     "generate_dataset",
+    "generate_in_parts",
     "load_dataset",
     "parse_dialogue",
+    "play_to_end",
     "read_jsonl",
     "row_buffer",
     "row_returns",
     "rows_from_rollout",
+    "seed_of_games",
     "to_messages",
     "to_row",
     "to_rows",
+    "token_frequencies",
     "tokenizer_from_config",
     "transformers_tokenizer",
     "write_dataset",

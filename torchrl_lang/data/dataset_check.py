@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_lang.data.dataset_format import DISK_DTYPES, REMEDY, ROWS, entry_file
+from torchrl_lang.data.dataset_format import REMEDY, ROWS, entries_of, entry_file
 from torchrl_lang.functional import decision_mask
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED, check_row
 from torchrl_lang.storage import Fields, FileError, file_digest, file_in
@@ -76,24 +76,24 @@ def dataset_files(folder: Path, manifest: Fields) -> dict[str, Path]:
     Raises:
         FileError: a file is missing, has the wrong size, or lies outside ``folder``.
     """
-    names = [*map(entry_file, DISK_DTYPES), *manifest.take("files", dict, {})]
+    entries = entries_of(manifest)
+    names = [*map(entry_file, entries), *manifest.take("files", dict, {})]
     paths = {name: file_in(folder, name, remedy=REMEDY) for name in names}
     for path in paths.values():
         if not path.is_file():
             raise FileError(path, "is missing", REMEDY)
-    for key, dtype in DISK_DTYPES.items():
+    for key, (dtype, shape) in entries.items():
         path = paths[entry_file(key)]
-        shape = manifest.object("entries").object(key).list_of("shape", int)
-        if path.stat().st_size != dtype.itemsize * math.prod(shape):
-            found = f"has {path.stat().st_size} bytes, expected {dtype.itemsize * math.prod(shape)}"
-            raise FileError(path, found, REMEDY)
+        size = dtype.itemsize * math.prod(shape) * manifest.take("episodes", int)
+        if path.stat().st_size != size:
+            raise FileError(path, f"has {path.stat().st_size} bytes, expected {size}", REMEDY)
     return paths
 
 
 def check_digests(files: dict[str, Path], manifest: Fields) -> None:
     """Raise FileError unless all files have the checksums of the manifest."""
     digests = dict(manifest.take("files", dict, {}))
-    for key in DISK_DTYPES:
+    for key in entries_of(manifest):
         digests[entry_file(key)] = manifest.object("entries").object(key).take("sha256", str)
     for name, path in files.items():
         if file_digest(path) != digests[name]:
@@ -106,9 +106,9 @@ def check_values(folder: Path, rows: TensorDictBase, manifest: Fields, vocab_siz
     Raises:
         FileError: a mask holds a byte other than 0 and 1, a row is malformed, or a sum is wrong.
     """
-    sums = RowSums()
+    sums, entries = RowSums(), entries_of(manifest)
     for block in rows.split(max(1, _BLOCK_TOKENS // manifest.at_least("row_length", 1))):
-        for key, dtype in DISK_DTYPES.items():
+        for key, (dtype, _) in entries.items():
             if dtype == torch.bool and int(block.get(key).view(torch.uint8).amax()) > 1:
                 raise FileError(folder / entry_file(key), "holds bytes other than 0 and 1", REMEDY)
         try:

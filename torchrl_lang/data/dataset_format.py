@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
@@ -14,6 +16,7 @@ from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
 __all__ = [
     "DISK_DTYPES",
     "FORMAT",
+    "DiskEntry",
     "MANIFEST",
     "META",
     "REMEDY",
@@ -22,10 +25,12 @@ __all__ = [
     "TOKENIZER",
     "VERSION",
     "dtype_name",
+    "entries_of",
     "entry_file",
-    "entry_shapes",
+    "further_entry",
     "map_rows",
     "read_dataset_manifest",
+    "row_entries",
 ]
 
 FORMAT, VERSION = "torchrl_lang rows", 2
@@ -45,12 +50,49 @@ DISK_DTYPES = {
     TERMINATED: torch.bool,
     TRUNCATED: torch.bool,
 }
-"""The entries of a dataset and their dtypes on disk."""
+"""The entries that every dataset has, and their dtypes on disk."""
+
+_FURTHER_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bool, torch.int64, torch.float32)}
+"""The dtypes of further entries, by their name in the manifest."""
 
 
-def entry_shapes(episodes: int, row_length: int) -> dict[str, tuple[int, int]]:
-    """Shape of each entry of a dataset."""
-    return {key: (episodes, 1 if key in (TERMINATED, TRUNCATED) else row_length) for key in DISK_DTYPES}
+class DiskEntry(NamedTuple):
+    """How an entry is stored."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Shape of the entry of one row."""
+
+
+def row_entries(row_length: int) -> dict[str, DiskEntry]:
+    """The entries that every dataset has."""
+    shapes = {key: (1 if key in (TERMINATED, TRUNCATED) else row_length,) for key in DISK_DTYPES}
+    return {key: DiskEntry(dtype, shapes[key]) for key, dtype in DISK_DTYPES.items()}
+
+
+def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskEntry:
+    """An entry beside those that every dataset has.
+
+    Raises:
+        ValueError: its name cannot be that of a file, or its dtype is not one of bool, int64 and float32.
+    """
+    if not (key.isidentifier() and key.isascii()) or keyword.iskeyword(key):
+        raise ValueError(f"{key!r} cannot be the name of a dataset's entry: use ASCII letters, digits and underscores.")
+    if dtype not in _FURTHER_DTYPES.values():
+        raise ValueError(f"'{key}' is {dtype}: further entries of a dataset are bool, int64 or float32.")
+    return DiskEntry(dtype, shape)
+
+
+def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
+    """All entries of a dataset, from its checked manifest."""
+    found = manifest.object("entries")
+    every = row_entries(manifest.take("row_length", int))
+    for key in found.content:
+        if key not in every:
+            entry = found.object(key)
+            dtype = _FURTHER_DTYPES[entry.take("dtype", str)]
+            every[key] = DiskEntry(dtype, tuple(entry.list_of("shape", int)[1:]))
+    return every
 
 
 def entry_file(key: str) -> str:
@@ -58,18 +100,18 @@ def entry_file(key: str) -> str:
     return f"{ROWS}/{key}.memmap"
 
 
-def map_rows(files: Mapping[str, Path], episodes: int, row_length: int) -> TensorDict:
+def map_rows(files: Mapping[str, Path], episodes: int, entries: Mapping[str, DiskEntry]) -> TensorDict:
     """Map the entries' files, by :func:`entry_file`, to tensors; ``meta.json`` is not read."""
     mapped = {
-        key: MemoryMappedTensor.from_filename(files[entry_file(key)], DISK_DTYPES[key], torch.Size(shape))
-        for key, shape in entry_shapes(episodes, row_length).items()
+        key: MemoryMappedTensor.from_filename(files[entry_file(key)], dtype, torch.Size([episodes, *shape]))
+        for key, (dtype, shape) in entries.items()
     }
     return TensorDict(mapped, batch_size=[episodes])
 
 
-def dtype_name(key: str) -> str:
-    """Name of an entry's dtype in the manifest."""
-    return str(DISK_DTYPES[key]).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype in the manifest."""
+    return str(dtype).removeprefix("torch.")
 
 
 def read_dataset_manifest(folder: Path) -> Fields:
@@ -103,15 +145,31 @@ def read_dataset_manifest(folder: Path) -> Fields:
 def _check_entries(manifest: Fields) -> None:
     """Check the dtypes, shapes and checksums of the entries, and the checksums of the other files."""
     entries = manifest.object("entries")
-    if set(entries.content) != set(DISK_DTYPES):
-        raise manifest.error(f'has {shorten(sorted(entries.content))} as "entries", expected {sorted(DISK_DTYPES)}')
-    shapes = entry_shapes(manifest.at_least("episodes", 1), manifest.at_least("row_length", 1))
-    for key, shape in shapes.items():
+    if not set(entries.content) >= set(DISK_DTYPES):
+        found = f'has {shorten(sorted(entries.content))} as "entries", expected at least {sorted(DISK_DTYPES)}'
+        raise manifest.error(found)
+    episodes, known = manifest.at_least("episodes", 1), row_entries(manifest.at_least("row_length", 1))
+    for key in entries.content:
         entry = entries.object(key)
-        if (entry.take("dtype", str), entry.list_of("shape", int)) != (dtype_name(key), list(shape)):
-            raise manifest.error(f"does not describe '{key}' as {dtype_name(key)} of shape {list(shape)}")
+        found_dtype, found_shape = entry.take("dtype", str), entry.list_of("shape", int)
         entry.take("sha256", str)
+        if key not in known:
+            _check_further(manifest, key, found_dtype, found_shape, episodes)
+            continue
+        dtype, shape = dtype_name(known[key].dtype), [episodes, *known[key].shape]
+        if (found_dtype, found_shape) != (dtype, shape):
+            raise manifest.error(f"does not describe '{key}' as {dtype} of shape {shape}")
     if manifest.at_least("version", 1) >= 2:
         files = manifest.object("files")
         for name in (TOKENIZER, META):
             files.take(name, str)
+
+
+def _check_further(manifest: Fields, key: str, dtype: str, shape: list[int], episodes: int) -> None:
+    """Check the description of an entry beside those that every dataset has."""
+    if shape[:1] != [episodes] or min(shape) < 1:
+        raise manifest.error(f"does not describe {shorten(key)} as an entry of {episodes} rows")
+    try:
+        further_entry(key, _FURTHER_DTYPES.get(dtype, torch.float64), ())
+    except ValueError as error:
+        raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error

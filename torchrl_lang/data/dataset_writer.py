@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,10 +23,12 @@ from torchrl_lang.data.dataset_format import (
     ROWS,
     TOKENIZER,
     VERSION,
+    DiskEntry,
     dtype_name,
     entry_file,
-    entry_shapes,
+    further_entry,
     map_rows,
+    row_entries,
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
@@ -49,6 +51,8 @@ class DatasetWriter:
         seed: the seed of the data, recorded in the manifest.
         source: a description of the behaviour policy and environment, recorded in the manifest.
         overwrite: replace an existing dataset.
+        keep: names of further entries to write, bool, int64 or float32 ``[N, ...]``, such as a number of each row's
+            kind. Datasets with such entries cannot be read by releases before this option.
 
     Attributes:
         notes: further JSON content for the manifest.
@@ -81,9 +85,11 @@ class DatasetWriter:
         seed: int | None = None,
         source: str = "",
         overwrite: bool = False,
+        keep: Sequence[str] = (),
     ) -> None:
         self.folder, self.tokenizer, self.row_length = Path(folder), tokenizer, row_length
         self.seed, self.source, self.overwrite = seed, source, overwrite
+        self.keep = tuple(key for key in dict.fromkeys(keep) if key not in DISK_DTYPES)
         self.notes: dict[str, Any] = {}
 
     def __enter__(self) -> DatasetWriter:
@@ -100,17 +106,22 @@ class DatasetWriter:
         with write_folder(self.folder) as partial:
             self._check_target()  # under the writer's lock, so that no other process completes this dataset meanwhile
             (partial / ROWS).mkdir()
-            self._sums = RowSums()
-            self._hashes = {key: hashlib.sha256() for key in DISK_DTYPES}
+            self._sums, self._entries = RowSums(), row_entries(self.row_length)
+            keys = (*self._entries, *self.keep)
+            for key in self.keep:
+                further_entry(key, torch.int64, ())  # its name must be that of a file
+            self._hashes = {key: hashlib.sha256() for key in keys}
             with ExitStack() as files:
                 self._files: dict[str, BinaryIO] = {
-                    key: files.enter_context((partial / entry_file(key)).open("wb")) for key in DISK_DTYPES
+                    key: files.enter_context((partial / entry_file(key)).open("wb")) for key in keys
                 }
                 yield
             self._finish(partial)
 
     def extend(self, rows: TensorDictBase) -> None:
-        """Append rows ``[M]`` with the entries of a row, ``terminated`` and ``truncated``; others are dropped.
+        """Append rows ``[M]`` with the entries of a row, ``terminated``, ``truncated`` and those of ``keep``.
+
+        Others are dropped.
 
         Raises:
             KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
@@ -130,12 +141,24 @@ class DatasetWriter:
         if rows.shape[0] == 0:
             return
         check_block(rows, self.tokenizer.vocab_size, first=self.rows)
-        for key, dtype in DISK_DTYPES.items():
+        self._entries |= {key: self._kept(rows, key) for key in self.keep}
+        for key, (dtype, _) in self._entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
             data = memoryview(block).cast("B")
             self._files[key].write(data)
             self._hashes[key].update(data)
         self._sums.add(rows)
+
+    def _kept(self, rows: TensorDictBase, key: str) -> DiskEntry:
+        """How a further entry of these rows is stored, which must be like that of the rows before."""
+        value = entry(rows, key)
+        found = further_entry(key, value.dtype, tuple(value.shape[1:]))
+        if (known := self._entries.get(key, found)) != found:
+            raise ValueError(
+                f"'{key}' is {found.dtype} of shape {list(found.shape)} in these rows, but {known.dtype} of shape "
+                f"{list(known.shape)} in the rows before: give all rows the same."
+            )
+        return found
 
     @property
     def rows(self) -> int:
@@ -156,13 +179,12 @@ class DatasetWriter:
         episodes = self.rows
         if episodes == 0:
             raise ValueError(f"No episode was written to {self.folder}: a dataset needs at least one.")
-        shapes = entry_shapes(episodes, self.row_length)
-        files = {name: partial / name for name in map(entry_file, DISK_DTYPES)}
+        files = {name: partial / name for name in map(entry_file, self._entries)}
         # The data is written already: this adds the meta.json that tensordict needs.
-        map_rows(files, episodes, self.row_length).memmap_(partial / ROWS)
+        map_rows(files, episodes, self._entries).memmap_(partial / ROWS)
         entries = {
-            key: {"dtype": dtype_name(key), "shape": shapes[key], "sha256": digest.hexdigest()}
-            for key, digest in self._hashes.items()
+            key: {"dtype": dtype_name(dtype), "shape": [episodes, *shape], "sha256": self._hashes[key].hexdigest()}
+            for key, (dtype, shape) in self._entries.items()
         }
         config = self.tokenizer.config()
         write_json(partial / TOKENIZER, config)
@@ -193,9 +215,13 @@ def write_dataset(
     seed: int | None = None,
     source: str = "",
     overwrite: bool = False,
+    keep: Sequence[str] = (),
+    notes: Mapping[str, Any] | None = None,
 ) -> RowDataset:
     """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
     width = entry(rows, TOKENS).shape[-1]
-    with DatasetWriter(folder, tokenizer, width, seed=seed, source=source, overwrite=overwrite) as writer:
+    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
+    with DatasetWriter(folder, tokenizer, width, **options) as writer:
+        writer.notes = dict(notes or {})
         writer.extend(rows)
     return load_dataset(folder, tokenizer=tokenizer, verify=False)  # extend() checked each block

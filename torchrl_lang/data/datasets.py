@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang.data.conversion import from_row
 from torchrl_lang.data.dataset_check import check_digests, check_values, dataset_files
-from torchrl_lang.data.dataset_format import REMEDY, STAMP, TOKENIZER, map_rows, read_dataset_manifest
+from torchrl_lang.data.dataset_format import REMEDY, STAMP, TOKENIZER, entries_of, map_rows, read_dataset_manifest
 from torchrl_lang.data.episodes import Episode
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer, config_fingerprint, fingerprint
@@ -33,8 +33,9 @@ _SETTLED = 2_000_000_000
 class RowDataset:
     """A dataset opened by :func:`load_dataset`. Indexing reads rows into memory.
 
-    ``rows`` is the memory-mapped TensorDict, int32 ``tokens``, batch size ``[N]``. Writing to its tensors would change
-    the files.
+    ``rows`` is the memory-mapped TensorDict, int32 ``tokens``, batch size ``[N]``, with the entries of a row,
+    ``terminated``, ``truncated`` and those that the writer kept beside them. Writing to its tensors would change the
+    files.
     """
 
     folder: Path
@@ -93,7 +94,7 @@ def load_dataset(
     manifest = read_dataset_manifest(folder)
     tokenizer = _tokenizer(folder, manifest, tokenizer)
     files = dataset_files(folder, manifest)
-    shape = (manifest.take("episodes", int), manifest.take("row_length", int))
+    shape = (manifest.take("episodes", int), entries_of(manifest))
     if verify:
         stamp = _Stamp(folder, json_digest(manifest.content), files)
         if verify != "once" or not stamp.is_there():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_lang.evaluation.records import GameRecords
-from torchrl_lang.functional import generators
+from torchrl_lang.functional import seeded_generators
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.schema import (
@@ -84,7 +84,7 @@ def play_games(
     waves: list[TensorDict] = []
     played = 0
     mode = eval_mode(policy) if isinstance(policy, nn.Module) else nullcontext()
-    with _own_streams(policy, seed), mode, set_exploration_type(exploration):
+    with seeded_generators(seed, policy), mode, set_exploration_type(exploration):
         env.set_seed(seed)
         while played < games:
             wave = _play_wave(env, policy, games - played, keep)
@@ -165,20 +165,3 @@ def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
     if entropy is not None:
         sums["entropy"] = total(entropy)
     return sums
-
-
-@contextmanager
-def _own_streams(policy: Any, seed: int) -> Iterator[None]:
-    """Seed torch's global generators and the policy's generators, and restore them afterwards."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    streams = generators(policy)
-    states = [stream.get_state() for stream in streams]
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        for index, stream in enumerate(streams):
-            stream.manual_seed(seed + index + 1)  # different seeds, so that no generator copies another
-        try:
-            yield
-        finally:
-            for stream, state in zip(streams, states, strict=True):
-                stream.set_state(state)

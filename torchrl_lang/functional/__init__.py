@@ -25,7 +25,7 @@ from torchrl_lang.functional.filters import filter_logits, min_p_filter, top_k_f
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
-from torchrl_lang.functional.random_stream import RandomStream, generators
+from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
@@ -60,6 +60,7 @@ __all__ = [
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
+    "seeded_generators",
     "shift_left",
     "shift_right",
     "standardized",

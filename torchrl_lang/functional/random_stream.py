@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RandomStream", "generators"]
+__all__ = ["RandomStream", "generators", "seeded_generators"]
 
 
 class RandomStream(nn.Module):
@@ -74,6 +76,37 @@ def generators(policy: Any) -> list[torch.Generator]:
     holders = policy.modules() if isinstance(policy, nn.Module) else [policy]
     attributes = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
     return list({id(value): value for value in attributes if isinstance(value, torch.Generator)}.values())
+
+
+@contextmanager
+def seeded_generators(seed: int, *policies: Any) -> Iterator[None]:
+    """Seed torch's global generators and those of policies inside a ``with`` block, and restore them afterwards.
+
+    Args:
+        seed: the generators get different seeds computed from it, so that none copies another.
+        *policies: modules or objects; see :func:`generators` for what is found.
+
+    Examples:
+        >>> from torchrl_lang.functional import RandomStream, seeded_generators
+        >>> stream, draws = RandomStream(), []
+        >>> for _ in range(2):
+        ...     with seeded_generators(3, stream):
+        ...         draws.append(stream.uniform((1,)).item())
+        >>> draws[0] == draws[1]
+        True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    streams = list({id(stream): stream for policy in policies for stream in generators(policy)}.values())
+    states = [stream.get_state() for stream in streams]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        for index, stream in enumerate(streams):
+            stream.manual_seed(seed + index + 1)
+        try:
+            yield
+        finally:
+            for stream, state in zip(streams, states, strict=True):
+                stream.set_state(state)
 
 
 def _generator(seed: int | None) -> torch.Generator:

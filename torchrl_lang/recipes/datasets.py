@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from torchrl_lang.data import RowDataset, Tokenizer, generate_dataset, load_dataset
+from torchrl_lang.data import GameMaker, RowDataset, Tokenizer, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.dataset_format import MANIFEST, ROWS
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
@@ -18,10 +18,33 @@ def main(options: DataOptions) -> Path:
     """Generate the dataset; returns its folder."""
     check_place(options.out, new=True)
     task = options.task()
+    maker = options.maker(task)
+    dataset = _played(options, task) if maker is None else _made(options, task, maker)
+    figures = dataset.manifest
+    print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
+    return options.out
+
+
+def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
+    """The games of a maker, in parts, so that the same command continues an interrupted one."""
+    return generate_in_parts(
+        maker,
+        options.out,
+        games=options.number_of_episodes(),
+        seed=options.seed,
+        games_per_part=options.batch,
+        source=f"{type(maker).__name__} in {task.name}",
+        notes=task.notes() | options.notes(),
+        overwrite=options.overwrite,
+    )
+
+
+def _played(options: DataOptions, task: Task) -> RowDataset:
+    """Games of one player."""
     player = options.behavior_policy(task)
     env = task.env(min(options.batch, options.number_of_episodes()), **player.env_options)
     try:
-        dataset = generate_dataset(
+        return generate_dataset(
             env,
             player.policy,
             options.out,
@@ -33,9 +56,6 @@ def main(options: DataOptions) -> Path:
         )
     finally:
         env.close()
-    figures = dataset.manifest
-    print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
-    return options.out
 
 
 def generate_once(options: DataOptions) -> Path:

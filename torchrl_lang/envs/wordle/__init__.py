@@ -1,8 +1,24 @@
-"""Wordle: the environment, its word lists, and scripted policies."""
+"""Wordle: the environment, its word lists, scripted policies, and makers of games."""
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets, unpack_words
 from torchrl_lang.envs.wordle.env import WordleEnv
 from torchrl_lang.envs.wordle.exact_values import ExactValues
+from torchrl_lang.envs.wordle.makers import (
+    PUZZLES,
+    AdversarialGames,
+    BranchedGames,
+    GuessPair,
+    HumanGames,
+    Replayed,
+    TweetGames,
+    continue_games,
+    example_tweets,
+    guess_pairs,
+    load_answers,
+    read_tweets,
+    replay_games,
+    rows_before,
+)
 from torchrl_lang.envs.wordle.mixture_player import MixturePlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer, information_gain
 from torchrl_lang.envs.wordle.rules import Rules, feedback, feedback_code, feedback_table
@@ -16,6 +32,7 @@ from torchrl_lang.envs.wordle.scripted_players import (
 )
 from torchrl_lang.envs.wordle.terminal import play_human, render_letters, render_row, watch
 from torchrl_lang.envs.wordle.transcript import Turns, read_turns
+from torchrl_lang.envs.wordle.vocabulary import consistent_words, count_consistent, random_words
 from torchrl_lang.envs.wordle.words import (
     WordIndex,
     common_words,
@@ -27,31 +44,48 @@ from torchrl_lang.envs.wordle.words import (
 
 __all__ = [
     "OPENERS",
+    "PUZZLES",
+    "AdversarialGames",
+    "BranchedGames",
+    "CandidateSets",
     "ExactValues",
+    "GuessPair",
+    "HumanGames",
     "MixturePlayer",
     "OptimalPlayer",
     "Player",
     "RandomWordPlayer",
     "RepeatPlayer",
+    "Replayed",
     "Rules",
     "Turns",
+    "TweetGames",
     "WordIndex",
     "WordPlayer",
-    "CandidateSets",
     "WordleEnv",
     "WrongPlayer",
     "common_words",
+    "consistent_words",
+    "continue_games",
+    "count_consistent",
     "demo_words",
+    "example_tweets",
     "feedback",
     "feedback_code",
     "feedback_table",
+    "guess_pairs",
     "guess_words",
     "information_gain",
+    "load_answers",
     "load_words",
     "play_human",
+    "random_words",
     "read_turns",
+    "read_tweets",
     "render_letters",
     "render_row",
+    "replay_games",
+    "rows_before",
     "unpack_words",
     "watch",
     "wordle_tokenizer",

@@ -67,6 +67,10 @@ class MixturePlayer(Player):
         self.register_buffer("_upto", torch.tensor(chances, dtype=torch.float64).cumsum(0)[:-1], persistent=False)
         self._playing: Tensor | None = None
 
+    def begin_games(self) -> None:
+        """Draw the policy of each row again at the next move, also of games that others have begun."""
+        self._playing = None
+
     def choose(self, turns: Turns) -> Tensor:
         """The word of the policy drawn for each game, int64 letters ``[N, 5]``."""
         who = torch.searchsorted(self._upto, self.uniform(turns.tries), right=True)

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.data import Tokenizer
+from torchrl_lang.data import GameMaker, Tokenizer
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
 from torchrl_lang.recipes.options import Options, option, required
@@ -47,6 +47,10 @@ class DataOptions(Options):
     def behavior_policy(self, task: Task) -> Player:
         """Who plays the games."""
         return task.player("random", self.seed)
+
+    def maker(self, task: Task) -> GameMaker | None:
+        """What makes the games, if it is not one player: it is written in parts, and the same command resumes."""
+        return None
 
     def number_of_episodes(self) -> int:
         """Number of episodes to generate."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count, repeat
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_lang.data import Tokenizer
+from torchrl_lang.data import GameMaker, Tokenizer
 from torchrl_lang.envs.wordle import (
+    AdversarialGames,
+    BranchedGames,
     CandidateSets,
     ExactValues,
+    HumanGames,
     MixturePlayer,
     OptimalPlayer,
     RandomWordPlayer,
@@ -25,9 +29,11 @@ from torchrl_lang.envs.wordle import (
     WrongPlayer,
     common_words,
     demo_words,
+    guess_words,
     load_words,
     play_human,
     read_turns,
+    read_tweets,
     watch,
     wordle_tokenizer,
 )
@@ -49,6 +55,8 @@ HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 _FIRST_TURN = 13
 """Tokens of a first turn: five letters and five colours, and the control tokens before, between and after them."""
 
+DataKind = Literal["games", "branched", "adversarial", "human"]
+
 PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
 
 
@@ -69,13 +77,33 @@ class WordleData(WordleGames, DataOptions):
     """Generate a dataset of Wordle games by scripted players."""
 
     player: PlayerName = option("mediocre", "the behaviour policy: a mixture of scripted players, or one of them")
+    make: DataKind = option("games", "games of the player, or those of a maker, which take its place")
+    tweets: Path | None = option(None, "with `--make human`: a CSV file of tweeted games")
 
     def behavior_policy(self, task: Task) -> Player:
         """The scripted player."""
         return task.player(self.player, self.seed)
 
+    def maker(self, task: Task) -> GameMaker | None:
+        """The maker of the games, if they are not those of one player."""
+        if (self.make == "human") != (self.tweets is not None):
+            raise ValueError("--make human needs --tweets with the CSV file of tweeted games, and others take none.")
+        if self.make == "games":
+            return None
+        if self.player != "mediocre":
+            raise ValueError(f"--make {self.make} has players of its own: omit --player {self.player}.")
+        assert isinstance(task, WordleTask)
+        if self.tweets is not None:
+            tweets = read_tweets(self.tweets)
+            print(tweets.report())
+            return HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+        kind = BranchedGames if self.make == "branched" else AdversarialGames
+        return kind(task.env(min(self.batch, self.games)))
+
     def notes(self) -> dict[str, Any]:
         """What the games depend on beside the task."""
+        if self.make != "games":
+            return super().notes()
         mixture = list(MEDIOCRE) if self.player in ("mediocre", "habit") else None
         habit = {"habit": list(HABIT)} if self.player == "habit" else {}
         return {"player": self.player, "mixture": mixture, **habit, **super().notes()}

@@ -1,0 +1,239 @@
+"""Branched and adversarial games really continue the expert's, and every row carries what it is."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from tests.envs.wordle.helpers import plain_feedback
+from torchrl_lang.data import FreshGames, PolicyGames, generate_in_parts
+from torchrl_lang.envs.wordle import (
+    AdversarialGames,
+    BranchedGames,
+    MixturePlayer,
+    RandomWordPlayer,
+    RepeatPlayer,
+    WordIndex,
+    WordleEnv,
+    continue_games,
+    count_consistent,
+    demo_words,
+    guess_pairs,
+    read_turns,
+    rows_before,
+)
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.schema import ROW_KEYS, check_row
+
+WORDS = demo_words(60)
+
+
+def turns_of(rows):
+    return read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
+
+
+def env(batch=32, rules="official", words=WORDS):
+    return WordleEnv(words, [batch], rules=rules)
+
+
+@pytest.fixture(scope="module", params=["official", "ilql"])
+def branched(request):
+    """Rows, the number of branches, and the rules."""
+    return BranchedGames(env(rules=request.param), branches=2)(range(100, 130), seed=1), 2, request.param
+
+
+def test_every_state_of_every_game_has_its_branches(branched):
+    rows, branches, _ = branched
+    guesses = turns_of(rows).tries
+    for game in range(100, 130):
+        mine = rows["game"] == game
+        expert = mine & (rows["kind"] == 0)
+        assert expert.sum() == 1
+        assert mine.nonzero()[0] == expert.nonzero()[0]  # the expert's row comes first
+        expected = torch.arange(int(guesses[expert])).repeat_interleave(branches)
+        assert torch.equal(rows["branch_turn"][mine & (rows["kind"] == 1)], expected)
+
+
+def test_a_branch_begins_with_the_experts_row_and_continues_it(branched):
+    rows, _, _ = branched
+    experts = {int(row["game"]): row for row in rows[rows["kind"] == 0]}
+    for row in rows[rows["kind"] == 1]:
+        expert, turn = experts[int(row["game"])], int(row["branch_turn"])
+        length = 1 + 12 * turn
+        for key in ROW_KEYS:
+            assert torch.equal(row[key][:length], expert[key][:length]), key
+        assert int((row["tokens"] == 30).sum()) > turn  # it has at least one more guess
+    check_row(rows)
+
+
+def test_the_colours_of_every_row_are_those_of_a_hidden_word(branched):
+    rows, _, rules = branched
+    assert (count_consistent(rows, WORDS, rules=rules) >= 1).all()
+    turns = turns_of(rows)
+    for row in range(0, len(rows), 7):
+        n = int(turns.answered[row])
+        played = [(WordIndex.text(turns.guess[row, i]), turns.colours[row, i].tolist()) for i in range(n)]
+        assert any(all(plain_feedback(g, word, rules) == c for g, c in played) for word in WORDS)
+    assert rows["terminated"].all()
+
+
+def test_the_train_mask_excludes_the_experts_guesses_only(branched):
+    rows, _, _ = branched
+    excluded = rows["action_mask"] & ~rows["train_mask"]
+    assert torch.equal(excluded.sum(-1), 6 * rows["branch_turn"])
+    assert not excluded[rows["kind"] == 0].any()
+    first_six = excluded.long().cumsum(-1).amax(-1)
+    assert torch.equal(first_six, 6 * rows["branch_turn"])
+    assert (~rows["train_mask"] <= rows["action_mask"]).all()
+    with_prefix = BranchedGames(env(), train_on_prefix=True)(range(3), seed=0)
+    assert "train_mask" not in with_prefix.keys()
+
+
+def test_the_hidden_word_is_drawn_from_those_that_fit():
+    """After 'tummy' two words are left; each is hidden in half of the continued games."""
+    words = ["crane", "slate", "tummy"]
+    games = env(64, words=words)
+    start = PolicyGames(games, RandomWordPlayer(["tummy"]))(range(200), seed=0)
+    start = start[turns_of(start).tries > 1]
+    states = rows_before(start, torch.ones(len(start), dtype=torch.int64))
+    rows = continue_games(games, RandomWordPlayer(["crane"], seed=0), states)
+    solved = (rows["token_reward"].sum(-1) == -1).float().mean()
+    assert len(rows) > 100
+    assert abs(solved - 0.5) < 4 * 0.5 / len(rows) ** 0.5
+
+
+def test_states_are_rows_that_the_environment_had():
+    games, player = env(16), RandomWordPlayer(WORDS, prob_smart=0.5, seed=0)
+    games.set_seed(0)
+    steps = games.rollout(6, player, break_when_any_done=False, break_when_all_done=True)
+    done = steps["next", "done"].squeeze(-1)
+    last = steps["next"][torch.arange(16), done.int().argmax(-1)]
+    for turn in range(6):
+        playing = last["attention_mask"].sum(-1) > 1 + 12 * turn
+        playing &= turns_of(last).tries > turn
+        state = rows_before(last[playing], torch.full((int(playing.sum()),), turn))
+        for key in ROW_KEYS:
+            assert torch.equal(state[key], steps[playing][:, turn][key]), (turn, key)
+    with pytest.raises(ValueError, match="there is no state before guess 6"):
+        rows_before(last, torch.full((16,), 6))
+
+
+def test_an_invalid_guess_is_part_of_the_state():
+    """A guess that is on no list gets no colours; the state after it ends with the guess."""
+    games = WordleEnv(["crane", "slate"], [1], guesses="words", seed=0)
+    rows = PolicyGames(games, RandomWordPlayer(["fuzzy"]))(range(1), seed=0)
+    state = rows_before(rows, torch.tensor([2]))
+    assert games.tokenizer.decode(state["tokens"][state["attention_mask"]]) == "<a>fuzzy</a>fuzzy</a>"
+    assert (continue_games(games, RandomWordPlayer(["crane", "slate"], seed=0), state)["terminated"]).all()
+
+
+@pytest.fixture(scope="module")
+def adversarial():
+    return AdversarialGames(env(), adversarial_games=3, suboptimal_games=2)(range(40), seed=2)
+
+
+def test_the_kinds_have_their_numbers(adversarial):
+    rows = adversarial
+    guesses = turns_of(rows).tries
+    long = (rows["kind"] == 0) & (guesses >= 3)
+    assert 0 < long.sum() < 40
+    count = torch.bincount(rows["kind"], minlength=3).tolist()
+    assert count == [40, 3 * int(long.sum()), 80]
+    for game in range(40):
+        mine = rows["kind"][rows["game"] == game].tolist()
+        expected = [0] + [1] * (3 * bool(long[(rows["game"] == game) & (rows["kind"] == 0)])) + [2] * 2
+        assert mine == expected
+
+
+def test_adversarial_games_repeat_the_experts_first_guesses_after_its_second_state(adversarial):
+    rows, turns = adversarial, turns_of(adversarial)
+    experts = {int(row["game"]): row for row in rows[rows["kind"] == 0]}
+    for index in (rows["kind"] == 1).nonzero().flatten().tolist():
+        row = rows[index]
+        expert = experts[int(row["game"])]
+        assert row["branch_turn"] == 2
+        assert torch.equal(row["tokens"][:25], expert["tokens"][:25])
+        first = {tuple(guess) for guess in turns.guess[index, :2].tolist()}
+        later = {tuple(guess) for guess in turns.guess[index, 2 : int(turns.tries[index])].tolist()}
+        assert later
+        assert later <= first
+        assert row["token_reward"].sum() == -6  # a repeated wrong guess never solves the game
+    assert "train_mask" not in rows.keys()
+
+
+def test_games_without_adversaries_and_with_a_mask():
+    rows = AdversarialGames(env(), adversarial_games=0, suboptimal_games=0)(range(5), seed=0)
+    assert rows["kind"].tolist() == [0] * 5
+    rows = AdversarialGames(env(), train_on_prefix=False)(range(8), seed=0)
+    assert torch.equal((rows["action_mask"] & ~rows["train_mask"]).sum(-1), 6 * rows["branch_turn"])
+    with pytest.raises(ValueError, match="at least 0"):
+        AdversarialGames(env(), adversarial_games=-1)
+
+
+@pytest.mark.parametrize("kind", [BranchedGames, AdversarialGames])
+def test_rows_depend_on_numbers_and_seed_also_in_another_process(kind):
+    maker = kind(env())
+    rows = maker(range(10, 20), seed=3)
+    assert (kind(env())(range(10, 20), seed=3) == rows).all()
+    copy = pickle.loads(pickle.dumps(maker))  # noqa: S301
+    assert (copy(range(10, 20), seed=3) == rows).all()
+    other = maker(range(10, 20), seed=4)
+    assert other.shape != rows.shape or not (other["tokens"] == rows["tokens"]).all()
+
+
+def test_mixtures_per_game_draw_their_player_for_each_continued_game():
+    players = [RepeatPlayer(["fuzzy"]), RandomWordPlayer(WORDS, prob_smart=1.0)]
+    maker = BranchedGames(env(), suboptimal=MixturePlayer(players, per="game"))
+    rows = maker(range(20), seed=0)
+    maker(range(20, 40), seed=0)
+    assert (maker(range(20), seed=0) == rows).all()
+    turns = turns_of(rows)
+    row = torch.arange(len(rows))
+    # A repeater that takes over repeats an earlier guess, so it never solves the game; the other player mostly does.
+    late = (rows["kind"] == 1) & (rows["branch_turn"] > 0)
+    own = turns.guess[row, rows["branch_turn"].clamp_max(5)]
+    repeats = ((turns.guess == own[:, None]).all(-1) & (torch.arange(6) < rows["branch_turn"][:, None])).any(-1)
+    assert 0.2 < repeats[late].float().mean() < 0.8
+    assert (rows["token_reward"].sum(-1)[late & repeats] == -6).all()
+    assert (rows["token_reward"].sum(-1)[late & ~repeats] > -6).float().mean() > 0.9
+
+
+def test_own_players_and_lists_of_guesses():
+    strict = WordleEnv(WORDS, [16], guesses="words")  # none of the paper's openers is valid
+    rows = BranchedGames(strict, suboptimal=RepeatPlayer(WORDS))(range(10), seed=0)
+    turns = turns_of(rows)
+    assert torch.equal(turns.tries, turns.answered)
+
+
+def test_a_dataset_of_them_has_kinds_and_a_task(tmp_path):
+    maker = AdversarialGames(env())
+    dataset = generate_in_parts(maker, tmp_path / "data", games=20, games_per_part=8, seed=0, progress=False)
+    assert dataset.manifest["notes"]["kinds"] == ["expert", "adversarial", "suboptimal"]
+    assert dataset.rows["game"].tolist() == sorted(dataset.rows["game"].tolist())
+    assert dataset.rows["game"].unique().tolist() == list(range(20))
+    opened, task = open_dataset(tmp_path / "data")
+    assert task.words == tuple(WORDS)
+    assert len(opened) == len(dataset)
+
+
+def test_fresh_batches_of_them_are_trimmed_with_their_masks():
+    batch = FreshGames(BranchedGames(env()), 50, games=16).sample()
+    assert batch["train_mask"].shape == batch["tokens"].shape
+    assert batch["kind"].shape == (50,)
+
+
+def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):
+    for rows, kind in ((branched[0], 1), (adversarial, 1), (adversarial, 2)):
+        turns = turns_of(rows)
+        experts = {int(rows["game"][row]): row for row in (rows["kind"] == 0).nonzero().flatten().tolist()}
+        expected = []
+        for row in (rows["kind"] == kind).nonzero().flatten().tolist():
+            expert, turn = experts[int(rows["game"][row])], int(rows["branch_turn"][row])
+            pair = [WordIndex.text(turns.guess[each, turn]) for each in (expert, row)]
+            expected += [(12 * turn + 1, *pair)] * (pair[0] != pair[1])
+        found = [(len(p.tokens), WordIndex.text(p.expert), WordIndex.text(p.other)) for p in guess_pairs(rows, kind)]
+        assert found == expected
+        assert len(found) > 10
+    assert guess_pairs(adversarial[adversarial["kind"] == 2], 2) == []

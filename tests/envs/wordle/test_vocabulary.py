@@ -1,0 +1,68 @@
+"""Random subsets of word lists, and the words that a transcript leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.envs.wordle.helpers import plain_feedback, text
+from torchrl_lang.data import PolicyGames
+from torchrl_lang.envs.wordle import (
+    RandomWordPlayer,
+    WordleEnv,
+    common_words,
+    consistent_words,
+    count_consistent,
+    demo_words,
+    random_words,
+)
+
+WORDS = demo_words(100)
+
+
+def test_subsets_are_random_seeded_and_united_with_given_words(tmp_path):
+    some = random_words(50, seed=1)
+    assert len(set(some)) == 50 <= len(set(common_words()) & set(some))
+    assert some == sorted(some) == random_words(50, seed=1) != random_words(50, seed=2)
+    more = random_words(50, include=["zzzzz", some[0]], seed=1)
+    assert set(more) == {*some, "zzzzz"}
+    (tmp_path / "words.txt").write_text("crane\nslate\n")
+    assert random_words(2, tmp_path / "words.txt") == ["crane", "slate"]
+    assert random_words(0, include=tmp_path / "words.txt") == ["crane", "slate"]
+    with pytest.raises(ValueError, match="There are 2 words"):
+        random_words(3, ["crane", "slate"])
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_consistent_words_of_rows_and_texts(rules):
+    env = WordleEnv(WORDS, [12], rules=rules)
+    rows = PolicyGames(env, RandomWordPlayer(WORDS))(range(12), 0)
+    counts = count_consistent(rows, WORDS, rules=rules)
+    for row, count in zip(rows, counts.tolist(), strict=True):
+        found = consistent_words(row, WORDS, rules=rules)
+        decoded = text(row)
+        turns = [part.split("</a>") for part in decoded[3:].split("</s>") if "</a>" in part]
+        played = [(guess, ["byg".index(c) for c in colours.strip("<>").split("><")]) for guess, colours in turns]
+        assert found == [w for w in WORDS if all(plain_feedback(g, w, rules) == c for g, c in played)]
+        assert len(found) == count
+        assert consistent_words(decoded, WORDS, rules=rules) == found
+        lines = "\n".join(f"{guess} {''.join('byg'[c] for c in colours)}" for guess, colours in played)
+        tiles = "\n".join(f"{guess} {''.join('⬛🟨🟩'[c] for c in colours)}" for guess, colours in played)
+        assert consistent_words(lines, WORDS, rules=rules) == consistent_words(tiles, WORDS, rules=rules) == found
+
+
+def test_nothing_played_leaves_all_words():
+    assert consistent_words("", WORDS) == consistent_words("<a>", WORDS) == WORDS
+    assert count_consistent(WordleEnv(WORDS, [2]).reset(), WORDS).tolist() == [100, 100]
+    assert len(consistent_words("")) == len(common_words())
+
+
+@pytest.mark.parametrize("line", ["crane", "crane byb", "crane bybbx", "Crane bybbb", "cran bbbbb", "crane ⬛⬛⬛⬛"])
+def test_other_text_is_an_error(line):
+    with pytest.raises(ValueError, match="is not a guess and its colours"):
+        consistent_words(line, WORDS)
+
+
+def test_rows_of_any_number():
+    states = WordleEnv(WORDS, [5000]).reset()
+    assert torch.equal(count_consistent(states, WORDS), torch.full((5000,), 100))

@@ -1,0 +1,63 @@
+"""Datasets of makers on the command line: their kinds and task, their options, and a run on each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import load_dataset
+from torchrl_lang.data.makers import parts
+from torchrl_lang.envs.wordle import example_tweets
+from torchrl_lang.recipes.datasets import open_dataset
+
+SMALL = ["--games", "40", "--batch", "16", "--words", "30"]
+
+
+def generate(folder, *more):
+    return main(["generate", "wordle", "--out", str(folder), *SMALL, *more])
+
+
+@pytest.mark.parametrize("kind", ["branched", "adversarial"])
+def test_mixtures(tmp_path, kind, capsys):
+    assert generate(tmp_path / "data", "--make", kind, "--rules", "ilql") == 0
+    dataset, task = open_dataset(tmp_path / "data")
+    assert (len(task.words), task.rules) == (30, "ilql")
+    assert torch.bincount(dataset.rows["kind"])[0] == 40
+    assert dataset.manifest["notes"]["kinds"][:1] == ["expert"]
+    assert "player" not in dataset.manifest["notes"]
+    assert f"{len(dataset)} games, mean return" in capsys.readouterr().out
+
+
+def test_tweets(tmp_path, capsys):
+    assert generate(tmp_path / "data", "--make", "human", "--tweets", str(example_tweets())) == 0
+    assert len(load_dataset(tmp_path / "data")) == 40
+    assert "48 games, 9 tweets left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (["--make", "human"], "--make human needs --tweets"),
+        (["--tweets", "x.csv"], "others take none"),
+        (["--make", "branched", "--player", "careful"], "omit --player careful"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path, capsys, more, found):
+    assert generate(tmp_path / "data", *more) == 2
+    assert found in capsys.readouterr().err
+
+
+def test_an_interrupted_command_continues(tmp_path, monkeypatch):
+    made, make = [], parts._make
+
+    def stops(maker, part, seed):
+        made.append(part.numbers)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return make(maker, part, seed)
+
+    monkeypatch.setattr(parts, "_make", stops)
+    assert generate(tmp_path / "data", "--make", "branched") == 130
+    assert generate(tmp_path / "data", "--make", "branched") == 0
+    assert made == [range(16), range(16, 32), range(16, 32), range(32, 40)]

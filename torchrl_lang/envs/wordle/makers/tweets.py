@@ -1,0 +1,211 @@
+"""Read the squares of tweeted Wordle games."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from tqdm import tqdm
+
+from torchrl_lang.envs.wordle.colour_text import code_of, tile_colours
+from torchrl_lang.envs.wordle.makers.continuing import TRIES
+from torchrl_lang.envs.wordle.rules import SOLVED
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, load_words
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import FileError, read_text, shorten
+from torchrl_lang.storage.readers import regular_file
+
+__all__ = ["PUZZLES", "TweetGames", "example_tweets", "load_answers", "read_tweets"]
+
+_ANSWERS = """
+panic solar shire proxy point robot prick wince crimp knoll sugar whack mount perky could wrung light those moist shard
+pleat aloft skill elder frame humor pause ulcer ultra robin cynic aroma caulk shake dodge swill tacit other thorn trove
+"""
+
+PUZZLES: Mapping[int, str] = dict(enumerate(_ANSWERS.split(), start=210))
+"""Answers of the newspaper's puzzles 210 to 249, which the ILQL paper's data has."""
+
+_EXAMPLES = 3
+"""Number of tweets that a report names for each reason."""
+_REMEDY = "give a CSV file in UTF-8 with the puzzle's number first and the tweet's text last"
+
+
+@dataclass
+class TweetGames:
+    """Games read from tweets, and why other tweets were left out."""
+
+    games: list[tuple[str, list[int]]] = field(default_factory=list)
+    """For each game the answer, and a code for the five colours of each guess (see :func:`feedback_code`)."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Number of tweets left out, by reason."""
+    examples: dict[str, list[int]] = field(default_factory=dict)
+    """For each reason the first records of the file, counted from one."""
+
+    def add(self, record: int, game: tuple[str, list[int]] | str) -> None:
+        """Add a game, or the reason for which the record is left out."""
+        if not isinstance(game, str):
+            self.games.append(game)
+            return
+        self.left_out[game] = self.left_out.get(game, 0) + 1
+        if self.left_out[game] <= _EXAMPLES:
+            self.examples.setdefault(game, []).append(record)
+
+    def report(self) -> str:
+        """What was read and left out, a line for each reason, the most frequent first."""
+        lines = [f"{len(self.games)} games, {sum(self.left_out.values())} tweets left out"]
+        for reason, count in sorted(self.left_out.items(), key=lambda pair: (-pair[1], pair[0])):
+            places = ", ".join(map(str, self.examples[reason]))
+            lines.append(f"{count}: {reason} (record {places}{', ...' if count > _EXAMPLES else ''})")
+        return "\n".join(lines)
+
+
+def example_tweets() -> Path:
+    """The path of a small shipped file for :func:`read_tweets`, of made-up tweets.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import example_tweets, read_tweets
+        >>> len(read_tweets(example_tweets()).games)
+        48
+    """
+    return Path(__file__).with_name("example_tweets.csv")
+
+
+def load_answers(path: str | os.PathLike[str]) -> dict[int, str]:
+    r"""Read answers of puzzles from a text file: a number and a word on each line, separated by white space or a comma.
+
+    Raises:
+        FileError: a line is something else, or a number is repeated.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.envs.wordle import load_answers
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "answers.txt"
+        ...     _ = path.write_text("250 tease\n251,cloth\n")
+        ...     load_answers(path)
+        {250: 'tease', 251: 'cloth'}
+    """
+    remedy = "give a puzzle's number and its answer on each line"
+    answers: dict[int, str] = {}
+    for number, line in enumerate(read_text(Path(path), remedy=remedy).splitlines(), start=1):
+        parts = line.replace(",", " ").split()
+        if not parts:
+            continue
+        if len(parts) != 2 or not _is_number(parts[0]):
+            raise FileError(Path(path), f"has {shorten(line)} on line {number}", remedy)
+        if int(parts[0]) in answers:
+            raise FileError(Path(path), f"has the puzzle {parts[0]} again on line {number}", "remove one of them")
+        answers[int(parts[0])] = parts[1]
+    load_words(list(dict.fromkeys(answers.values())))
+    return answers
+
+
+def read_tweets(
+    path: str | os.PathLike[str],
+    *,
+    answers: Mapping[int, str] | str | os.PathLike[str] = PUZZLES,
+    unfinished: Literal["drop", "keep"] = "drop",
+    progress: bool = False,
+) -> TweetGames:
+    r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
+
+    A game is 1 to 6 consecutive lines of five tiles, of the dark, the light or the high-contrast theme. No tweet is
+    dropped silently: the result counts those that are left out, by reason, with the places of the first ones. They are
+    tweets without a grid, with lines of more or fewer than five tiles, with several grids, of more than six guesses,
+    with guesses after the solution, unfinished ones, those without text or puzzle number, and those of puzzles without
+    an answer. A first record without a number is a header.
+
+    Args:
+        path: the file.
+        answers: the answers by puzzle number, as a mapping or a file for :func:`load_answers`; default
+            :data:`PUZZLES`.
+        unfinished: ``"keep"`` keeps games of fewer than six guesses without the solution, as the paper's code does.
+        progress: show a progress bar.
+
+    Returns:
+        The :class:`TweetGames`.
+
+    Raises:
+        FileError: the file cannot be read as CSV text in UTF-8.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.envs.wordle import read_tweets
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "tweets.csv"
+        ...     _ = path.write_text('210,"2/6\n\n⬜🟨⬜⬜🟩\n🟩🟩🟩🟩🟩"\n210,no luck today', encoding="utf-8")
+        ...     tweets = read_tweets(path)
+        >>> tweets.games
+        [('panic', [29, 242])]
+        >>> tweets.left_out
+        {'no line of tiles': 1}
+    """
+    one_of("unfinished", unfinished, ("drop", "keep"))
+    table = answers if isinstance(answers, Mapping) else load_answers(answers)
+    path, tweets = Path(path), TweetGames()
+    for number, record in enumerate(tqdm(_records(path), unit="tweet", disable=not progress), start=1):
+        if number == 1 and record and not _is_number(record[0].strip()):
+            continue  # a header
+        tweets.add(number, _game(record, table, keep_unfinished=unfinished == "keep"))
+    return tweets
+
+
+def _records(path: Path) -> Iterator[list[str]]:
+    """The records of a CSV file, read one by one, because such files are large."""
+    number = 0
+    try:
+        with regular_file(path, _REMEDY).open(encoding="utf-8-sig", newline="") as lines:
+            for record in csv.reader(lines):
+                number += 1
+                yield record
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileError(path, f"cannot be read after record {number} ({error})", _REMEDY) from error
+
+
+def _game(record: list[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
+    """The answer and the codes of the guesses of a tweet, or why there are none."""
+    if len(record) < 2:
+        return "fewer than two columns"
+    if not _is_number(record[0].strip()):
+        return "no puzzle number"
+    codes = grid(record[-1].splitlines(), keep_unfinished=keep_unfinished)
+    if isinstance(codes, str):
+        return codes
+    answer = answers.get(int(record[0]))
+    return "puzzle without a known answer" if answer is None else (answer, codes)
+
+
+def grid(lines: Iterable[str], *, keep_unfinished: bool = False) -> list[int] | str:
+    """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
+    blocks: list[list[list[int]]] = []
+    before = False
+    for line in lines:
+        colours = tile_colours(line)
+        if colours is not None and not before:
+            blocks.append([])
+        if colours is not None:
+            blocks[-1].append(colours)
+        before = colours is not None
+    if not blocks:
+        return "no line of tiles"
+    if any(len(colours) != WORD_LENGTH for block in blocks for colours in block):
+        return "a line of more or fewer than five tiles"
+    if len(blocks) > 1:
+        return "several grids"
+    codes = [code_of(colours) for colours in blocks[0]]
+    if len(codes) > TRIES:
+        return "more than six guesses"
+    if SOLVED in codes[:-1]:
+        return "guesses after the solution"
+    if codes[-1] != SOLVED and len(codes) < TRIES and not keep_unfinished:
+        return "unfinished"
+    return codes
+
+
+def _is_number(text: object) -> TypeGuard[str]:
+    return isinstance(text, str) and re.fullmatch(r"[0-9]{1,9}", text) is not None

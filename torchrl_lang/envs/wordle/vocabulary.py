@@ -1,0 +1,132 @@
+"""Tools for word lists: random subsets, and the words that a transcript leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, code_of, tile_colours
+from torchrl_lang.envs.wordle.rules import Rules
+from torchrl_lang.envs.wordle.transcript import Turns, read_turns
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.storage import shorten
+
+__all__ = ["consistent_words", "count_consistent", "random_words"]
+
+_TURN = re.compile(r"([a-z]{5})</a>((?:<[gby]>){5})")
+_LETTERS = {"b": 0, "y": 1, "g": 2}
+
+
+def random_words(n: int, words: WordList | None = None, *, include: WordList | None = None, seed: int = 0) -> list[str]:
+    """``n`` random words of a list, united with given words; sorted.
+
+    The word lists of the ILQL paper's experiments are such unions, of random official answers and the answers of
+    tweeted games.
+
+    Args:
+        n: number of random words. The result has more if some words of ``include`` are not among them.
+        words: the list, or its path; default the shipped common words.
+        include: words that the result must have, a list or a path; they need not be on the list.
+        seed: seed of the choice.
+
+    Raises:
+        ValueError: the list has fewer than ``n`` words, or a word is invalid.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import random_words
+        >>> words = random_words(5, include=["panic", "solar"], seed=0)
+        >>> len(words), "panic" in words
+        (7, True)
+    """
+    every = common_words() if words is None else load_words(words)
+    if not 0 <= n <= len(every):
+        raise ValueError(f"There are {len(every)} words: take from 0 to {len(every)} of them, got n={n}.")
+    chosen = np.random.default_rng(seed).choice(len(every), n, replace=False)
+    more = [] if include is None else load_words(include)
+    return sorted({*(every[index] for index in chosen.tolist()), *more})
+
+
+def consistent_words(
+    transcript: str | TensorDictBase, words: WordList | None = None, *, rules: Rules = "official"
+) -> list[str]:
+    """The words of a list that fit all colours of a transcript, in the order of the list.
+
+    Args:
+        transcript: a row with the entries of a row, each ``[T]``; or text: a decoded row, or lines of a guess and its
+            colours as ``b``, ``y`` and ``g`` or as tile emoji.
+        words: the list, or its path; default the shipped common words.
+        rules: the rules of the colours.
+
+    Raises:
+        ValueError: a line of the text is something else.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import consistent_words
+        >>> consistent_words("crane bggbb", ["brash", "trait", "crane", "draft"])
+        ['brash', 'trait', 'draft']
+        >>> len(consistent_words("<a>crane</a><b><g><g><b><g></s>"))
+        12
+    """
+    every = common_words() if words is None else load_words(words)
+    index = WordIndex(every)
+    sets = CandidateSets(index.letters, rules)
+    turns = _turns_of_text(transcript) if isinstance(transcript, str) else _turns_of_rows(transcript[None])
+    return [every[word] for word in sets.members(turns.filter(sets))[0].nonzero().flatten().tolist()]
+
+
+def count_consistent(rows: TensorDictBase, words: WordList | None = None, *, rules: Rules = "official") -> Tensor:
+    """The number of words that fit all colours of each row, int64 ``[N]``: the size of the filtered vocabulary.
+
+    Args:
+        rows: the entries of a row, ``[N, T]``.
+        words: the list, or its path; default the shipped common words.
+        rules: the rules of the colours.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, count_consistent
+        >>> words = ["crane", "slate", "point"]
+        >>> env = WordleEnv(words, batch_size=[2], seed=0)
+        >>> count_consistent(env.reset(), words)
+        tensor([3, 3])
+    """
+    index = WordIndex(common_words() if words is None else load_words(words))
+    sets = CandidateSets(index.letters, rules)
+    return torch.cat([sets.size(_turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
+
+
+def _turns_of_rows(rows: TensorDictBase) -> Turns:
+    return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+
+
+def _turns_of_text(text: str) -> Turns:
+    """One transcript in a batch of one."""
+    if text.lstrip().startswith("<"):
+        found = [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
+    else:
+        found = [_read_line(line) for line in text.splitlines() if line.strip()]
+    guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
+    codes = torch.tensor([code for _, code in found] or [0])
+    colours = codes[:, None] // 3 ** torch.arange(WORD_LENGTH - 1, -1, -1) % 3
+    count = torch.tensor([len(found)])
+    return Turns(guesses[None], colours[None], count, count)
+
+
+def _read_line(line: str) -> tuple[str, int]:
+    """A guess and the code of its colours."""
+    guess, _, rest = line.strip().partition(" ")
+    colours: Sequence[int] | None = tile_colours(rest)
+    if colours is None and set(rest.strip()) <= set(_LETTERS):
+        colours = [_LETTERS[letter] for letter in rest.strip()]
+    if colours is None or len(colours) != WORD_LENGTH or not re.fullmatch("[a-z]{5}", guess):
+        raise ValueError(
+            f"{shorten(line)} is not a guess and its colours: write five letters a-z, a space, and five of b, y and g "
+            "or five tile emoji."
+        )
+    return guess, code_of(colours)
