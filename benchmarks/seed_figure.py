@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.figures import save
+from benchmarks.figures import COLOURS, save
 from torchrl_lang.evaluation import SeedSummary
 
 
@@ -29,4 +29,30 @@ def draw_intervals(path: Path, title: str, panels: Mapping[str, Sequence[SeedSum
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.25)
+    save(picture, path)
+
+
+def draw_curves(
+    path: Path, title: str, steps: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[SeedSummary]]]
+) -> None:
+    """A panel for each measured quantity, a curve for each method: the mean over seeds, within one standard error."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(5.4 * len(panels), 3.4), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    picture.suptitle(title, fontsize=11, x=0.01, ha="left")
+    for index, (name, methods) in enumerate(panels.items()):
+        axes = picture.add_subplot(1, len(panels), index + 1)
+        for colour, (method, points) in zip(COLOURS[1:], methods.items(), strict=False):
+            mean = [point.mean for point in points]
+            error = [point.error or 0.0 for point in points]
+            band = [[m + sign * e for m, e in zip(mean, error, strict=True)] for sign in (-1, 1)]
+            axes.fill_between(steps, *band, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(steps, mean, color=colour, linewidth=1.6, label=method)
+        axes.set(xlabel="training steps", ylim=(-0.03, 1.03))
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
     save(picture, path)
