@@ -252,6 +252,14 @@ def test_changed_weights_start_anew(change):
         assert torch.equal(*(actor(batch.clone())["action"] for actor in actors))
 
 
+def test_a_copy_is_another_module():
+    trunk = Trunk(lm_of())
+    watch = WeightSnapshot([trunk])
+    assert watch.unchanged([trunk])
+    assert not watch.unchanged([copy.deepcopy(trunk)])
+    assert not watch.unchanged([trunk, trunk])
+
+
 def test_a_hook_that_comes_later_runs_and_counts_for_all_tokens_after_forget():
     lm, batch, calls = lm_of(), rows(N, WIDTH, longest=9), []
     kept, anew = pair(lm)

@@ -154,6 +154,15 @@ def test_td_lambda_of_q_by_hand(lmbda, terminated, expected):
     torch.testing.assert_close(qvalue, torch.tensor(expected))
 
 
+@pytest.mark.parametrize("lmbda", [0.0, 0.5])
+def test_q_learns_towards_values_that_it_does_not_change(lmbda):
+    rows, _ = table_rows()
+    table = rows["table"].requires_grad_()
+    table_loss(2, 5, qvalue_lmbda=lmbda)(rows)["loss_qvalue"].backward()
+    assert table.grad[..., 0].abs().max() == 0  # V
+    assert table.grad[..., 1:11].abs().max() > 0  # two heads of Q
+
+
 def test_truncated_is_not_terminated():
     """A row that was cut off bootstraps from the value of its last position, a terminated one does not look at it."""
     for terminated in (False, True):
