@@ -75,7 +75,7 @@ class OptimalPlayer(WordPlayer):
         words: see :class:`WordPlayer`; these are also the possible hidden words.
         guesses: the guesses to choose from: ``"words"`` for all words, or a list or path of more words (the possible
             hidden words are always among them). Default: the words that fit all colours.
-        ties: ``"random"`` draws one of the equal guesses, ``"first"`` plays the first on the list, which makes the player
+        ties: ``"random"`` draws one of the equal guesses, ``"first"`` plays the first on the list and makes the player
             deterministic.
         **kwargs: see :class:`WordPlayer`.
 
