@@ -7,12 +7,23 @@ import random
 from collections import defaultdict
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from tests.envs.wordle.helpers import plain_feedback
-from torchrl_lang.envs.wordle import OptimalPlayer, WordleEnv, demo_words, expected_return, solve
+from torchrl_lang.envs.wordle import (
+    OptimalPlayer,
+    WordIndex,
+    WordleEnv,
+    demo_words,
+    expected_return,
+    feedback_table,
+    solve,
+)
+from torchrl_lang.envs.wordle.solver import _Search
 
 RULES = ["official", "ilql"]
 ANSWERS, GUESSES = "WORDLE_ANSWERS", "WORDLE_GUESSES"
@@ -71,6 +82,31 @@ def test_larger_lists_against_brute_force(rules, count, more, seed):
     words = guesses[:count]
     tree = solve(words, guesses=guesses, rules=rules, progress=False)
     assert tree.total == brute_force(words, guesses, rules)
+
+
+def two_letter_words(n_letters, count, seed):
+    """Words that differ in two places only: bounds are loose and searches deep."""
+    letters = "abcdefghijklmnopqrstuvwxy"[:n_letters]
+    return random.Random(seed).sample([x + "z" + y + "zz" for x in letters for y in letters], count)
+
+
+@pytest.mark.parametrize(
+    ("n_letters", "count", "max_tries"), [(12, 30, None), (20, 22, None), (20, 22, 5), (16, 24, 4)]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_hard_lists_against_brute_force(n_letters, count, max_tries, seed):
+    words = two_letter_words(n_letters, count, seed)
+    tree = solve(words, max_tries=max_tries, progress=False)
+    assert tree.total == brute_force(words, words, "official", max_tries)
+
+
+def test_bounds_of_one_game_length_are_not_used_for_another():
+    words = two_letter_words(12, 14, 0)
+    letters = WordIndex(words).letters
+    search = _Search(feedback_table(letters, letters).numpy().T.copy(), tqdm(disable=True))
+    for left in (3, 6, 2, 5, 4, 1):
+        total = search.best(np.arange(14, dtype=np.int32), left)
+        assert total == brute_force(words, words, "official", left)
 
 
 @pytest.mark.parametrize("max_tries", [None, 2, 3, 4])
