@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         },
     ),
     "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
+    "solve": ("find the best possible play", {"wordle": _recipe("solve_wordle", "SolveWordle")}),
 }
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from tests.processes import Forked, Program, run
 from torchrl_lang.__main__ import main
+from torchrl_lang.envs.wordle import DecisionTree
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.modules import causal_lm, load_causal_lm
 from torchrl_lang.recipes.demo import parallel
@@ -228,3 +229,23 @@ def test_options_of_every_kind():
     expected = Everything(Path("y"), "b", False, 3, "d", (4.0, 5.0), ("f", "e"))
     assert options_from(Everything, parser.parse_args(words)) == expected
     assert "default: 1.0 2.0" in parser.format_help()
+
+
+def test_solve_wordle(tmp_path, capsys):
+    tree = tmp_path / "tree.json"
+    arguments = ["solve", "wordle", "--words", "50", "--rules", "ilql", "--out", str(tree)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "50 words: 2.3400 guesses expected (117 in total), first guess learn",
+        "     1      1 word",
+        "     2     31 words",
+        "     3     18 words",
+        f"wrote {tree}",
+    ]
+    assert DecisionTree.load(tree).rules == "ilql"
+    assert main(arguments) == 2
+    assert "exists: delete it" in capsys.readouterr().err
+    assert main(["solve", "wordle", "--words", "50", "--max-tries", "2", "--guesses", "all", "--opener", "fuzzy"]) == 0
+    assert "  lost     43 words" in capsys.readouterr().out
+    assert main(["solve", "wordle", "--words", "50", "--opener", "fuzzy"]) == 2
+    assert "opener='fuzzy' is not one of the 50 valid guesses" in capsys.readouterr().err

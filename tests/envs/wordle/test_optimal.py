@@ -60,6 +60,25 @@ def test_best_words_against_brute_force_with_exact_ties(rules, words, data):
     assert player.index.text(player.choose(turns_of(history))[0]) in ties
 
 
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+@settings(max_examples=60, deadline=None)
+@given(words=WORDS, more=WORDS, data=st.data())
+def test_best_of_all_guesses_against_brute_force(rules, words, more, data):
+    hidden, guess = data.draw(st.sampled_from(words)), data.draw(st.text(alphabet="abcd", min_size=5, max_size=5))
+    history = [(guess, plain_feedback(guess, hidden, rules))]
+    possible = [word for word in words if plain_feedback(guess, word, rules) == history[0][1]]
+    guesses = list(dict.fromkeys([*words, *more]))
+    groups = {g: Counter(tuple(plain_feedback(g, w, rules)) for w in possible) for g in guesses}
+    gain = {g: -sum(n / len(possible) * math.log(n / len(possible)) for n in c.values()) for g, c in groups.items()}
+    best = exact_gain(groups[max(guesses, key=gain.__getitem__)])
+    ties = [g for g in guesses if exact_gain(groups[g]) == best]
+    fitting = [g for g in ties if g in possible]
+    player = OptimalPlayer(words, guesses=more, rules=rules, ties="first")
+    (found,) = player.best_words(turns_of(history))
+    assert [guesses[number] for number in found] == (possible if len(possible) <= 2 else fitting or ties)
+    assert player.index.text(player.choose(turns_of(history))[0]) == guesses[found[0]]
+
+
 def test_gain_worked_by_hand():
     words = letters("brake", "crake", "drake", "cadre")
     gain = information_gain(feedback_table(words, words))

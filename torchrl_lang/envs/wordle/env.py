@@ -25,6 +25,7 @@ from torchrl_lang.envs.wordle.words import (
     is_letter,
     load_words,
     wordle_tokenizer,
+    words_and_guesses,
 )
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import at_least_one
@@ -225,5 +226,4 @@ def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.dev
     """The valid guesses, ``None`` for any five letters."""
     if guesses is None:
         return None
-    more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)
-    return WordIndex([*dict.fromkeys([*words, *more])], device)
+    return WordIndex(words_and_guesses(words, guesses), device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,15 @@ from torch import Tensor
 from torchrl_lang.envs.wordle.rules import SOLVED, feedback_code, feedback_table
 from torchrl_lang.envs.wordle.scripted_players import WordPlayer
 from torchrl_lang.envs.wordle.transcript import Turns
-from torchrl_lang.envs.wordle.words import WordList, word_number
+from torchrl_lang.envs.wordle.words import (
+    WordIndex,
+    WordList,
+    common_words,
+    load_words,
+    word_number,
+    words_and_guesses,
+)
+from torchrl_lang.functional.checks import one_of
 
 __all__ = ["OptimalPlayer", "information_gain"]
 
@@ -57,11 +65,18 @@ def information_gain(table: Tensor) -> Tensor:
 class OptimalPlayer(WordPlayer):
     """Plays the word with the largest information gain (:func:`information_gain`) among those that fit all colours.
 
-    The ILQL paper's expert. Ties are broken uniformly. Results are cached per state of the game, so
+    The ILQL paper's expert. Results are cached per state of the game, so
     the cost grows with the number of distinct states, not of games. If no word fits a row, it plays any word.
+
+    With ``guesses`` it chooses among all these guesses, whether they fit the colours or not. Of equal guesses it plays
+    one that fits, if there is any. Both forms look one guess ahead; :func:`solve` finds the optimum.
 
     Args:
         words: see :class:`WordPlayer`; these are also the possible hidden words.
+        guesses: the guesses to choose from: ``"words"`` for all words, or a list or path of more words (the possible
+            hidden words are always among them). Default: the words that fit all colours.
+        ties: ``"random"`` draws one of the equal guesses, ``"first"`` plays the first on the list and makes the player
+            deterministic.
         **kwargs: see :class:`WordPlayer`.
 
     Examples:
@@ -74,11 +89,22 @@ class OptimalPlayer(WordPlayer):
     """
 
     table: Tensor
-    """Codes of each word as a guess for each word, uint8 ``[W, W]``."""
+    """Codes of each guess for each word, uint8 ``[G, W]``; the first guesses are the words."""
 
-    def __init__(self, words: WordList | None = None, **kwargs: Any) -> None:
-        super().__init__(words, **kwargs)
-        table = feedback_table(self.index.letters, self.index.letters, self.sets.rules)
+    def __init__(
+        self,
+        words: WordList | None = None,
+        *,
+        guesses: WordList | None = None,
+        ties: Literal["random", "first"] = "random",
+        **kwargs: Any,
+    ) -> None:
+        one_of("ties", ties, ("random", "first"))
+        word_list = common_words() if words is None else load_words(words)
+        super().__init__(word_list, **kwargs)
+        self.only_fitting, self.ties = guesses is None, ties
+        self.guesses = self.index if guesses is None else WordIndex(words_and_guesses(word_list, guesses))
+        table = feedback_table(self.guesses.letters, self.index.letters, self.sets.rules)
         self.register_buffer("table", table, persistent=False)
         self._best: dict[bytes, Sequence[int]] = {}
 
@@ -92,15 +118,15 @@ class OptimalPlayer(WordPlayer):
         if new:
             index = torch.tensor(list(new.values()), device=turns.tries.device)
             self._best.update(zip(new, self.best_words(turns.rows(index)), strict=True))
-        draws = self.uniform(turns.tries).tolist()
+        draws = self.uniform(turns.tries).tolist() if self.ties == "random" else [0.0] * len(states)
         words = []
         for state, draw in zip(states, draws, strict=True):
             best = self._best[state]
             words.append(best[int(draw * len(best))])
-        return self.index.letters[words]
+        return self.guesses.letters[words]
 
     def best_words(self, turns: Turns) -> list[Sequence[int]]:
-        """For each game the indices of all words with the largest gain; all words if none is possible."""
+        """For each game the indices of all guesses with the largest gain; all words if none is possible."""
         possible = turns.filter(self.sets)
         sizes = self.sets.size(possible).tolist()
         members = self.sets.members(possible).nonzero()[:, 1].split(sizes)
@@ -112,9 +138,14 @@ class OptimalPlayer(WordPlayer):
             return range(len(self.index))
         if n <= 2:  # either of two words shows which one is hidden
             return words.tolist()
-        table = self.table if n == len(self.index) else self.table[words[:, None], words]
-        gain = information_gain(table)
-        return words[gain > gain.max() - _TIE].tolist()
+        if self.only_fitting:
+            table = self.table if n == len(self.index) else self.table[words[:, None], words]
+            gain = information_gain(table)
+            return words[gain > gain.max() - _TIE].tolist()
+        gain = information_gain(self.table.index_select(1, words))
+        best = gain > gain.max() - _TIE
+        fitting = words[best[words]]
+        return (fitting if len(fitting) else best.nonzero().squeeze(-1)).tolist()
 
     @staticmethod
     def _states(turns: Turns) -> list[bytes]:

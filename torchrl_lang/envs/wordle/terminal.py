@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.env import WordleEnv
-from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
+from torchrl_lang.envs.wordle.tiles import letters_line, tile_line, use_colour
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
-from torchrl_lang.envs.wordle.words import LETTERS, WORD_LENGTH, wordle_tokenizer
+from torchrl_lang.envs.wordle.user_player import ask_guess
+from torchrl_lang.envs.wordle.words import WORD_LENGTH, wordle_tokenizer
 from torchrl_lang.schema import ACTION, ACTION_MASK, ATTENTION_MASK, DONE, REWARD, TOKENS
 
 __all__ = ["play_human", "render_letters", "render_row", "use_colour", "watch"]
 
-_ANSI = {BLACK: "\x1b[97;100m", YELLOW: "\x1b[30;43m", GREEN: "\x1b[30;42m"}
-_PLAIN = {BLACK: " {} ", YELLOW: "({})", GREEN: "[{}]"}
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
 _TOKENIZER = wordle_tokenizer()
-
-
-def use_colour() -> bool:
-    """Whether to print colours: standard output is a terminal, not a dumb one, and ``NO_COLOR`` is not set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _tile(letter: str, colour: int, ansi: bool) -> str:
-    return f"{_ANSI[colour]} {letter.upper()} \x1b[0m" if ansi else _PLAIN[colour].format(letter.upper())
 
 
 def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
@@ -55,12 +46,12 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
     row, agent = tokens.tolist()[:n], action_mask.tolist()[:n]
     lines, begin = [], 1
     for end in (place for place in range(n) if row[place] == control.end_of_action):
-        guess, reply = _TOKENIZER.decode(row[begin:end]), slice(end + 1, end + 1 + WORD_LENGTH)
+        guess, reply = row[begin:end], slice(end + 1, end + 1 + WORD_LENGTH)
         answer = [t for t, mine in zip(row[reply], agent[reply], strict=True) if t in COLOUR_TOKENS and not mine]
         if answer:
-            lines.append("".join(_tile(s, COLOUR_TOKENS.index(t), ansi) for s, t in zip(guess, answer, strict=True)))
+            lines.append(tile_line(guess, [COLOUR_TOKENS.index(token) for token in answer], ansi))
         else:
-            lines.append(f"{guess!r} is not a valid guess")
+            lines.append(f"{_TOKENIZER.decode(guess)!r} is not a valid guess")
         begin = end + 1 + (WORD_LENGTH + 1) * bool(answer)
     unfinished = [token for token in row[begin:] if token != control.end_of_dialogue]
     lines += [_TOKENIZER.decode(unfinished)] if unfinished else []
@@ -71,22 +62,15 @@ def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, 
     """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`."""
     ansi = use_colour() if colour is None else colour
     turns = read_turns(tokens[None], attention_mask[None], action_mask[None])
-    best: dict[int, int] = {}
-    for turn in range(int(turns.answered[0])):
-        for letter, shade in zip(turns.guess[0, turn].tolist(), turns.colours[0, turn].tolist(), strict=True):
-            best[letter] = max(shade, best.get(letter, BLACK))
-    shown = []
-    for number, letter in enumerate(LETTERS.upper()):
-        shade = best.get(number)
-        if shade == BLACK:
-            shown.append(f"\x1b[2m {letter} \x1b[0m" if ansi else " . ")
-        else:
-            shown.append(f" {letter} " if shade is None else _tile(letter, shade, ansi))
-    return "".join(shown)
+    return letters_line(turns, ansi)
 
 
 def play_human(
-    env: WordleEnv, *, input_fn: Callable[[str], str] = input, print_fn: Callable[[str], None] = print
+    env: WordleEnv,
+    *,
+    hint: Policy | None = None,
+    input_fn: Callable[[str], str] = input,
+    print_fn: Callable[[str], None] = print,
 ) -> float | None:
     """Let the user play one game.
 
@@ -94,6 +78,7 @@ def play_human(
 
     Args:
         env: an environment with one row.
+        hint: a policy whose guess ``?`` shows; an empty line then plays it.
         input_fn: reads a line, like :func:`input`.
         print_fn: prints a line.
 
@@ -106,9 +91,11 @@ def play_human(
     _check_single(env)
     tensordict = env.reset()
     total, turn = 0.0, 1
-    print_fn(f"Guess the word of five letters, out of {env.n_words:,}. You have {env.max_tries} tries; q quits.")
+    keys = "q quits" if hint is None else "? gives a hint, q quits"
+    print_fn(f"Guess the word of five letters, out of {env.n_words:,}. You have {env.max_tries} tries; {keys}.")
     while True:
-        guess = _ask(env, f"Guess {turn} of {env.max_tries}: ", input_fn, print_fn)
+        ask_hint = None if hint is None else partial(_hint, env, hint, tensordict)
+        guess = _ask(env, f"Guess {turn} of {env.max_tries}: ", ask_hint, input_fn, print_fn)
         if guess is None:
             print_fn(f"The word was {_hidden(env)}.")
             return None
@@ -127,7 +114,7 @@ def play_human(
 
 def watch(
     env: WordleEnv,
-    policy: Callable[[TensorDictBase], TensorDictBase],
+    policy: Policy,
     *,
     games: int = 1,
     pause: float = 0.0,
@@ -176,24 +163,27 @@ def watch(
     return totals
 
 
-def _ask(env: WordleEnv, prompt: str, input_fn: Callable[[str], str], print_fn: Callable[[str], None]) -> str | None:
+def _ask(
+    env: WordleEnv,
+    prompt: str,
+    hint: Callable[[], str] | None,
+    input_fn: Callable[[str], str],
+    print_fn: Callable[[str], None],
+) -> str | None:
     """A valid guess, or ``None`` to quit."""
-    while True:
-        try:
-            guess = input_fn(prompt).strip().lower()
-        except EOFError:
-            return None
-        if guess == "q":
-            return None
-        foreign = sorted(set(guess) - set(LETTERS))
-        if foreign:
-            print_fn(f"Only the letters a-z, please, without {' '.join(map(repr, foreign))}.")
-        elif len(guess) != WORD_LENGTH:
-            print_fn(f"Five letters, please: {guess!r} has {len(guess)}.")
-        elif not bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device))):
-            print_fn(f"{guess!r} is not on the list of guesses.")
-        else:
-            return guess
+
+    def is_valid(guess: str) -> bool:
+        return bool(env.is_valid(torch.tensor(env.tokenizer.encode(guess), device=env.device)))
+
+    return ask_guess(prompt, is_valid=is_valid, hint=hint, input_fn=input_fn, print_fn=print_fn)
+
+
+def _hint(env: WordleEnv, policy: Policy, tensordict: TensorDictBase) -> str:
+    """The policy's guess, as text."""
+    with torch.no_grad():
+        tokens = policy(tensordict.clone())[ACTION].flatten().tolist()
+    end = env.tokenizer.control.end_of_action
+    return env.tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
 
 
 def _action(env: WordleEnv, guess: str) -> Tensor:

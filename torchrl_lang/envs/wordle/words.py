@@ -23,6 +23,7 @@ __all__ = [
     "guess_words",
     "load_words",
     "wordle_tokenizer",
+    "words_and_guesses",
 ]
 
 WORD_LENGTH = 5
@@ -146,6 +147,12 @@ def load_words(words: WordList) -> list[str]:
             raise ValueError(f"{word!r} at {place} of {source} is a duplicate of {seen[word]}: remove one of them.")
         seen[word] = place
     return entries
+
+
+def words_and_guesses(words: Sequence[str], guesses: WordList) -> list[str]:
+    """The valid guesses: the words, then the other ``guesses``; with ``"words"`` there are no others."""
+    more = [] if isinstance(guesses, str) and guesses == "words" else load_words(guesses)
+    return list(dict.fromkeys([*words, *more]))
 
 
 def check_action_length(action_length: int) -> None:

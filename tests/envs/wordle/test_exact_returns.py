@@ -1,0 +1,182 @@
+"""Expected returns of players, against values computed here by going through all games in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+
+from tests.envs.wordle.helpers import plain_feedback
+from torchrl_lang.envs.wordle import (
+    MixturePlayer,
+    MonteCarloPlayer,
+    OptimalPlayer,
+    RandomWordPlayer,
+    RepeatPlayer,
+    StartWordPlayer,
+    TreePlayer,
+    WordleEnv,
+    WrongPlayer,
+    demo_words,
+    expected_return,
+    solve,
+)
+from torchrl_lang.evaluation import play_games
+
+WORDS = ["crane", "crate", "grate", "slate", "eerie", "tummy"]
+STARTS = ["eerie", "stare", "fuzzy"]
+MORE = ["teeth", "crown"]
+TRIES = 4
+
+
+def even(guesses):
+    return {guess: 1 / len(guesses) for guess in guesses}
+
+
+def mixed(first, second, weight):
+    chances = Counter({guess: weight * chance for guess, chance in first.items()})
+    for guess, chance in second.items():
+        chances[guess] += (1 - weight) * chance
+    return chances
+
+
+def fits(word, history, rules):
+    return all(tuple(plain_feedback(guess, word, rules)) == colours for guess, colours in history)
+
+
+def smart(history, rules):
+    return even([word for word in WORDS if fits(word, history, rules)] or WORDS)
+
+
+def wrong(history, rules):
+    return even([word for word in WORDS if not fits(word, history, rules)] or WORDS)
+
+
+def repeat(history, rules):
+    return Counter(guess for guess, _ in history[:1]) or even(WORDS)
+
+
+def start_word(history, rules):
+    return even([word for word in STARTS if fits(word, history, rules)] or list(smart(history, rules)))
+
+
+def by_gain(among):
+    def chances(history, rules):
+        left = list(smart(history, rules))
+        if len(left) <= 2:
+            return even(left)
+        guesses = left if among is None else among
+
+        def gain(guess):
+            groups = Counter(tuple(plain_feedback(guess, word, rules)) for word in left)
+            return -sum(n * math.log(n) for n in groups.values())
+
+        best = [guess for guess in guesses if gain(guess) > max(map(gain, guesses)) - 1e-9]
+        return even([guess for guess in best if guess in left] or best)
+
+    return chances
+
+
+PLAYERS = {
+    "smart": (lambda **o: RandomWordPlayer(WORDS, prob_smart=1.0, **o), smart),
+    "random mixture": (
+        lambda **o: RandomWordPlayer(WORDS, prob_smart=0.3, **o),
+        lambda history, rules: mixed(smart(history, rules), even(WORDS), 0.3),
+    ),
+    "wrong": (lambda **o: WrongPlayer(WORDS, **o), wrong),
+    "repeat": (lambda **o: RepeatPlayer(WORDS, first_n=1, **o), repeat),
+    "start word": (lambda **o: StartWordPlayer(WORDS, starts=STARTS, **o), start_word),
+    "optimal": (lambda **o: OptimalPlayer(WORDS, **o), by_gain(None)),
+    "optimal, all words": (lambda **o: OptimalPlayer(WORDS, guesses="words", **o), by_gain(WORDS)),
+    "optimal, guess list": (lambda **o: OptimalPlayer(WORDS, guesses=MORE, **o), by_gain(WORDS + MORE)),
+    "mixture of two": (
+        lambda seed, **o: MixturePlayer(
+            [RandomWordPlayer(WORDS, prob_smart=1.0, seed=seed, **o), WrongPlayer(WORDS, seed=seed + 1, **o)],
+            [0.6, 0.4],
+            seed=seed + 2,
+        ),
+        lambda history, rules: mixed(smart(history, rules), wrong(history, rules), 0.6),
+    ),
+    "Monte Carlo of one game": (  # which plays as its player does
+        lambda seed, **o: MonteCarloPlayer(
+            RandomWordPlayer(WORDS, prob_smart=1.0, seed=seed, **o), WORDS, samples=1, max_tries=TRIES, seed=seed, **o
+        ),
+        smart,
+    ),
+}
+
+
+def exact(policy, rules, tries=TRIES):
+    """The expected return by going through all hidden words, guesses and replies."""
+
+    @cache
+    def value(history, hidden):
+        total = 0.0
+        for guess, chance in policy(history, rules).items():
+            if guess != hidden:
+                reply = guess, tuple(plain_feedback(guess, hidden, rules))
+                later = value((*history, reply), hidden) if len(history) + 1 < tries else 0.0
+                total += chance * (later - 1)
+        return total
+
+    return sum(value((), hidden) for hidden in WORDS) / len(WORDS)
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+@pytest.mark.parametrize("name", PLAYERS)
+def test_mean_of_many_games_is_the_exact_value(name, rules):
+    make, policy = PLAYERS[name]
+    env = WordleEnv(WORDS, batch_size=[3000], rules=rules, max_tries=TRIES)
+    returns = play_games(env, make(rules=rules, seed=5), games=3000, seed=1).returns.double()
+    assert abs(returns.mean() - exact(policy, rules)) < 4 * returns.std() / math.sqrt(3000) + 1e-9
+
+
+@pytest.mark.parametrize("rules", ["official", "ilql"])
+def test_every_word_of_a_deterministic_player(rules):
+    def first_best(among):
+        chances = by_gain(among)
+        order = [*WORDS, *MORE]
+        return lambda history, rules: {min(chances(history, rules), key=order.index): 1.0}
+
+    for guesses, among in ((None, None), ("words", WORDS), (MORE, WORDS + MORE)):
+        player = OptimalPlayer(WORDS, rules=rules, guesses=guesses, ties="first")
+        found = expected_return(player, WORDS, rules=rules, max_tries=TRIES)
+        assert found.mean == pytest.approx(exact(first_best(among), rules))
+
+
+def test_returns_and_histogram_of_lost_and_invalid_games():
+    one = RandomWordPlayer(["crane"], action_length=8)
+    found = expected_return(one, WORDS, max_tries=3)
+    assert found.returns.tolist() == [0] + [-3] * 5
+    assert found.histogram == {1: 1, 2: 0, 3: 0, 4: 5}
+    assert found.mean == -2.5
+    assert expected_return(RandomWordPlayer(["fuzzy"]), WORDS, guesses="words", max_tries=2).mean == -2
+
+
+def test_a_player_that_draws_is_refused():
+    """It could be lucky: the mean of one game for each word may lie above the optimum."""
+    for player in (RandomWordPlayer(WORDS, prob_smart=1.0, seed=0), OptimalPlayer(demo_words(60), seed=0)):
+        with pytest.raises(ValueError, match="draws its guesses"):
+            expected_return(player, demo_words(60))
+
+
+def test_a_tree_player_takes_its_trees_guesses():
+    for rules in ("official", "ilql"):
+        words = demo_words(80)
+        tree = solve(words, rules=rules, guesses=["fuzzy"], opener="fuzzy", progress=False)
+        found = expected_return(TreePlayer(tree), words, rules=rules)
+        assert torch.equal(found.returns, 1 - tree.n_guesses.double())
+        assert found.mean == pytest.approx(tree.expected_return)
+        assert {k: n for k, n in found.histogram.items() if n} == tree.histogram
+
+
+def test_a_tree_for_few_tries_has_the_best_return_there():
+    """Worked by hand: one letter differs, so that two guesses of three find two of five words."""
+    words = ["bight", "fight", "light", "might", "night"]
+    tree = solve(words, max_tries=2, progress=False)
+    found = expected_return(TreePlayer(tree), words, max_tries=2)
+    assert found.returns.sum() == 0 - 1 - 2 * 3
+    assert found.mean == tree.expected_return
