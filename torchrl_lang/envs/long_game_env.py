@@ -43,8 +43,8 @@ class LongGameEnv(TextGameEnv):
     Args:
         window: number of tokens of the opening and the last turns that a new row begins with; default half of
             ``row_length``. If the opening and the last turn are longer, they are kept whole.
-        make_game, tokenizer, row_length, action_length: as in :class:`~torchrl_lang.envs.TextGameEnv`. A reply that does
-            not fit the rest of its row is not lost: the row has its beginning, and the next row all of it.
+        make_game, tokenizer, row_length, action_length: as in :class:`~torchrl_lang.envs.TextGameEnv`. A reply that
+            does not fit the rest of its row is not lost: the row has its beginning, and the next row all of it.
         **options: further options of :class:`~torchrl_lang.envs.TextGameEnv`.
 
     Raises:

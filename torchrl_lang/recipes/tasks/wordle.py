@@ -122,8 +122,8 @@ class WordleTask(Task):
     data_options = WordleData
     play_options = WordlePlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q less
-        # noisy; the players of the data are good enough for that.
+        # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q
+        # less noisy; the players of the data are good enough for that.
         "bc": {"batch_size": 32, "layers": 2},
         "ilql": {"batch_size": 32, "layers": 2, "qvalue_lmbda": 0.5},
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
