@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("torchrl_lang/functional", "torchrl_lang/objectives", "torchrl_lang/modules", "torchrl_lang/schema.py")
 HEAVY = ("torchrl.collectors", "torchrl.objectives", "transformers.models.gpt2.modeling_gpt2", "peft", "hypothesis")
 # Beside the tests of their own folder, which everything has (``schema.py`` has ``tests/test_schema.py``).
-ALSO = {"torchrl_lang/functional": ["tests/objectives"], "torchrl_lang/schema.py": ["tests/objectives", "tests/data"]}
+ALSO = {
+    "torchrl_lang/functional": ["tests/objectives"],
+    "torchrl_lang/modules": ["tests/transforms"],
+    "torchrl_lang/schema.py": ["tests/objectives", "tests/data"],
+}
 
 
 def guards(path: Path) -> list[list[str]]:
