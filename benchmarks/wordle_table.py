@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_intervals
+from torchrl_lang.envs.wordle import example_tweets
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
@@ -33,8 +34,12 @@ METHODS: dict[str, list[str]] = {
 }
 """Names in the table, and the arguments of ``train``."""
 
-DATA = ("mediocre", "habit")
-"""Players of ``generate wordle`` that make the datasets."""
+DATA: dict[str, dict[str, Any]] = {
+    "mediocre": {"player": "mediocre"},
+    "habit": {"player": "habit"},
+    "human": {"make": "human", "tweets": example_tweets()},
+}
+"""Names of the datasets, and options of ``generate wordle``."""
 
 TEMPERATURES = (0.2, 0.5, 1.0)
 CHOICE, REPORT = 1_000_000, 2_000_000
@@ -72,13 +77,8 @@ def run(setting: Setting, folder: Path, data: Sequence[str], methods: Sequence[s
 
 def train(setting: Setting, folder: Path, data: str, methods: Sequence[str], seed: int) -> None:
     """Make a dataset and train on it, as many runs at a time as there are cores."""
-    options = WordleData(
-        out=folder / "data",
-        games=setting.games,
-        seed=seed,
-        words=str(setting.words),
-        player=data,  # type: ignore[arg-type]
-    )
+    chosen = {"words": str(setting.words), "games": setting.games, "seed": seed, **DATA[data]}
+    options = WordleData(out=folder / "data", **chosen)
     shared: dict[str, Any] = {
         "data": generate_once(options),
         "steps": setting.steps,
@@ -199,7 +199,7 @@ def text(results: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wordle_table", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/wordle_table"), help="folder of all runs")
-    parser.add_argument("--data", nargs="*", choices=DATA, default=DATA, help="datasets to run (default: all)")
+    parser.add_argument("--data", nargs="*", choices=DATA, default=list(DATA), help="datasets to run (default: all)")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="methods (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="training seeds, each with its own dataset")
     parser.add_argument("--quick", action="store_true", help="20 words and short runs, a few minutes; not recorded")

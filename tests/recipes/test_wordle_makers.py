@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.data.makers import parts
 from torchrl_lang.envs.wordle import example_tweets
-from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.datasets import generate_once, open_dataset
+from torchrl_lang.recipes.tasks.wordle import WordleData
 
 SMALL = ["--games", "40", "--batch", "16", "--words", "30"]
 
@@ -61,3 +64,12 @@ def test_an_interrupted_command_continues(tmp_path, monkeypatch):
     assert generate(tmp_path / "data", "--make", "branched") == 130
     assert generate(tmp_path / "data", "--make", "branched") == 0
     assert made == [range(16), range(16, 32), range(16, 32), range(32, 40)]
+
+
+def test_a_makers_dataset_is_made_once(tmp_path, capsys):
+    options = WordleData(out=tmp_path / "data", make="adversarial", words="10", games=8, batch=8)
+    assert generate_once(options) == generate_once(options)
+    assert "using the dataset" in capsys.readouterr().out
+    for other in (replace(options, games=9), replace(options, make="branched"), replace(options, seed=1)):
+        with pytest.raises(ValueError, match="holds a dataset of other options"):
+            generate_once(other)

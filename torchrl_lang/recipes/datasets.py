@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torchrl_lang.data import GameMaker, RowDataset, Tokenizer, generate_dataset, generate_in_parts, load_dataset
 from torchrl_lang.data.dataset_format import MANIFEST, ROWS
@@ -34,9 +35,14 @@ def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
         seed=options.seed,
         games_per_part=options.batch,
         source=f"{type(maker).__name__} in {task.name}",
-        notes=task.notes() | options.notes(),
+        notes=_maker_notes(options, task),
         overwrite=options.overwrite,
     )
+
+
+def _maker_notes(options: DataOptions, task: Task) -> dict[str, Any]:
+    """What a maker's dataset records; it has more rows than games, so their number is recorded, too."""
+    return {**task.notes(), **options.notes(), "games": options.number_of_episodes()}
 
 
 def _played(options: DataOptions, task: Task) -> RowDataset:
@@ -66,9 +72,13 @@ def generate_once(options: DataOptions) -> Path:
     """
     if not (options.out / MANIFEST).exists():
         return main(options)
-    dataset = load_dataset(options.out)
-    wanted = json.loads(json.dumps(options.task().notes() | options.notes()))
-    if (len(dataset), dataset.manifest["notes"]) != (options.number_of_episodes(), wanted):
+    dataset, task = load_dataset(options.out), options.task()
+    maker = options.maker(task)
+    if maker is None:
+        number, notes = options.number_of_episodes(), task.notes() | options.notes()
+    else:
+        number, notes = len(dataset), maker.notes() | _maker_notes(options, task)
+    if (len(dataset), dataset.manifest["notes"]) != (number, json.loads(json.dumps(notes))):
         raise ValueError(
             f"{options.out} holds a dataset of other options: delete {options.out.parent} or give another --out."
         )
