@@ -53,9 +53,9 @@ class Setting(NamedTuple):
 
     words: int = 50
     experts: int = 3000
-    steps: int = 1500
-    measurements: int = 15
-    compared: int = 200
+    steps: int = 1000
+    measurements: int = 10
+    compared: int = 100
 
 
 QUICK = Setting(words=10, experts=100, steps=20, measurements=2, compared=40)
@@ -83,7 +83,9 @@ def run(setting: Setting, method: str, seed: int) -> list[dict[str, float]]:
         max_grad_norm=1.0,
     )
     every = setting.steps // setting.measurements
-    return [{"step": step, **rates(loss, actor, pairs)} for step, _ in steps if step % every == 0]
+    found = [{"step": step, **rates(loss, actor, pairs)} for step, _ in steps if step % every == 0]
+    print(f"{method}, seed {seed}: {', '.join(f'{name} {found[-1][name]:.2f}' for name in pairs)}", flush=True)
+    return found
 
 
 def _actor(row_length: int) -> Any:
