@@ -55,7 +55,7 @@ from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
 from torchrl_lang.training import muon_adamw, train_steps, warmup_cosine
 
-WASTED = 3
+WASTED = 4
 """Number of guesses that the suboptimal player wastes."""
 
 METHODS = {"ILQL": 0.95, "single-step": 0.5, "BC": None}
