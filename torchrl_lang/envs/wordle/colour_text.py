@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW
-from torchrl_lang.envs.wordle.words import WORD_LENGTH
+from torchrl_lang.envs.wordle.rules import BLACK, GREEN, YELLOW, colours_of_codes
 
-__all__ = ["TILE_COLOURS", "symbols_of_code", "tile_colours"]
+__all__ = [
+    "CODE_OF_LETTERS",
+    "CODE_OF_SYMBOLS",
+    "LETTERS_OF_CODE",
+    "SYMBOLS_OF_CODE",
+    "TILE_COLOURS",
+    "code_of",
+    "tile_colours",
+]
 
 TILE_COLOURS = {
     "⬛": BLACK,
@@ -20,7 +27,13 @@ TILE_COLOURS = {
 """Tiles of the dark and the light theme, and blue and orange for high contrast."""
 
 _VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes nothing
-_SYMBOLS = ("<b>", "<y>", "<g>")
+
+LETTERS_OF_CODE = ["".join("byg"[colour] for colour in colours) for colours in colours_of_codes().tolist()]
+"""Five letters for the colours of each of the 243 codes, such as ``bybbg``."""
+SYMBOLS_OF_CODE = ["".join(f"<{letter}>" for letter in letters) for letters in LETTERS_OF_CODE]
+"""The tokenizer's symbols for them, such as ``<b><y><b><b><g>``."""
+CODE_OF_LETTERS = {letters: code for code, letters in enumerate(LETTERS_OF_CODE)}
+CODE_OF_SYMBOLS = {symbols: code for code, symbols in enumerate(SYMBOLS_OF_CODE)}
 
 
 def tile_colours(text: str) -> list[int] | None:
@@ -43,12 +56,3 @@ def code_of(colours: Sequence[int]) -> int:
     for colour in colours:
         code = 3 * code + colour
     return code
-
-
-def symbols_of_code(code: int) -> str:
-    """The symbols of five colours, such as ``<b><y><b><b><g>``, from their code."""
-    return "".join(_SYMBOLS[code // 3**place % 3] for place in reversed(range(WORD_LENGTH)))
-
-
-CODE_OF_SYMBOLS = {symbols_of_code(code): code for code in range(3**WORD_LENGTH)}
-"""The code of each of the 243 texts of :func:`symbols_of_code`."""

@@ -10,7 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, colours_of_codes, feedback_table
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_LETTERS, LETTERS_OF_CODE
+from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, feedback_table
 from torchrl_lang.envs.wordle.words import WordIndex, load_words
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import Fields, FileError, read_manifest, shorten, write_manifest
@@ -18,8 +19,6 @@ from torchrl_lang.storage import Fields, FileError, read_manifest, shorten, writ
 __all__ = ["DecisionTree"]
 
 _KIND, _VERSION = "wordle decision tree", 1
-_COLOURS = ["".join("byg"[colour] for colour in colours) for colours in colours_of_codes().tolist()]
-_CODE = {colours: code for code, colours in enumerate(_COLOURS)}
 _REMEDY = "save the tree again"
 
 
@@ -123,7 +122,7 @@ class DecisionTree:
             ...     DecisionTree.load(f"{home}/tree.json").total
             3
         """
-        replies = [{_COLOURS[code]: node for code, node in sorted(reply.items())} for reply in self.replies]
+        replies = [{LETTERS_OF_CODE[code]: node for code, node in sorted(reply.items())} for reply in self.replies]
         content = {"kind": _KIND, "version": _VERSION, "rules": self.rules, "max_tries": self.max_tries}
         content |= {"total": self.total, "words": self.words, "guesses": self.guesses, "replies": replies}
         write_manifest(os.fspath(path), content)
@@ -194,8 +193,8 @@ def _next_nodes(replies: Sequence[Mapping[int, int]], n_nodes: int) -> Tensor:
 
 
 def _read_reply(fields: Fields, reply: Mapping[str, object]) -> dict[int, int]:
-    unknown = [colours for colours in reply if colours not in _CODE]
+    unknown = [colours for colours in reply if colours not in CODE_OF_LETTERS]
     if unknown:
         raise fields.error(f"has {shorten(unknown[0])} as colours, expected five of b, y and g")
     entries = Fields(reply, fields.path, fields.remedy, "replies")
-    return {_CODE[colours]: entries.take(colours, int) for colours in reply}
+    return {CODE_OF_LETTERS[colours]: entries.take(colours, int) for colours in reply}

@@ -17,6 +17,7 @@ from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
 from torchrl_lang.envs.wordle.words import (
+    TURN_LENGTH,
     WORD_LENGTH,
     WordIndex,
     WordList,
@@ -114,8 +115,7 @@ class WordleEnv(LanguageEnv):
         self.observes_consistent: bool | Literal["packed"] = consistent
         if consistent is True:
             self._new_observations = ("consistent",)
-        # A turn is a guess, </a>, five colours and </s>; an invalid guess may be longer.
-        turn = max(2 * WORD_LENGTH + 2, action_length + 1)
+        turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
         super().__init__(
             wordle_tokenizer(),
             row_length=1 + turn * max_tries + 1,

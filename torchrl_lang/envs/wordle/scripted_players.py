@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import Rules
-from torchrl_lang.envs.wordle.transcript import Turns, read_turns
+from torchrl_lang.envs.wordle.transcript import Turns, read_turns, turns_of_rows
 from torchrl_lang.envs.wordle.words import (
     WORD_LENGTH,
     WordIndex,
@@ -83,7 +83,7 @@ class Player(TensorDictModuleBase):
         Args:
             rows: the entries of a row, ``[N, T]``.
         """
-        turns = read_turns(*(rows.get(key) for key in self.in_keys))
+        turns = turns_of_rows(rows)
         total = torch.zeros(rows.shape, dtype=torch.float64, device=turns.tries.device)
         for turn in range(int(turns.answered.amax()) if len(rows) else 0):
             probability = self.probability(turns.until(turn), turns.guess[:, turn])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, is_letter, wordle_tokenizer
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
-__all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "unanswered_guesses"]
+__all__ = ["COLOUR_TOKENS", "Turns", "read_turns", "turns_of_rows", "unanswered_guesses"]
 
 _TOKENIZER = wordle_tokenizer()
 
@@ -93,6 +95,11 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> T
     guess[row, turn] = tokens[row[:, None], end[:, None] - WORD_LENGTH - 1 + around]
     colours[row, turn] = colour_of[tokens[row[:, None], end[:, None] + around]]
     return Turns(guess, colours, answered.sum(-1), ends.sum(-1))
+
+
+def turns_of_rows(rows: TensorDictBase) -> Turns:
+    """The :func:`read_turns` of the entries of rows ``[N, T]``."""
+    return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
 
 
 def unanswered_guesses(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,17 +10,15 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
-from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, code_of, tile_colours
-from torchrl_lang.envs.wordle.rules import Rules
-from torchrl_lang.envs.wordle.transcript import Turns, read_turns
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_LETTERS, CODE_OF_SYMBOLS, code_of, tile_colours
+from torchrl_lang.envs.wordle.rules import Rules, colours_of_codes
+from torchrl_lang.envs.wordle.transcript import Turns, turns_of_rows
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, common_words, load_words
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 from torchrl_lang.storage import shorten
 
 __all__ = ["consistent_words", "count_consistent", "random_words"]
 
 _TURN = re.compile(r"([a-z]{5})</a>((?:<[gby]>){5})")
-_LETTERS = {"b": 0, "y": 1, "g": 2}
 
 
 def random_words(n: int, words: WordList | None = None, *, include: WordList | None = None, seed: int = 0) -> list[str]:
@@ -77,7 +74,7 @@ def consistent_words(
     every = common_words() if words is None else load_words(words)
     index = WordIndex(every)
     sets = CandidateSets(index.letters, rules)
-    turns = _turns_of_text(transcript) if isinstance(transcript, str) else _turns_of_rows(transcript[None])
+    turns = _turns_of_text(transcript) if isinstance(transcript, str) else turns_of_rows(transcript[None])
     return [every[word] for word in sets.members(turns.filter(sets))[0].nonzero().flatten().tolist()]
 
 
@@ -98,11 +95,7 @@ def count_consistent(rows: TensorDictBase, words: WordList | None = None, *, rul
     """
     index = WordIndex(common_words() if words is None else load_words(words))
     sets = CandidateSets(index.letters, rules)
-    return torch.cat([sets.size(_turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
-
-
-def _turns_of_rows(rows: TensorDictBase) -> Turns:
-    return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+    return torch.cat([sets.size(turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
 
 
 def _turns_of_text(text: str) -> Turns:
@@ -113,20 +106,19 @@ def _turns_of_text(text: str) -> Turns:
         found = [_read_line(line) for line in text.splitlines() if line.strip()]
     guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
     codes = torch.tensor([code for _, code in found] or [0])
-    colours = codes[:, None] // 3 ** torch.arange(WORD_LENGTH - 1, -1, -1) % 3
     count = torch.tensor([len(found)])
-    return Turns(guesses[None], colours[None], count, count)
+    return Turns(guesses[None], colours_of_codes()[codes][None], count, count)
 
 
 def _read_line(line: str) -> tuple[str, int]:
     """A guess and the code of its colours."""
     guess, _, rest = line.strip().partition(" ")
-    colours: Sequence[int] | None = tile_colours(rest)
-    if colours is None and set(rest.strip()) <= set(_LETTERS):
-        colours = [_LETTERS[letter] for letter in rest.strip()]
-    if colours is None or len(colours) != WORD_LENGTH or not re.fullmatch("[a-z]{5}", guess):
+    colours = tile_colours(rest)
+    is_grid = colours is not None and len(colours) == WORD_LENGTH
+    code = code_of(colours or ()) if is_grid else CODE_OF_LETTERS.get(rest.strip())
+    if code is None or not re.fullmatch("[a-z]{5}", guess):
         raise ValueError(
             f"{shorten(line)} is not a guess and its colours: write five letters a-z, a space, and five of b, y and g "
             "or five tile emoji."
         )
-    return guess, code_of(colours)
+    return guess, code

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 WORD_LENGTH = 5
+TURN_LENGTH = 2 * WORD_LENGTH + 2
+"""Tokens of a turn with a valid guess: its letters, the end of the action, five colours, the end of the state."""
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 WordList = Sequence[str] | str | os.PathLike[str]

@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import RowDataset, best_rows
-from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, WordIndex, read_turns
+from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, WordIndex
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
 from torchrl_lang.recipes.tasks.base import Player, Task
 from torchrl_lang.recipes.tasks.wordle import WordleTask
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS
 
 __all__ = ["draw_tiles", "scripted_games"]
 
@@ -42,7 +42,7 @@ def scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Play
 
 
 def _first_words(rows: TensorDictBase) -> Counter[str]:
-    turns = read_turns(*(rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+    turns = turns_of_rows(rows)
     known = turns.guess[turns.answered > 0, 0]
     words, counts = known.unique(dim=0, return_counts=True)
     return Counter({WordIndex.text(word): int(count) for word, count in zip(words, counts, strict=True)})
@@ -61,7 +61,7 @@ def draw_tiles(results: PartResults, axes: list[Any]) -> None:
 
 def _draw_game(panel: Any, records: GameRecords, game: int) -> None:
     rows = records.rows[game : game + 1]
-    turns = read_turns(*(rows.get(key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+    turns = turns_of_rows(rows)
     for row in range(int(turns.answered)):
         word, colours = WordIndex.text(turns.guess[0, row]).upper(), turns.colours[0, row].tolist()
         for column, (letter, colour) in enumerate(zip(word, colours, strict=True)):

@@ -21,17 +21,13 @@ from torchrl_lang.envs.wordle import (
     count_consistent,
     demo_words,
     guess_pairs,
-    read_turns,
     rows_before,
 )
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.schema import ROW_KEYS, check_row
 
 WORDS = demo_words(60)
-
-
-def turns_of(rows):
-    return read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
 
 
 def env(batch=32, rules="official", words=WORDS):
@@ -46,7 +42,7 @@ def branched(request):
 
 def test_every_state_of_every_game_has_its_branches(branched):
     rows, branches, _ = branched
-    guesses = turns_of(rows).tries
+    guesses = turns_of_rows(rows).tries
     for game in range(100, 130):
         mine = rows["game"] == game
         expert = mine & (rows["kind"] == 0)
@@ -71,7 +67,7 @@ def test_a_branch_begins_with_the_experts_row_and_continues_it(branched):
 def test_the_colours_of_every_row_are_those_of_a_hidden_word(branched):
     rows, _, rules = branched
     assert (count_consistent(rows, WORDS, rules=rules) >= 1).all()
-    turns = turns_of(rows)
+    turns = turns_of_rows(rows)
     for row in range(0, len(rows), 7):
         n = int(turns.answered[row])
         played = [(WordIndex.text(turns.guess[row, i]), turns.colours[row, i].tolist()) for i in range(n)]
@@ -96,7 +92,7 @@ def test_the_hidden_word_is_drawn_from_those_that_fit():
     words = ["crane", "slate", "tummy"]
     games = env(64, words=words)
     start = PolicyGames(games, RandomWordPlayer(["tummy"]))(range(200), seed=0)
-    start = start[turns_of(start).tries > 1]
+    start = start[turns_of_rows(start).tries > 1]
     states = rows_before(start, torch.ones(len(start), dtype=torch.int64))
     rows = continue_games(games, RandomWordPlayer(["crane"], seed=0), states)
     solved = (rows["token_reward"].sum(-1) == -1).float().mean()
@@ -112,7 +108,7 @@ def test_states_are_rows_that_the_environment_had():
     last = steps["next"][torch.arange(16), done.int().argmax(-1)]
     for turn in range(6):
         playing = last["attention_mask"].sum(-1) > 1 + 12 * turn
-        playing &= turns_of(last).tries > turn
+        playing &= turns_of_rows(last).tries > turn
         state = rows_before(last[playing], torch.full((int(playing.sum()),), turn))
         for key in ROW_KEYS:
             assert torch.equal(state[key], steps[playing][:, turn][key]), (turn, key)
@@ -136,7 +132,7 @@ def adversarial():
 
 def test_the_kinds_have_their_numbers(adversarial):
     rows = adversarial
-    guesses = turns_of(rows).tries
+    guesses = turns_of_rows(rows).tries
     long = (rows["kind"] == 0) & (guesses >= 3)
     assert 0 < long.sum() < 40
     count = torch.bincount(rows["kind"], minlength=3).tolist()
@@ -148,7 +144,7 @@ def test_the_kinds_have_their_numbers(adversarial):
 
 
 def test_adversarial_games_repeat_the_experts_first_guesses_after_its_second_state(adversarial):
-    rows, turns = adversarial, turns_of(adversarial)
+    rows, turns = adversarial, turns_of_rows(adversarial)
     experts = {int(row["game"]): row for row in rows[rows["kind"] == 0]}
     for index in (rows["kind"] == 1).nonzero().flatten().tolist():
         row = rows[index]
@@ -189,7 +185,7 @@ def test_mixtures_per_game_draw_their_player_for_each_continued_game():
     rows = maker(range(20), seed=0)
     maker(range(20, 40), seed=0)
     assert (maker(range(20), seed=0) == rows).all()
-    turns = turns_of(rows)
+    turns = turns_of_rows(rows)
     row = torch.arange(len(rows))
     # A repeater that takes over repeats an earlier guess, so it never solves the game; the other player mostly does.
     late = (rows["kind"] == 1) & (rows["branch_turn"] > 0)
@@ -203,7 +199,7 @@ def test_mixtures_per_game_draw_their_player_for_each_continued_game():
 def test_own_players_and_lists_of_guesses():
     strict = WordleEnv(WORDS, [16], guesses="words")  # none of the paper's openers is valid
     rows = BranchedGames(strict, suboptimal=RepeatPlayer(WORDS))(range(10), seed=0)
-    turns = turns_of(rows)
+    turns = turns_of_rows(rows)
     assert torch.equal(turns.tries, turns.answered)
 
 
@@ -226,7 +222,7 @@ def test_fresh_batches_of_them_are_trimmed_with_their_masks():
 
 def test_pairs_hold_both_guesses_of_the_state_where_a_row_branches_off(branched, adversarial):
     for rows, kind in ((branched[0], 1), (adversarial, 1), (adversarial, 2)):
-        turns = turns_of(rows)
+        turns = turns_of_rows(rows)
         experts = {int(rows["game"][row]): row for row in (rows["kind"] == 0).nonzero().flatten().tolist()}
         expected = []
         for row in (rows["kind"] == kind).nonzero().flatten().tolist():

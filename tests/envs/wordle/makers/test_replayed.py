@@ -13,16 +13,12 @@ from torchrl_lang.envs.wordle import (
     WordleEnv,
     count_consistent,
     demo_words,
-    read_turns,
     replay_games,
 )
+from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.schema import check_row
 
 WORDS = demo_words(80)
-
-
-def turns_of(rows):
-    return read_turns(rows["tokens"], rows["attention_mask"], rows["action_mask"])
 
 
 def played(n=150, rules="official", words=WORDS, max_tries=6, prob_smart=0.7, **options):
@@ -45,7 +41,7 @@ def test_the_same_words_and_rules_give_the_same_rows(rules, max_tries):
 def test_other_rules_colour_the_same_guesses(old, new):
     rows = played(rules=old)
     replayed = replay_games(rows, WORDS, rules=new, old_rules=old)
-    before, after = turns_of(rows), turns_of(replayed.rows)
+    before, after = turns_of_rows(rows), turns_of_rows(replayed.rows)
     assert torch.equal(before.guess[:, :6], after.guess[:, :6])
     assert torch.equal(before.tries, after.tries)
     assert torch.equal(rows["token_reward"].sum(-1), replayed.rows["token_reward"].sum(-1))  # solved games stay solved
@@ -63,7 +59,7 @@ def test_other_rules_colour_the_same_guesses(old, new):
 
 def test_rows_are_those_of_the_environment_with_this_hidden_word():
     replayed = replay_games(played(40), WORDS, rules="ilql")
-    turns, env = turns_of(replayed.rows), WordleEnv(WORDS, [40], rules="ilql")
+    turns, env = turns_of_rows(replayed.rows), WordleEnv(WORDS, [40], rules="ilql")
     td = env.reset(hidden_word=replayed.hidden_word)
     for turn in range(6):
         guesses = [WordIndex.text(guess) for guess in turns.guess[:, turn]]
@@ -79,7 +75,7 @@ def test_games_without_a_word_on_the_list_are_counted():
     assert torch.equal(replayed.kept, fits.nonzero().flatten())
     assert replayed.left_out["no word of the list fits the colours"] == int((~fits).sum()) > 0
     solved = rows["token_reward"].sum(-1) > -6
-    last = turns_of(rows).guess[torch.arange(150), turns_of(rows).tries - 1]
+    last = turns_of_rows(rows).guess[torch.arange(150), turns_of_rows(rows).tries - 1]
     on_list = WordIndex(words).find(last) >= 0
     assert (fits[solved] == on_list[solved]).all()
 
@@ -92,7 +88,7 @@ def test_every_reason_is_counted_once():
     assert len(replayed.rows) + sum(replayed.left_out.values()) == 150
     assert all(replayed.left_out[reason] for reason in list(replayed.left_out)[1:])
     strict = played(words=WORDS[:40], guesses="words", prob_smart=0.0)  # other guesses get no colours there
-    mute = turns_of(strict).answered < turns_of(strict).tries
+    mute = turns_of_rows(strict).answered < turns_of_rows(strict).tries
     assert replay_games(strict, WORDS).left_out["a guess got no colours"] == int(mute.sum()) > 0
 
 

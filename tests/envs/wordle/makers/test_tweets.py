@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from torchrl_lang.envs.wordle import PUZZLES, common_words, example_tweets, load_answers, read_tweets
-from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, symbols_of_code
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, SYMBOLS_OF_CODE
 from torchrl_lang.envs.wordle.makers.tweets import grid
 from torchrl_lang.storage import FileError
 
@@ -124,6 +124,6 @@ def test_the_papers_puzzles():
 
 
 def test_codes_and_symbols_are_inverse():
-    assert symbols_of_code(29) == "<b><y><b><b><g>"
-    assert all(symbols_of_code(code) == symbols for symbols, code in CODE_OF_SYMBOLS.items())
+    assert SYMBOLS_OF_CODE[29] == "<b><y><b><b><g>"
+    assert all(SYMBOLS_OF_CODE[code] == symbols for symbols, code in CODE_OF_SYMBOLS.items())
     assert sorted(CODE_OF_SYMBOLS.values()) == list(range(243))

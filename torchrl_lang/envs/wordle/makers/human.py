@@ -20,11 +20,11 @@ from torchrl_lang.envs.wordle.makers.human_files import read_games, write_games
 from torchrl_lang.envs.wordle.makers.replayed import rows_of_turns
 from torchrl_lang.envs.wordle.makers.tweets import TweetGames
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, colours_of_codes, feedback_table
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
+from torchrl_lang.envs.wordle.words import TURN_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
 
 __all__ = ["HumanGames"]
 
-_ROW_LENGTH = 2 + TRIES * (2 * WORD_LENGTH + 2)
+_ROW_LENGTH = 2 + TRIES * TURN_LENGTH
 _NONE = -1
 """Code of places after the last guess of a game."""
 _CODES = 256

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, symbols_of_code
+from torchrl_lang.envs.wordle.colour_text import CODE_OF_SYMBOLS, SYMBOLS_OF_CODE
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import Rules, feedback_table
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, load_words
+from torchrl_lang.envs.wordle.words import WordIndex, load_words
 from torchrl_lang.storage import FileError, read_json, shorten, write_file
 
 __all__ = ["read_games", "write_games"]
@@ -21,7 +21,6 @@ __all__ = ["read_games", "write_games"]
 Games = list[tuple[str, list[int]]]
 _REMEDY = 'give {"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess, ...]}}}'
 _NO_GUESS = 255
-_COLOURS = [symbols_of_code(code) for code in range(3**WORD_LENGTH)]
 
 
 def write_games(path: Path, games: Games, words: list[str], guesses: list[str], table: Tensor, rules: str) -> None:
@@ -31,9 +30,9 @@ def write_games(path: Path, games: Games, words: list[str], guesses: list[str], 
         by_code: dict[str, list[str]] = {}
         for guess, code in zip(guesses, codes.tolist(), strict=True):
             if code != _NO_GUESS:
-                by_code.setdefault(_COLOURS[code], []).append(guess)
+                by_code.setdefault(SYMBOLS_OF_CODE[code], []).append(guess)
         transitions[word] = by_code
-    written = [[answer, [_COLOURS[code] for code in codes]] for answer, codes in games]
+    written = [[answer, [SYMBOLS_OF_CODE[code] for code in codes]] for answer, codes in games]
     write_file(path, json.dumps({"games": written, "transitions": transitions, "rules": rules}))
 
 
@@ -87,7 +86,7 @@ def _rules(path: Path, table: Tensor, words: list[str], guesses: list[str], name
         if not wrong.any():
             return rules
     word, guess = wrong.nonzero()[0].tolist()
-    found = f"{_COLOURS[int(table[word, guess])]} for the guess {guesses[guess]!r} and the word {words[word]!r}"
+    found = f"{SYMBOLS_OF_CODE[int(table[word, guess])]} for the guess {guesses[guess]!r} and the word {words[word]!r}"
     raise FileError(path, f"has {found}, which the rules do not give", "make the file again")
 
 

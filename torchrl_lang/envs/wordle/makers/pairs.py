@@ -9,12 +9,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.wordle.makers.continuing import BRANCH_TURN, GAME, KIND, number_of_guesses
-from torchrl_lang.envs.wordle.words import WORD_LENGTH
+from torchrl_lang.envs.wordle.words import TURN_LENGTH, WORD_LENGTH
 from torchrl_lang.schema import TOKENS, entry
 
 __all__ = ["GuessPair", "guess_pairs"]
-
-_TURN = 2 * WORD_LENGTH + 2
 
 
 class GuessPair(NamedTuple):
@@ -56,7 +54,7 @@ def guess_pairs(rows: TensorDictBase, kind: int = 1) -> list[GuessPair]:
     guesses = number_of_guesses(rows)
     pairs = []
     for row in (kinds == kind).nonzero().flatten().tolist():
-        expert, length = place.get(int(rows.get(GAME)[row])), 1 + int(turn[row]) * _TURN
+        expert, length = place.get(int(rows.get(GAME)[row])), 1 + int(turn[row]) * TURN_LENGTH
         if expert is None or guesses[expert] <= turn[row]:
             continue
         best, other = (tokens[each, length : length + WORD_LENGTH] for each in (expert, row))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import GREEN, Rules, check_rules, feedback
-from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns
-from torchrl_lang.envs.wordle.words import WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
+from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, turns_of_rows
+from torchrl_lang.envs.wordle.words import TURN_LENGTH, WORD_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import (
@@ -22,13 +22,11 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     TRUNCATED,
-    entry,
 )
 
 __all__ = ["Replayed", "replay_games", "rows_of_turns"]
 
 _CONTROL = wordle_tokenizer().control
-_TURN = 2 * WORD_LENGTH + 2
 _BLOCK = 4096
 
 
@@ -64,13 +62,13 @@ def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: i
     end_of_state = torch.full_like(end_of_action, _CONTROL.end_of_state)
     row = torch.cat([guess, end_of_action, squares, end_of_state], -1).flatten(1)
     begin = torch.full_like(row[:, :1], _CONTROL.begin_action)
-    row = torch.nn.functional.pad(torch.cat([begin, row], -1), (0, (max_tries - turns) * _TURN + 1))
-    place, length = torch.arange(row.shape[1], device=row.device), 1 + count * _TURN
-    within = (place - 1) % _TURN
+    row = torch.nn.functional.pad(torch.cat([begin, row], -1), (0, (max_tries - turns) * TURN_LENGTH + 1))
+    place, length = torch.arange(row.shape[1], device=row.device), 1 + count * TURN_LENGTH
+    within = (place - 1) % TURN_LENGTH
     agent = (place > 0) & (within <= WORD_LENGTH) & (place < length[:, None])
     played = torch.arange(turns, device=row.device) < count[:, None]
     reward = torch.zeros(row.shape, device=row.device)
-    reward[:, WORD_LENGTH + 1 : 1 + turns * _TURN : _TURN] = -(played & ~solved).float()
+    reward[:, WORD_LENGTH + 1 : 1 + turns * TURN_LENGTH : TURN_LENGTH] = -(played & ~solved).float()
     terminated = (solved & played).any(-1) | (count >= max_tries)
     row = torch.where(place < length[:, None], row, _CONTROL.pad)
     row = torch.where((place == length[:, None]) & terminated[:, None], _CONTROL.end_of_dialogue, row)
@@ -136,7 +134,7 @@ def replay_games(
     blocks, numbers, hidden = [], [], []
     for first in range(0, max(len(rows), 1), _BLOCK):
         block = rows[first : first + _BLOCK]
-        turns = read_turns(*(entry(block, key).cpu() for key in (TOKENS, ATTENTION_MASK, ACTION_MASK)))
+        turns = turns_of_rows(block.cpu())
         number = first + torch.arange(len(block))
         heard = torch.arange(turns.guess.shape[1]) < turns.answered[:, None]
         unknown = torch.zeros_like(heard) if valid is None else heard & (valid.find(turns.guess) < 0)
