@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import COLOURS, save
 from torchrl_lang.evaluation import SeedSummary
@@ -11,24 +12,14 @@ from torchrl_lang.evaluation import SeedSummary
 
 def draw_intervals(path: Path, title: str, panels: Mapping[str, Sequence[SeedSummary]]) -> None:
     """A panel for each dataset, a line for each player: its mean, its interval and the seeds' values."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = max(map(len, panels.values()))
-    picture = Figure(figsize=(5.4 * len(panels), 1.2 + 0.32 * rows), dpi=120, layout="constrained")
-    FigureCanvasAgg(picture)
-    picture.suptitle(title, fontsize=11, x=0.01, ha="left")
-    for index, (name, players) in enumerate(panels.items()):
-        axes = picture.add_subplot(1, len(panels), index + 1)
+    picture, every = _figure(title, list(panels), height=1.2 + 0.32 * max(map(len, panels.values())), grid="x")
+    for axes, players in zip(every, panels.values(), strict=True):
         for height, player in enumerate(reversed(players)):
             if player.interval is not None:
                 axes.plot(player.interval, [height, height], color="#1b6ca8", linewidth=1.6)
             axes.plot(player.values, [height] * len(player.values), "|", color="0.45", markersize=8)
             axes.plot([player.mean], [height], "o", color="#1b6ca8", markersize=5)
         axes.set_yticks(range(len(players)), [player.name for player in reversed(players)])
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.25)
     save(picture, path)
 
 
@@ -36,14 +27,8 @@ def draw_curves(
     path: Path, title: str, steps: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[SeedSummary]]]
 ) -> None:
     """A panel for each measured quantity, a curve for each method: the mean over seeds, within one standard error."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(5.4 * len(panels), 3.4), dpi=120, layout="constrained")
-    FigureCanvasAgg(picture)
-    picture.suptitle(title, fontsize=11, x=0.01, ha="left")
-    for index, (name, methods) in enumerate(panels.items()):
-        axes = picture.add_subplot(1, len(panels), index + 1)
+    picture, every = _figure(title, list(panels), height=3.4, grid="y")
+    for axes, methods in zip(every, panels.values(), strict=True):
         for colour, (method, points) in zip(COLOURS[1:], methods.items(), strict=False):
             mean = [point.mean for point in points]
             error = [point.error or 0.0 for point in points]
@@ -51,8 +36,23 @@ def draw_curves(
             axes.fill_between(steps, *band, color=colour, alpha=0.2, linewidth=0)
             axes.plot(steps, mean, color=colour, linewidth=1.6, label=method)
         axes.set(xlabel="training steps", ylim=(-0.03, 1.03))
+    every[-1].legend(frameon=False, fontsize=9)
+    save(picture, path)
+
+
+def _figure(title: str, names: Sequence[str], *, height: float, grid: str) -> tuple[Any, list[Any]]:
+    """A picture and its named panels side by side, with grid lines on one axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(5.4 * len(names), height), dpi=120, layout="constrained")
+    FigureCanvasAgg(picture)
+    picture.suptitle(title, fontsize=11, x=0.01, ha="left")
+    panels = []
+    for index, name in enumerate(names):
+        axes = picture.add_subplot(1, len(names), index + 1)
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
-    save(picture, path)
+        axes.grid(axis=grid, alpha=0.25)
+        panels.append(axes)
+    return picture, panels

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.data import CharTokenizer, Episode, Turn, best_rows, row_buffer, to_rows
+from torchrl_lang.data import CharTokenizer, Episode, Turn, best_rows, row_buffer, row_returns, to_rows
 from torchrl_lang.envs import GymnasiumGame, TextArenaGame, TextGameEnv
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.modules import (
@@ -185,7 +185,7 @@ def run(task: Task, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     tokenizer = CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
     rows = to_rows(play(task, task.player, GAMES, seed), tokenizer, task.row_length)
-    found = {"data": _mean_return(rows)}
+    found = {"data": row_returns(rows).mean().item()}
     best = {f"BC best {fraction:.0%}": best_rows(rows, fraction=fraction) for fraction in BEST}
     for name, data in {"BC": rows, **best}.items():
         actor, _ = learn_bc(data, tokenizer, task.row_length)
@@ -196,12 +196,8 @@ def run(task: Task, seed: int) -> dict[str, float]:
         games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)
         found[f"ILQL beta {beta:g}"] = statistics.mean(games)
     best_games = play(task, task.optimal, TEST_GAMES, 10_000 + seed)
-    found["optimal player"] = _mean_return(to_rows(best_games, tokenizer, task.row_length))
+    found["optimal player"] = row_returns(to_rows(best_games, tokenizer, task.row_length)).mean().item()
     return found
-
-
-def _mean_return(rows: TensorDict) -> float:
-    return rows["token_reward"].sum(-1).mean().item()
 
 
 def main(names: list[str]) -> None:

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang.modules import ACTION_VALUE, split_actor
-from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.evaluation.last_values import last_values
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Comparison", "preference_rates"]
@@ -29,7 +26,6 @@ class Comparison(NamedTuple):
     """int64 ``[L]``, an utterance of the same length."""
 
 
-@torch.no_grad()
 def preference_rates(
     actor: ProbabilisticTensorDictSequential,
     qvalue: nn.Module,
@@ -76,34 +72,9 @@ def preference_rates(
             f"Compare utterances of one length, at least one pair, got {len(comparisons)} pairs of lengths "
             f"{sorted(lengths)}."
         )
-    device = next(actor.parameters()).device
-    parts = []
-    with eval_mode(nn.ModuleList([actor, qvalue])):
-        for first in range(0, len(comparisons), batch_size):
-            chosen = comparisons[first : first + batch_size]
-            better = _values(actor, qvalue, [(c.tokens, c.better) for c in chosen], control, device)
-            worse = _values(actor, qvalue, [(c.tokens, c.worse) for c in chosen], control, device)
-            parts.append(((better > worse).double() + (better >= worse).double()) / 2)
-    return torch.cat(parts).mean(0).cpu()
-
-
-def _values(
-    actor: ProbabilisticTensorDictSequential,
-    qvalue: nn.Module,
-    rows: Sequence[tuple[Tensor, Tensor]],
-    control: ControlTokens,
-    device: torch.device,
-) -> Tensor:
-    """``min_k Q_k`` along each utterance and at its end, ``[N, L + 1]``."""
-    tokens = pad_sequence([torch.cat(pair) for pair in rows], batch_first=True, padding_value=control.pad).to(device)
-    length = torch.tensor([len(state) for state, _ in rows], device=device)
-    wide = rows[0][1].shape[0]
-    attention_mask = torch.arange(tokens.shape[1], device=device) < (length + wide)[:, None]
-    states = read_rows(split_actor(actor).trunk, tokens, attention_mask)
-    place = length[:, None] - 1 + torch.arange(wide + 1, device=device)
-    number = torch.arange(len(rows), device=device)[:, None]
-    chosen = {key: value[number, place].flatten(0, 1) for key, value in states.items()}
-    end = torch.full((1,), control.end_of_action, device=device)
-    taken = torch.stack([torch.cat([utterance.to(device), end]) for _, utterance in rows])
-    table = apply_head(qvalue, chosen, ACTION_VALUE).amin(-2)
-    return table.gather(-1, taken.reshape(-1, 1)).reshape(taken.shape)
+    length = lengths.pop()
+    better, worse = (
+        last_values(actor, qvalue, rows, control, count=length, batch_size=batch_size)
+        for rows in ([torch.cat(one[:2]) for one in comparisons], [torch.cat(one[::2]) for one in comparisons])
+    )
+    return ((better > worse).double() + (better >= worse).double()).mean(0) / 2

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from torchrl_lang.modules import ACTION_VALUE, split_actor
-from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.evaluation.last_values import last_values
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["KnownValues", "rank_accuracy"]
@@ -29,7 +26,6 @@ class KnownValues(NamedTuple):
     """float ``[C]``, the expected returns."""
 
 
-@torch.no_grad()
 def rank_accuracy(
     actor: ProbabilisticTensorDictSequential,
     qvalue: nn.Module,
@@ -70,32 +66,11 @@ def rank_accuracy(
     if not counted:
         return float("nan")
     rows = [torch.cat([state.tokens, utterance]) for state in counted for utterance in state.utterances]
-    device = next(actor.parameters()).device
-    with eval_mode(nn.ModuleList([actor, qvalue])):
-        parts = [
-            _end_values(actor, qvalue, rows[first : first + batch_size], control, device)
-            for first in range(0, len(rows), batch_size)
-        ]
-    learned = torch.cat(parts).cpu().split([len(state.values) for state in counted])
+    values = last_values(actor, qvalue, rows, control, batch_size=batch_size).squeeze(-1)
+    learned = values.split([len(state.values) for state in counted])
     found = [rank_correlation(ours, state.values) for ours, state in zip(learned, counted, strict=True)]
     # Values that are equal for all utterances have no order, so they count as 0.
     return float(torch.tensor(found).nan_to_num(0.0).mean())
-
-
-def _end_values(
-    actor: ProbabilisticTensorDictSequential,
-    qvalue: nn.Module,
-    rows: list[Tensor],
-    control: ControlTokens,
-    device: torch.device,
-) -> Tensor:
-    """``min_k Q_k`` of ending the utterance at the end of each row, ``[N]``."""
-    tokens = pad_sequence(rows, batch_first=True, padding_value=control.pad).to(device)
-    last = torch.tensor([len(row) - 1 for row in rows], device=device)
-    attention_mask = torch.arange(tokens.shape[1], device=device) <= last[:, None]
-    states = read_rows(split_actor(actor).trunk, tokens, attention_mask)
-    final = {key: value[torch.arange(len(rows), device=device), last] for key, value in states.items()}
-    return apply_head(qvalue, final, ACTION_VALUE).amin(-2)[:, control.end_of_action]
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:

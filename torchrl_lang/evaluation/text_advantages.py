@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.data.chat_tokenizer import decode_action
 from torchrl_lang.functional.checks import positive
-from torchrl_lang.modules import ACTION_VALUE, STATE_VALUE
+from torchrl_lang.modules import ValueGuidance
 from torchrl_lang.modules.decision_batch import DecisionBatch
-from torchrl_lang.modules.decoding.model_runner import apply_head
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.schema import ACTION_MASK, TOKENS
@@ -55,8 +54,8 @@ def row_advantages(
         return batch.zeros()
     with eval_mode(nn.ModuleList([actor, qvalue, value])):
         states = {key: state.flatten(0, 1)[batch.place] for key, state in scorer.states(batch).items()}
-        q = apply_head(qvalue, states, ACTION_VALUE).amin(-2).gather(-1, batch.action[:, None])
-        return batch.at_tokens((q - apply_head(value, states, STATE_VALUE)).squeeze(-1).float())
+        advantage = ValueGuidance(qvalue, value, beta=1.0).advantage(states, batch.action[:, None])
+        return batch.at_tokens(advantage.squeeze(-1).float())
 
 
 def text_advantages(

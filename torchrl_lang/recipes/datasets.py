@@ -35,14 +35,9 @@ def _made(options: DataOptions, task: Task, maker: GameMaker) -> RowDataset:
         seed=options.seed,
         games_per_part=options.batch,
         source=f"{type(maker).__name__} in {task.name}",
-        notes=_maker_notes(options, task),
+        notes=_notes(options, task, maker),
         overwrite=options.overwrite,
     )
-
-
-def _maker_notes(options: DataOptions, task: Task) -> dict[str, Any]:
-    """What a maker's dataset records; it has more rows than games, so their number is recorded, too."""
-    return {**task.notes(), **options.notes(), "games": options.number_of_episodes()}
 
 
 def _played(options: DataOptions, task: Task) -> RowDataset:
@@ -57,11 +52,17 @@ def _played(options: DataOptions, task: Task) -> RowDataset:
             episodes=options.number_of_episodes(),
             seed=options.seed,
             source=f"{type(player.policy).__name__} in {task.name}",
-            notes=task.notes() | options.notes(),
+            notes=_notes(options, task, None),
             overwrite=options.overwrite,
         )
     finally:
         env.close()
+
+
+def _notes(options: DataOptions, task: Task, maker: GameMaker | None) -> dict[str, Any]:
+    """What the dataset records; with a maker also the number of games, as it may make several rows of one."""
+    notes = task.notes() | options.notes()
+    return notes if maker is None else {**maker.notes(), **notes, "games": options.number_of_episodes()}
 
 
 def generate_once(options: DataOptions) -> Path:
@@ -74,11 +75,9 @@ def generate_once(options: DataOptions) -> Path:
         return main(options)
     dataset, task = load_dataset(options.out), options.task()
     maker = options.maker(task)
-    if maker is None:
-        number, notes = options.number_of_episodes(), task.notes() | options.notes()
-    else:
-        number, notes = len(dataset), maker.notes() | _maker_notes(options, task)
-    if (len(dataset), dataset.manifest["notes"]) != (number, json.loads(json.dumps(notes))):
+    same_number = maker is not None or len(dataset) == options.number_of_episodes()  # a maker's is in the notes
+    notes = json.loads(json.dumps(_notes(options, task, maker)))
+    if not same_number or dataset.manifest["notes"] != notes:
         raise ValueError(
             f"{options.out} holds a dataset of other options: delete {options.out.parent} or give another --out."
         )

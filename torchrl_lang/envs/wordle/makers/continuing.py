@@ -54,7 +54,7 @@ _CONTROL = wordle_tokenizer().control
 
 def number_of_guesses(rows: TensorDictBase) -> Tensor:
     """Number of guesses of each row, int64 ``[N]``."""
-    return ((entry(rows, TOKENS) == _CONTROL.end_of_action) & entry(rows, ATTENTION_MASK)).sum(-1)
+    return _guess_ends(rows).sum(-1)
 
 
 def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
@@ -86,9 +86,8 @@ def rows_before(rows: TensorDictBase, turn: Tensor) -> TensorDict:
     if out.any():
         row = int(out.nonzero()[0])
         raise ValueError(f"Row {row} has {int(guesses[row])} guesses: there is no state before guess {int(turn[row])}.")
-    ends = (tokens == _CONTROL.end_of_action) & attention
-    made = ends.cumsum(-1) - ends.long()  # guesses that ended before each token
-    guessed = agent | ends
+    ends = _guess_ends(rows)
+    made, guessed = _guesses_before(ends), agent | ends
     kept = attention & ((made < turn[:, None]) | ((made == turn[:, None]) & ~guessed))
     state = {
         TOKENS: torch.where(kept, tokens.long(), _CONTROL.pad),
@@ -153,10 +152,18 @@ def tagged(rows: TensorDict, kind: int, game: Tensor, turn: Tensor | int = 0) ->
 
 def without_prefix(rows: TensorDict) -> TensorDict:
     """The rows with a ``train_mask`` that is False on the guesses that a row continues."""
-    tokens, attention, agent = (entry(rows, key) for key in (TOKENS, ATTENTION_MASK, ACTION_MASK))
-    ends = (tokens == _CONTROL.end_of_action) & attention
-    made = ends.cumsum(-1) - ends.long()
-    return rows.set(TRAIN_MASK, ~(agent & (made < rows.get(BRANCH_TURN)[:, None])))
+    continued = _guesses_before(_guess_ends(rows)) < rows.get(BRANCH_TURN)[:, None]
+    return rows.set(TRAIN_MASK, ~(entry(rows, ACTION_MASK) & continued))
+
+
+def _guess_ends(rows: TensorDictBase) -> Tensor:
+    """The tokens that end a guess, bool ``[N, T]``."""
+    return (entry(rows, TOKENS) == _CONTROL.end_of_action) & entry(rows, ATTENTION_MASK)
+
+
+def _guesses_before(ends: Tensor) -> Tensor:
+    """Number of guesses that ended before each token, int64 ``[N, T]``."""
+    return ends.cumsum(-1) - ends.long()
 
 
 def sorted_by_game(rows: list[TensorDict]) -> TensorDict:
