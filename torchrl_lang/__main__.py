@@ -28,12 +28,13 @@ Load = Callable[[], tuple[Any, Callable[[Any], Any]]]
 """Imports a recipe and returns its options class and its function; ``--help`` does not wait for that."""
 
 
-def _recipe(module: str, options: str, task: str | None = None) -> Load:
-    """A recipe whose options class is its module's, or a task's."""
+def _recipe(module: str, options: str, task: str | None = None, *, run: str | None = None) -> Load:
+    """A recipe whose options class is its module's, or a task's; a variant is ``run`` by another module."""
 
     def load() -> tuple[Any, Callable[[Any], Any]]:
         recipe = importlib.import_module(f"torchrl_lang.recipes.{module}")
-        return getattr(recipe if task is None else find_task(task), options), recipe.main
+        main = importlib.import_module(f"torchrl_lang.recipes.{run or module}").main
+        return getattr(recipe if task is None else find_task(task), options), main
 
     return load
 
@@ -49,7 +50,12 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         "train on a dataset, or on games of a policy",
         {
             "bc": _recipe("bc", "BC"),
+            "percent-bc": _recipe("variants", "PercentBC", run="bc"),
             "ilql": _recipe("ilql", "ILQL"),
+            "single-step": _recipe("variants", "SingleStep", run="ilql"),
+            "monte-carlo": _recipe("variants", "MonteCarlo", run="ilql"),
+            "awac": _recipe("variants", "AWAC", run="ilql"),
+            "paper-ilql": _recipe("variants", "PaperILQL", run="ilql"),
             "ppo": _recipe("ppo", "PPO"),
             "rejection": _recipe("rejection", "Rejection"),
         },
@@ -170,7 +176,7 @@ def _add_recipe(parser: argparse.ArgumentParser, load: Load) -> None:
     parser.description = options.__doc__
     parser.set_defaults(load=load)
     tasks = TASKS if options.preset else ()
-    add_options(parser, options, {task: task_class(task).presets.get(options.preset, {}) for task in tasks})
+    add_options(parser, options, {task: options.preset_of(task_class(task)) for task in tasks})
 
 
 def _listing() -> str:

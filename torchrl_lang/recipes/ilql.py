@@ -44,6 +44,12 @@ class ILQL(OfflineOptions):
     expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
     qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
+    advantage_temperature: float = option(
+        0.0,
+        "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
+        at_least=0,
+    )
+    weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", above=0)
     cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
     target: Target = option("lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns")
     lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
@@ -64,6 +70,8 @@ def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[
         expectile=options.expectile,
         value_weight=options.value_weight,
         qvalue_weight=options.qvalue_weight,
+        advantage_temperature=options.advantage_temperature,
+        weight_clip=options.weight_clip,
         cql_weight=options.cql_weight,
         target=options.target,
         lmbda=options.lmbda,

@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_type_hints
 
 from torchrl_lang.recipes.option_types import from_words, read_path, shown, word_reader
 from torchrl_lang.recipes.ranges import Range, check_ranges
@@ -54,6 +54,9 @@ class Options:
     preset: ClassVar[str] = ""
     """Name under which a task keeps option values for this recipe in :attr:`Task.presets`."""
 
+    defining: ClassVar[tuple[str, ...]] = ()
+    """Options whose values make a variant of an algorithm what it is: presets of tasks do not change them."""
+
     task_from: ClassVar[tuple[str, str] | None] = None
     """An option with a folder, and the file there that names the task."""
 
@@ -63,7 +66,13 @@ class Options:
     @classmethod
     def for_task(cls, task: Task | type[Task], /, **given: Any) -> Self:
         """Options for a task: ``given`` values first, then the task's preset, then the defaults."""
-        return cls(**{**task.presets.get(cls.preset, {}), **given})
+        return cls(**{**cls.preset_of(task), **given})
+
+    @classmethod
+    def preset_of(cls, task: Task | type[Task]) -> dict[str, Any]:
+        """A task's preset, without options that define this variant and options that it does not have."""
+        names = {field.name for field in dataclasses.fields(cast(Any, cls))} - set(cls.defining)
+        return {name: value for name, value in task.presets.get(cls.preset, {}).items() if name in names}
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:

@@ -1,0 +1,64 @@
+"""Algorithms that are other options of a recipe: their options, what tasks may change, and what they train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrl_lang.__main__ import COMMANDS, main
+from torchrl_lang.modules import causal_lm
+from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.ilql import ILQL, build_loss
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.tasks import TASKS, task_class
+from torchrl_lang.recipes.variants import AWAC, MonteCarlo, PaperILQL, PercentBC, SingleStep
+
+VARIANTS = {"percent-bc": PercentBC, "single-step": SingleStep, "monte-carlo": MonteCarlo, "awac": AWAC}
+PLACES = {"data": Path("data"), "out": Path("out")}
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("task", TASKS)
+def test_presets_of_tasks_do_not_change_what_defines_a_variant(name, task):
+    variant = VARIANTS[name]
+    base = BC if issubclass(variant, BC) else ILQL
+    found, plain = variant.for_task(task_class(task), **PLACES), base.for_task(task_class(task), **PLACES)
+    for option in variant.defining:
+        assert getattr(found, option) == getattr(variant(**PLACES), option)
+    others = vars(plain).keys() - set(variant.defining)
+    assert {option: getattr(found, option) for option in others} == {
+        option: getattr(plain, option) for option in others
+    }
+
+
+def test_a_given_option_counts_more_than_the_variants():
+    assert SingleStep.for_task(task_class("wordle"), **PLACES, expectile=0.6).expectile == 0.6
+
+
+def test_variants_differ_from_ilql_where_their_papers_do(tiny_lm):
+    loss = {kind: build_loss(kind(**PLACES), tiny_lm, 1)[0] for kind in (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL)}
+    assert loss[SingleStep].expectile == loss[MonteCarlo].expectile == 0.5 != loss[ILQL].expectile
+    assert (loss[MonteCarlo].target, loss[MonteCarlo].qvalue_lmbda) == ("mc", 1.0)
+    assert loss[ILQL].advantage_temperature == 0 < loss[AWAC].advantage_temperature
+    assert (loss[PaperILQL].target, loss[PaperILQL].cql_weight, loss[PaperILQL].gamma) == ("td", 1e-4, 0.99)
+
+
+@pytest.fixture
+def tiny_lm():
+    return causal_lm(vocab_size=9, layers=1, width=8, heads=2, max_length=8)
+
+
+def test_every_variant_trains_by_its_name(tmp_path):
+    data = ["--data", str(tmp_path / "data")]
+    graph = ["--nodes", "10", "--max-turns", "7", "--games", "120"]
+    assert main(["generate", "random_walks", "--out", str(tmp_path / "data"), *graph]) == 0
+    for name, variant in VARIANTS.items():
+        assert name in COMMANDS["train"][1]
+        assert main(["train", name, *data, "--out", str(tmp_path / name), *TINY]) == 0
+        recorded = json.loads((tmp_path / name / "config.json").read_text())
+        expected = variant(**PLACES)
+        assert all(recorded[option] == getattr(expected, option) for option in variant.defining)
+        assert load_run(tmp_path / name).has_values == issubclass(variant, ILQL)

@@ -1,0 +1,67 @@
+"""Variants of behaviour cloning and ILQL that have names of their own: the same recipes with other options."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.ilql import ILQL
+from torchrl_lang.recipes.options import with_defaults
+
+__all__ = ["AWAC", "MonteCarlo", "PaperILQL", "PercentBC", "SingleStep"]
+
+
+@with_defaults(fraction=0.1)
+class PercentBC(BC):
+    """Behaviour cloning on the best tenth of the episodes (%BC)."""
+
+    defining: ClassVar[tuple[str, ...]] = ("fraction",)
+
+
+@with_defaults(expectile=0.5)
+class SingleStep(ILQL):
+    """Single-step RL: values of the policy that made the data (SARSA), which is ILQL with the mean of Q as V."""
+
+    defining: ClassVar[tuple[str, ...]] = ("expectile",)
+
+
+@with_defaults(expectile=0.5, target="mc", qvalue_lmbda=1.0)
+class MonteCarlo(ILQL):
+    """Monte-Carlo returns: Q and V regress on the rewards to go instead of on learned values."""
+
+    defining: ClassVar[tuple[str, ...]] = ("expectile", "target", "qvalue_lmbda")
+
+
+@with_defaults(beta=0.0, advantage_temperature=4.0, weight_clip=20.0)
+class AWAC(ILQL):
+    """Advantage-weighted actor-critic (arXiv 2006.09359): values weigh the policy's loss, and do not guide decoding."""
+
+    defining: ClassVar[tuple[str, ...]] = ("beta", "advantage_temperature", "weight_clip")
+
+
+@with_defaults(
+    optimizer="adamw",
+    lr=1e-5,
+    warmup=0,
+    final_lr=1.0,
+    weight_decay=0.0,
+    batch_size=1024,
+    layers=12,
+    width=768,
+    heads=12,
+    gamma=0.99,
+    turn_gamma=0.99,
+    expectile=0.7,
+    value_weight=1.0,
+    qvalue_weight=1.0,
+    cql_weight=1e-4,
+    target="td",
+    qvalue_lmbda=0.0,
+    tau=0.005,
+    transition_weight=0.0,
+    beta=16.0,
+)
+class PaperILQL(ILQL):
+    """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU."""
+
+    preset: ClassVar[str] = "paper-ilql"
