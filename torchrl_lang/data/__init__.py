@@ -24,6 +24,7 @@ from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import rows_from_rollout
 from torchrl_lang.data.row_format import RowFormat
 from torchrl_lang.data.samplers import BucketSampler, EpochSampler
+from torchrl_lang.data.samples import from_samples
 from torchrl_lang.data.selection import BestRows, best_rows, row_returns
 from torchrl_lang.data.token_reward_table import TokenRewardTable, token_frequencies
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
@@ -57,6 +58,7 @@ __all__ = [
     "dataset_from_records",
     "fingerprint",
     "from_messages",
+    "from_samples",
     "from_row",
     "generate_dataset",
     "generate_in_parts",
