@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         "train on a dataset, or on games of a policy",
         {
             "bc": _recipe("bc", "BC"),
+            "dt": _recipe("dt", "DT"),
             "ilql": _recipe("ilql", "ILQL"),
             "ppo": _recipe("ppo", "PPO"),
             "rejection": _recipe("rejection", "Rejection"),

@@ -69,7 +69,7 @@ class ReturnEmbedding(nn.Module):
         if width < 1 or n_bins < 2:
             raise ValueError(f"width must be at least 1 and n_bins at least 2, got width={width} and n_bins={n_bins}.")
         self.low, self.high, self.mode, self.target, self.n_bins = low, high, mode, target, n_bins
-        self.check(torch.tensor(target, dtype=torch.float64), "target")
+        self.check(torch.tensor(target, dtype=torch.float64, device="cpu"), "target")  # also under the meta device
         self.weight = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
