@@ -70,6 +70,15 @@ def test_utterances_with_nothing_between_them_are_split_by_their_end():
     agent, real = torch.tensor([[0, 1, 1, 1, 1, 0]]).bool(), torch.ones(1, 6, dtype=torch.bool)
     assert utterance_states(real, agent).nonzero()[:, 1].tolist() == [0]
     assert utterance_states(real, agent, tokens, end_of_action=1).nonzero()[:, 1].tolist() == [0, 2]
+    unfinished = TensorDict(
+        tokens=tokens[:, :5],
+        attention_mask=real[:, :5],
+        action_mask=agent[:, :5],
+        token_reward=torch.zeros(1, 5),
+        batch_size=[1],
+    )
+    policy = ReturnConditionedActor(UtteranceActor(make_dt().actor_network, CONTROL, 4), 3.0)
+    assert (policy.conditioned(unfinished)["tokens"] >= VOCAB).nonzero()[:, 1].tolist() == [0, 2, 4]
 
 
 # -- against loops -----------------------------------------------------------------------------------------------------

@@ -162,7 +162,8 @@ class Trunk(nn.Module):
         """Hidden state of every position.
 
         Args:
-            tokens: int64 ``[*B, T]``, right-padded.
+            tokens: int64 ``[*B, T]``, right-padded; with an embedding of returns also ids that carry returns, see
+                :class:`~torchrl_lang.modules.ReturnEmbedding`.
             attention_mask: bool ``[*B, T]``; used only for ``length_groups``.
 
         Returns:
