@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         {
             "bc": _recipe("bc", "BC"),
             "percent-bc": _recipe("variants", "PercentBC", run="bc"),
+            "dt": _recipe("dt", "DT"),
             "ilql": _recipe("ilql", "ILQL"),
             "single-step": _recipe("variants", "SingleStep", run="ilql"),
             "monte-carlo": _recipe("variants", "MonteCarlo", run="ilql"),

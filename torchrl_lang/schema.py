@@ -39,6 +39,7 @@ __all__ = [
     "RAW_REWARD",
     "REWARD",
     "ROW_KEYS",
+    "TARGET_RETURN",
     "TERMINATED",
     "TOKENS",
     "TOKEN_ENTROPY",
@@ -70,6 +71,8 @@ IS_EXAMPLE = "is_example"
 REWARD = "reward"
 RAW_REWARD = "raw_reward"
 """float: the reward before a divergence penalty was subtracted, with the shape of the reward."""
+TARGET_RETURN = "target_return"
+"""float ``[*B, 1]``: the return of the whole episode that a policy is asked for."""
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"

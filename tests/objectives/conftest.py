@@ -8,14 +8,16 @@ from tensordict import TensorDict
 
 from torchrl_lang.modules import (
     QValueHead,
+    ReturnEmbedding,
     TiedQValueHead,
     ValueHead,
     causal_lm,
+    condition_on_returns,
     language_actor,
     qvalue_module,
     value_module,
 )
-from torchrl_lang.objectives import BCLoss, ILQLLoss
+from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss, ILQLLoss
 
 VOCAB, WIDTH, T = 12, 16, 14
 
@@ -75,9 +77,21 @@ def make_bc(**options):
     return BCLoss(make_actor(), **options)
 
 
+def make_dt(mode="decremented", actor=None, **options):
+    """A decision transformer whose embedding of returns is far from zero."""
+    returns = ReturnEmbedding(WIDTH, -20.0, 20.0, mode=mode)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        returns.weight.normal_()
+        returns.bias.normal_(std=0.3)
+    return DecisionTransformerLoss(condition_on_returns(actor or make_actor(), returns), **options)
+
+
 # Every loss of the library stands here and goes through the contract suite.
 LOSSES = {
     "bc": make_bc,
+    "dt": make_dt,
+    "dt-constant": lambda **options: make_dt("constant", transition_weight=0.3, logits_chunk=5, **options),
     "ilql": make_ilql,
     "ilql-residual": lambda **options: make_ilql(kind="residual", **options),
     "ilql-tied": make_tied,

@@ -17,6 +17,7 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.dt import DT
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
@@ -28,7 +29,7 @@ from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalks
 from torchrl_lang.recipes.tasks.wordle import HABIT, WordleData
 from torchrl_lang.storage import Fields, FileError
 
-FOLDERS = {BC: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
+FOLDERS = {BC: "data", DT: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
 
 
 # -- presets --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,12 @@ from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_es
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
+from torchrl_lang.functional.return_conditions import (
+    ReturnConditions,
+    ReturnMode,
+    return_conditions,
+    utterance_states,
+)
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
@@ -37,6 +43,8 @@ __all__ = [
     "KLEstimator",
     "LinearTerm",
     "RandomStream",
+    "ReturnConditions",
+    "ReturnMode",
     "advantage_weight",
     "bootstrap_mask",
     "categorical_entropy",
@@ -57,6 +65,7 @@ __all__ = [
     "min_p_filter",
     "projected_kl",
     "random_index",
+    "return_conditions",
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
@@ -70,6 +79,7 @@ __all__ = [
     "trained_states",
     "turn_end_mask",
     "utterance_ends",
+    "utterance_states",
     "two_clock_advantages",
     "with_known_values",
 ]

@@ -23,6 +23,8 @@ from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_
 from torchrl_lang.modules.large_vocabulary import LARGE_VOCABULARY, default_qvalue_head
 from torchrl_lang.modules.mixed_policy import MixedPolicy
 from torchrl_lang.modules.qvalue_head import QValueHead
+from torchrl_lang.modules.return_conditioned_actor import ReturnConditionedActor, condition_on_returns
+from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.row_scoring import row_log_prob
 from torchrl_lang.modules.row_token_actor import RowTokenActor, RowTokenDistribution
 from torchrl_lang.modules.saved_agent import SavedAgent, load_agent, push_agent, save_agent
@@ -47,6 +49,8 @@ __all__ = [
     "MixedPolicy",
     "NextTokenDistribution",
     "QValueHead",
+    "ReturnConditionedActor",
+    "ReturnEmbedding",
     "RowCache",
     "RowTokenActor",
     "RowTokenDistribution",
@@ -60,6 +64,7 @@ __all__ = [
     "ValueGuidance",
     "ValueHead",
     "causal_lm",
+    "condition_on_returns",
     "default_qvalue_head",
     "fit_vocabulary",
     "language_actor",

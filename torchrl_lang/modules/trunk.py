@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from torchrl_lang.modules.attention_windows import cache_obstacle
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.length_groups import length_groups as best_groups
+from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
@@ -82,6 +83,8 @@ class Trunk(nn.Module):
                 "one with causal_lm(...)."
             )
         self.model = model.base_model
+        self.returns: ReturnEmbedding | None
+        self.register_module("returns", None)  # see condition_on_returns
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         self._is_checked = check_causal(self.model)  # if False, checked at the first call
@@ -97,6 +100,11 @@ class Trunk(nn.Module):
     def width(self) -> int:
         """``H``, the width of a hidden state."""
         return int(self.model.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """``V``, the number of the model's embeddings."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def max_length(self) -> int | None:
@@ -154,7 +162,8 @@ class Trunk(nn.Module):
         """Hidden state of every position.
 
         Args:
-            tokens: int64 ``[*B, T]``, right-padded.
+            tokens: int64 ``[*B, T]``, right-padded; with an embedding of returns also ids that carry returns, see
+                :class:`~torchrl_lang.modules.ReturnEmbedding`.
             attention_mask: bool ``[*B, T]``; used only for ``length_groups``.
 
         Returns:
@@ -233,7 +242,10 @@ class Trunk(nn.Module):
         embeddings = self.model.get_input_embeddings()
         if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
             whole_weight(embeddings)  # raises
-        embedded = embeddings(tokens)
+        if self.returns is None:
+            embedded = embeddings(tokens)
+        else:
+            embedded = self.returns.embed(tokens, embeddings, self.vocab_size)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)

@@ -1,7 +1,8 @@
 """Losses over rows: each reads whole episodes, one a row, and returns terms named ``loss_*``."""
 
 from torchrl_lang.objectives.bc import BCLoss
+from torchrl_lang.objectives.decision_transformer import DecisionTransformerLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.ppo import PPOLoss
 
-__all__ = ["BCLoss", "ILQLLoss", "PPOLoss"]
+__all__ = ["BCLoss", "DecisionTransformerLoss", "ILQLLoss", "PPOLoss"]

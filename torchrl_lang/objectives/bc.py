@@ -67,7 +67,7 @@ class BCLoss(RowLoss):
 
     kl_controller: KLController | None
     out_keys = ["loss_actor"]
-    _row_entries = ("tokens", "attention_mask", "action_mask")
+    _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask")
 
     def __init__(
         self,

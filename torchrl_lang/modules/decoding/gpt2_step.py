@@ -73,6 +73,7 @@ class GPT2Step:
         model: Any = trunk.model
         self.expose_pre_norm, self.compiled = trunk.expose_pre_norm, trunk.compiled
         self.tokens, self.positions = model.wte.weight, model.wpe.weight
+        self.returns = trunk.returns
         self.blocks = [_Block(block) for block in model.h]
         self.final_norm = _norm(model.ln_f)
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -128,7 +129,7 @@ class GPT2Step:
         slots = cache.expect(tokens, positions, visible, rows=rows)
         mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
-        x = F.embedding(tokens, self.tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
+        x = self._embed(tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):
             query, keys, values = block.project(x, n, self._buffer)
             keys, values = cache.update(keys, values, i)
@@ -139,6 +140,12 @@ class GPT2Step:
             x = block.finish(x, query, keys, values, mask, self._buffer)
         hidden = F.layer_norm(x, *self.final_norm)
         return (hidden, x) if self.expose_pre_norm else (hidden,)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings of tokens and of the returns that they carry, ``[N, q, H]``."""
+        if self.returns is None:
+            return F.embedding(tokens, self.tokens)
+        return self.returns.embed(tokens, lambda ids: F.embedding(ids, self.tokens), self.tokens.shape[0])
 
     def _buffer(self, name: str, rows: int, width: int) -> Tensor:
         """Reused memory for ``[rows, width]`` numbers, because mapping new pages costs as much as the computation."""

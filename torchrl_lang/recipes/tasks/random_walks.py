@@ -74,6 +74,7 @@ class RandomWalksTask(Task):
     play_options = RandomWalksPlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bc": {**_MODEL, "steps": 200},
+        "dt": {**_MODEL, "steps": 200},
         "ilql": {
             **_MODEL,
             "steps": 600,

@@ -1,0 +1,310 @@
+"""Returns in the ids of tokens: what the trunk reads, cached decoding, games, and saving."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from tests.modules.test_prefix_reuse import Counter
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, rows, sliding_lm, tiny_lm
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
+from torchrl_lang.functional import shift_right
+from torchrl_lang.modules import (
+    ReturnConditionedActor,
+    ReturnEmbedding,
+    RowCache,
+    Trunk,
+    UtteranceActor,
+    condition_on_returns,
+    fit_vocabulary,
+    language_actor,
+    language_model_of,
+    load_language_model,
+    save_language_model,
+)
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+from torchrl_lang.objectives import DecisionTransformerLoss
+from torchrl_lang.recipes.tasks.wordle import WordleTask
+from torchrl_lang.storage import FileError
+
+MODES = ("constant", "decremented")
+K, V = 4, TOKENIZER.vocab_size
+CLOSE = {"atol": 1e-6, "rtol": 1e-6}
+
+
+def embedding(mode="decremented", low=-8.0, high=2.0, width=WIDTH, **options):
+    """Embeddings that change a policy's choices."""
+    returns = ReturnEmbedding(width, low, high, mode=mode, **options)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(3)
+        returns.weight.normal_()
+        returns.bias.normal_()
+    return returns
+
+
+def conditioned(lm, mode="decremented", **options):
+    return condition_on_returns(language_actor(lm), embedding(mode, **options).to(lm.dtype))
+
+
+def carrying(batch, returns, every=3):
+    """The rows with a return on some tokens."""
+    chosen = torch.arange(batch["tokens"].shape[-1]) % every == 0
+    number = torch.arange(batch["tokens"].shape[0])[:, None] * 100 % returns.n_bins
+    return batch.clone().set("tokens", batch["tokens"] + torch.where(chosen, V * (number + 1), 0))
+
+
+def prompts():
+    batch = rows(n=12)
+    blank = torch.zeros_like(batch["tokens"])
+    return batch.update({"action_mask": blank.bool(), "token_reward": blank.float()})
+
+
+# -- the trunk ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_trunk_adds_the_embedding_of_the_return(kind):
+    lm = tiny_lm(kind)
+    trunk, batch = conditioned(lm)[0].module, rows()
+    returns = trunk.returns
+    with torch.no_grad():
+        raw = trunk(batch["tokens"])
+        assert torch.equal(raw, Trunk(lm)(batch["tokens"]))  # ids without a return are read as before
+        ids = batch["tokens"].clone()
+        ids[:, 0] += V * (1 + 750)  # 3/4 of the way from -8 to 2, scaled to 0.5
+        embedded = F.embedding(batch["tokens"], lm.get_input_embeddings().weight)
+        embedded[:, 0] += 0.5 * returns.weight + returns.bias
+        torch.testing.assert_close(trunk(ids), lm.base_model(inputs_embeds=embedded).last_hidden_state)
+
+
+def test_embeddings_with_code_of_their_own_are_used():
+    """Gemma scales its embeddings, LoRA adds to them."""
+    lm = sliding_lm("gemma3_text")
+    batch, other = rows(), tiny_lm("llama")
+    adapted = get_peft_model(other, LoraConfig(target_modules=["embed_tokens"], init_lora_weights=False))
+    for model in (lm, adapted.double()):
+        actor = language_actor(model)
+        plain = actor[0].module(batch["tokens"])
+        returns = ReturnEmbedding(WIDTH, 0.0, 1.0).double()  # zero
+        again = condition_on_returns(actor, returns)[0].module(carrying(batch, returns)["tokens"])
+        assert torch.equal(again, plain)
+
+
+def test_a_larger_vocabulary_moves_the_ids_of_returns():
+    lm = tiny_lm()
+    actor = conditioned(lm, target=-3.0)
+    policy = ReturnConditionedActor(UtteranceActor(actor, CONTROL, K, method="greedy"))
+    before = policy.conditioned(prompts())["tokens"]
+    fit_vocabulary(lm, V + 5)
+    after = policy.conditioned(prompts())["tokens"]
+    assert torch.equal(before % V, after % (V + 5))
+    assert torch.equal(before // V, after // (V + 5))
+    assert (before >= V).any()
+
+
+def test_the_language_model_is_not_touched(tmp_path):
+    lm = tiny_lm()
+    keys, tokens = list(lm.state_dict()), rows()["tokens"]
+    logits = lm(tokens).logits
+    actor = conditioned(lm)
+    assert list(lm.state_dict()) == keys
+    assert torch.equal(lm(tokens).logits, logits)
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    assert language_model_of(actor).get_output_embeddings().weight is lm.get_input_embeddings().weight
+    assert len(list(actor.parameters())) == len(list(lm.parameters())) + 2
+    assert len(list(condition_on_returns(actor, None).parameters())) == len(list(lm.parameters()))
+
+
+# -- saving ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_saved_folder_holds_a_plain_model_and_the_embedding(tmp_path, kind):
+    lm = tiny_lm(kind)
+    actor = conditioned(lm, target=-1.5)
+    returns = actor[0].module.returns
+    save_language_model(tmp_path / "actor", actor, {"returns": returns}, tokenizer=TOKENIZER.config())
+    save_language_model(tmp_path / "plain", lm, tokenizer=TOKENIZER.config())
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("actor", "plain")]
+    assert weights[0] == weights[1]
+    tokens = rows()["tokens"]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
+    torch.testing.assert_close(again(tokens).logits, lm(tokens).logits)
+    saved = load_language_model(tmp_path / "actor")
+    held = saved.heads["returns"]
+    assert held.config() == returns.config()
+    assert held.config() == {
+        "width": WIDTH, "low": -8.0, "high": 2.0, "mode": "decremented", "target": -1.5, "n_bins": 1001
+    }  # fmt: skip
+    loaded = condition_on_returns(language_actor(saved.lm), held)
+    batch = carrying(rows(), returns)
+    assert torch.equal(loaded.get_dist(batch).logits, actor.get_dist(batch).logits)
+    tied = saved.lm.get_output_embeddings().weight is saved.lm.get_input_embeddings().weight
+    assert tied == (kind == "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mode", "other"), ("low", 9.0), ("target", 3.0), ("n_bins", 1), ("low", None), ("width", 0)]
+)
+def test_a_damaged_description_is_refused(tmp_path, name, value):
+    save_language_model(tmp_path / "m", tiny_lm(), {"returns": embedding()})
+    manifest = tmp_path / "m" / "torchrl_lang.json"
+    held = (
+        f'"{name}": ' + {"mode": '"decremented"', "low": "-8.0", "target": "2.0", "n_bins": "1001", "width": "16"}[name]
+    )
+    text = manifest.read_text()
+    assert held in text
+    new = {None: "null", "other": '"other"'}.get(value, str(value))
+    manifest.write_text(text.replace(held, f'"{name}": {new}'))
+    (tmp_path / "m" / "checksums.json").unlink()
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(FileError, match="returns"):
+        load_language_model(tmp_path / "m")
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sample", "greedy", "beam", "best_of"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_equals_uncached_and_the_distribution_agrees(kind, method):
+    actor, batch = conditioned(tiny_lm(kind)), prompts()
+    batch["target_return"] = torch.linspace(-8, 2, 12)[:, None]
+
+    def play(target=None, **options):
+        inner = UtteranceActor(actor, CONTROL, K, seed=3, method=method, **options)
+        return ReturnConditionedActor(inner, target)
+
+    cached, uncached = (play(cached=flag, reuse_prefix=flag)(batch.clone()) for flag in (True, False))
+    assert torch.equal(cached["action"], uncached["action"])
+    torch.testing.assert_close(cached["token_log_prob"], uncached["token_log_prob"], atol=1e-4, rtol=1e-4)
+    scored = play().log_prob(batch.clone().set("action", cached["action"]))
+    torch.testing.assert_close(scored, cached["action_log_prob"], atol=1e-4, rtol=1e-4)
+    one = play(2.0)(batch.exclude("target_return"))
+    assert not torch.equal(one["action_log_prob"], cached["action_log_prob"])  # the return matters
+    torch.testing.assert_close(one["action_log_prob"][-1:], cached["action_log_prob"][-1:], atol=1e-4, rtol=1e-4)
+
+
+def test_the_fast_step_of_gpt2_adds_returns_as_the_model_does():
+    trunk = conditioned(tiny_lm().double())[0].module
+    step, ids = GPT2Step.of(trunk), carrying(rows(), trunk.returns)["tokens"]
+    assert step is not None
+    with torch.no_grad():
+        caches = RowCache(20), RowCache(20)
+        last = torch.full((7,), 9)
+        quick = step(caches[0], ids[:, :10], None, None, last)
+        torch.testing.assert_close(quick[0], caches[1].extend(trunk, ids[:, :10])[0][:, 9], **CLOSE)
+        for position in range(10, 14):
+            place = torch.full((7, 1), position)
+            quick = step(caches[0], ids[:, position, None], place, 20, torch.zeros_like(last))
+            slow = caches[1].extend(trunk, ids[:, position, None], place, 20)
+            torch.testing.assert_close(quick[0], slow[0][:, 0], **CLOSE)
+
+
+@pytest.fixture
+def corridor():
+    return CorridorEnv(4, max_turns=6, batch_size=[9], seed=0)
+
+
+def corridor_policy(env, mode, *, target=-2.0, kind="gpt2", **options):
+    lm = tiny_lm(kind, vocab_size=env.tokenizer.vocab_size, max_length=40).double()
+    inner = UtteranceActor(conditioned(lm, mode), env.tokenizer.control, 2, seed=1, temperature=2.0, **options)
+    return ReturnConditionedActor(inner, target)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_games_with_a_reused_prefix_equal_games_without_one(corridor, mode, kind):
+    def play(reuse):
+        corridor.set_seed(5)
+        policy = corridor_policy(corridor, mode, kind=kind, reuse_prefix=reuse)
+        counter = Counter(policy.actor.decoder.actor[0].module)
+        return corridor.rollout(12, policy, break_when_any_done=False), counter.take() if kind == "llama" else 0
+
+    (kept, fewer), (anew, more) = play(True), play(False)
+    assert torch.equal(kept["action"], anew["action"])
+    torch.testing.assert_close(kept["token_log_prob"], anew["token_log_prob"], **CLOSE)
+    assert kind == "gpt2" or fewer < 0.7 * more  # earlier turns were not read again
+    assert (kept["tokens"] < corridor.tokenizer.vocab_size).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_game_recorded_is_what_the_loss_computes_for_the_same_return(mode):
+    """In two moves no walk reaches the goal: every game has the return -2, which the policy was asked for."""
+    env = CorridorEnv(4, start=0, max_turns=2, batch_size=[9], seed=0)
+    policy = corridor_policy(env, mode, target=-2.0, diagnostics=True)
+    # The loss reads the language model's own distribution: without the tokens that the policy may not generate.
+    head = policy.actor.decoder.actor[1].module
+    head.bias = nn.Parameter(torch.zeros(head.out_features).double())
+    with torch.no_grad():
+        head.bias[list(env.tokenizer.control.forbidden_in_action())] = -1e4
+    steps = env.rollout(12, policy, break_when_any_done=False)
+    games = rows_from_rollout(steps, unfinished="drop", carry=["behavior_log_prob"])
+    assert (games["token_reward"].sum(-1) == -2).all()
+    loss = DecisionTransformerLoss(policy.actor, reduction="none")
+    chosen = games["action_mask"] & ~shift_right(games["action_mask"])  # the second of two slots is certain
+    found = -shift_right(loss(games)["loss_actor"].detach())
+    torch.testing.assert_close(found[chosen].float(), games["behavior_log_prob"][chosen], atol=1e-5, rtol=1e-5)
+    policy.target_return = 1.0
+    other = env.rollout(12, policy, break_when_any_done=False)
+    assert not torch.equal(other["behavior_log_prob"], steps["behavior_log_prob"])
+
+
+def test_a_new_target_or_new_weights_are_read_although_the_prefix_is_cached():
+    actor = conditioned(tiny_lm().double(), "constant")
+    policy, batch = ReturnConditionedActor(UtteranceActor(actor, CONTROL, K, method="greedy"), 0.0), prompts()
+
+    def fresh(target):
+        return ReturnConditionedActor(UtteranceActor(actor, CONTROL, K, method="greedy"), target)(batch.clone())
+
+    first = policy(batch.clone())["action_log_prob"]
+    other = policy(batch.clone().set("target_return", torch.full((12, 1), -7.0)))["action_log_prob"]
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(other, fresh(-7.0)["action_log_prob"], **CLOSE)
+    with torch.no_grad():
+        actor[0].module.returns.weight.mul_(-1)
+    policy.target_return = -7.0
+    changed = policy(batch.clone())["action_log_prob"]
+    assert not torch.equal(changed, other)
+    torch.testing.assert_close(changed, fresh(-7.0)["action_log_prob"], **CLOSE)
+
+
+def test_a_return_to_go_that_leaves_the_range_is_clamped(corridor):
+    policy = corridor_policy(corridor, "decremented", target=2.0)  # each move costs 1, so more and more remains
+    steps = corridor.rollout(5, policy, break_when_any_done=False)
+    assert (steps["next", "token_reward"].sum(-1).amin() < -1).item()
+    last = policy.conditioned(steps[:, -1])["tokens"]
+    vocabulary = corridor.tokenizer.vocab_size
+    assert last.max() // vocabulary == 1001
+
+
+def test_copies_are_independent(corridor):
+    policy = corridor_policy(corridor, "decremented")
+    twin, batch = copy.deepcopy(policy), corridor.reset()
+    expected = policy(batch.clone())["action_log_prob"]
+    with torch.no_grad():
+        policy.actor.decoder.actor[0].module.returns.weight.add_(3)
+    torch.testing.assert_close(twin(batch.clone())["action_log_prob"], expected)
+
+
+def test_wordle_plays_with_returns():
+    task = WordleTask(words=("crane", "slate"))
+    lm = tiny_lm(vocab_size=task.tokenizer().vocab_size, max_length=128)
+    actor = conditioned(lm, low=-6.0, high=0.0)
+    policy = ReturnConditionedActor(UtteranceActor(actor, task.tokenizer().control, task.action_length, seed=0))
+    summary, records = task.evaluate(policy, games=6, seed=1)
+    again, _ = task.evaluate(policy, games=6, seed=1)
+    assert summary.mean_return == again.mean_return
+    assert (records.rows["tokens"] < task.tokenizer().vocab_size).all()
+
+
+def test_the_corridors_player_is_no_actor_to_condition(corridor):
+    with pytest.raises(TypeError, match="got CorridorPlayer"):
+        ReturnConditionedActor(CorridorPlayer(corridor.tokenizer, 4))

@@ -1,0 +1,297 @@
+"""The decision transformer: against plain loops, by hand, and what conditioning on a return achieves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_dt, make_rows
+from tests.objectives.oracle_dt import dt_loss
+from torchrl_lang.data import CharTokenizer, Episode, Turn, row_buffer, to_rows
+from torchrl_lang.functional import return_conditions, utterance_states
+from torchrl_lang.modules import (
+    ReturnConditionedActor,
+    ReturnEmbedding,
+    UtteranceActor,
+    causal_lm,
+    condition_on_returns,
+    language_actor,
+    language_model_of,
+    split_actor,
+)
+from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.training import adamw, train_steps
+
+MODES = ("constant", "decremented")
+CONTROL = ControlTokens(pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5)
+
+
+# -- the returns, by hand ----------------------------------------------------------------------------------------------
+
+# Position:           0     1  2  3     4     5  6  7     8     9
+# The agent wrote:          x  x  .     .     x  x  .     x     x        two utterances, then one that the row cuts off
+AGENT = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 0, 1, 1]]).bool()
+REWARD = torch.tensor([[0.0, 0.25, 1.0, 0, 0, 0, 2.0, 0, 0, -4.0]])
+REAL = torch.ones(1, 10, dtype=torch.bool)
+
+
+def placed(found):
+    return dict(zip(found.mask[0].nonzero().flatten().tolist(), found.returns[found.mask].tolist(), strict=True))
+
+
+def test_returns_by_hand():
+    assert placed(return_conditions(REAL, AGENT, REWARD, "constant")) == {0: -0.75}
+    assert placed(return_conditions(REAL, AGENT, REWARD, "decremented")) == {0: -0.75, 4: -2.0, 7: -4.0}
+    target = torch.tensor([[10.0]])
+    found = return_conditions(REAL, AGENT, REWARD, "decremented", target=target)
+    assert placed(found) == {0: 10.0, 4: 8.75, 7: 6.75}
+
+
+def test_the_state_that_a_policy_is_asked_in_carries_a_return_before_the_agent_writes():
+    """The same at every earlier state, whatever follows: a cache of the row stays valid."""
+    whole = placed(return_conditions(REAL, AGENT, REWARD, "decremented", target=torch.tensor([[10.0]])))
+    for length, states in ((1, [0]), (5, [0, 4]), (8, [0, 4, 7])):
+        real = torch.arange(10) < length
+        found = return_conditions(
+            REAL & real,
+            AGENT & real,
+            torch.where(real, REWARD, 0.0),
+            "decremented",
+            target=torch.tensor([[10.0]]),
+            continued=True,
+        )
+        assert placed(found) == {state: whole[state] for state in states}
+
+
+def test_utterances_with_nothing_between_them_are_split_by_their_end():
+    tokens = torch.tensor([[3, 7, 1, 8, 1, 2]])
+    agent, real = torch.tensor([[0, 1, 1, 1, 1, 0]]).bool(), torch.ones(1, 6, dtype=torch.bool)
+    assert utterance_states(real, agent).nonzero()[:, 1].tolist() == [0]
+    assert utterance_states(real, agent, tokens, end_of_action=1).nonzero()[:, 1].tolist() == [0, 2]
+    unfinished = TensorDict(
+        tokens=tokens[:, :5],
+        attention_mask=real[:, :5],
+        action_mask=agent[:, :5],
+        token_reward=torch.zeros(1, 5),
+        batch_size=[1],
+    )
+    policy = ReturnConditionedActor(UtteranceActor(make_dt().actor_network, CONTROL, 4), 3.0)
+    assert (policy.conditioned(unfinished)["tokens"] >= VOCAB).nonzero()[:, 1].tolist() == [0, 2, 4]
+
+
+# -- against loops -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transition_weight": 0.4},
+        {"actor_normalizer": "action"},
+        {"end_of_action": 3},
+        {"end_of_action": 3, "transition_weight": 0.4, "logits_chunk": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_equals_plain_loops(mode, options, masked):
+    for seed in range(3):
+        rows = make_rows(8, seed=seed)
+        rows["token_reward"] = rows["token_reward"].double()
+        rows["tokens"] = torch.where(rows["action_mask"] & (rows["tokens"] % 3 == 0), 3, rows["tokens"])
+        mask = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+        if masked:
+            rows["train_mask"] = mask
+        loss = make_dt(mode, **options).double()
+        lm, returns = language_model_of(loss.actor_network), split_actor(loss.actor_network).trunk.module.returns
+        expected = dt_loss(
+            rows,
+            lm.double(),
+            returns,
+            transition_weight=options.get("transition_weight", 0.0),
+            normalizer=options.get("actor_normalizer", "all"),
+            train_mask=mask if masked else None,
+            end_of_action=options.get("end_of_action"),
+        )
+        assert float(loss(rows)["loss_actor"].detach()) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_an_embedding_of_returns_it_is_behaviour_cloning(mode):
+    rows = make_rows()
+    plain = BCLoss(make_actor(), transition_weight=0.2)(rows)["loss_actor"]
+    actor = condition_on_returns(make_actor(), ReturnEmbedding(WIDTH, -20.0, 20.0, mode=mode))
+    begun = DecisionTransformerLoss(actor, transition_weight=0.2)
+    assert torch.equal(begun(rows)["loss_actor"], plain)  # a new embedding is zero
+    begun(rows)["loss_actor"].backward()
+    assert all(p.grad.any() for p in actor[0].module.returns.parameters())
+    assert not torch.isclose(make_dt(mode, transition_weight=0.2)(rows)["loss_actor"], plain)
+
+
+def test_a_reward_changes_the_return_of_earlier_states_alone():
+    """With returns to go, what was earned before a state does not matter there; a constant return contains it."""
+    rows = make_rows()
+    first = rows["action_mask"] & (rows["action_mask"].cumsum(-1) == 1)
+    richer = rows.clone().set("token_reward", torch.where(first, rows["token_reward"] + 5, rows["token_reward"]))
+    runs = utterance_states(rows["attention_mask"], rows["action_mask"]).cumsum(-1)
+    for mode in MODES:
+        trunk = split_actor(make_dt(mode).actor_network).trunk.module
+        seen = []
+        for batch in (rows, richer):
+            masks = batch["attention_mask"], batch["action_mask"]
+            conditions = return_conditions(*masks, batch["token_reward"], mode)
+            seen.append(trunk.returns.condition(batch["tokens"], conditions, VOCAB))
+        changed = (seen[0] != seen[1])[1:]  # the first row has no action
+        expected = (runs == 1) & utterance_states(*masks) if mode == "decremented" else torch.arange(14) < 1
+        assert torch.equal(changed, expected.expand_as(seen[0])[1:])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_language_model_runs_once_per_step(mode):
+    loss, passes = make_dt(mode, transition_weight=0.5), []
+    split_actor(loss.actor_network).trunk.module.model.register_forward_hook(lambda *_: passes.append(1))
+    loss(make_rows(1))  # one row: rows of different lengths may be read in groups
+    assert len(passes) == 1
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(
+        ValueError, match=r"DecisionTransformerLoss needs an actor that reads returns: condition_on_ret"
+    ):
+        DecisionTransformerLoss(make_actor())
+    with pytest.raises(ValueError, match="ReturnConditionedActor needs an actor that reads returns"):
+        ReturnConditionedActor(UtteranceActor(make_actor(), CONTROL, 4))
+    with pytest.raises(ValueError, match=f"width 8, but the model's embeddings have {WIDTH}"):
+        condition_on_returns(make_actor(), ReturnEmbedding(8, 0.0, 1.0))
+    with pytest.raises(ValueError, match="transition_weight"):
+        make_dt(transition_weight=float("nan"))
+    with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
+        make_dt(end_of_action=VOCAB)
+    for options in ({"low": 1.0, "high": 0.0}, {"n_bins": 1}, {"mode": "none"}, {"high": float("inf")}, {"target": 2}):
+        name = "low" if "low" in options else next(iter(options))
+        with pytest.raises(ValueError, match=name):
+            ReturnEmbedding(4, **({"low": 0.0, "high": 1.0} | options))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_returns_outside_the_range_are_named_in_the_first_call_and_then_clamped(mode):
+    rows, actor = make_rows(), make_actor()
+    returns = ReturnEmbedding(WIDTH, -0.1, 0.1, mode=mode)
+    loss = DecisionTransformerLoss(condition_on_returns(actor, returns))
+    with pytest.raises(ValueError, match=r"The return of a row must lie in \[-0.1, 0.1\].*wider low and high"):
+        loss(rows)
+    quiet = rows.clone().set("token_reward", torch.zeros_like(rows["token_reward"]))
+    loss = DecisionTransformerLoss(condition_on_returns(actor, returns))
+    loss(quiet.set(("collector", "mask"), torch.ones(6, dtype=torch.bool)))
+    assert loss(rows)["loss_actor"].isfinite()
+    masked = rows.clone().set(
+        ("collector", "mask"), ~rows["action_mask"].any(-1)
+    )  # only the row without actions counts
+    DecisionTransformerLoss(actor)(masked)
+
+
+def test_the_ends_of_the_range_and_an_empty_range():
+    mask = torch.ones(5, dtype=torch.bool)
+
+    def numbers(returns, values):
+        conditions = return_conditions(mask, mask, torch.zeros(5), "constant")._replace(
+            returns=torch.tensor(values, dtype=torch.float64), mask=mask
+        )
+        return (returns.condition(torch.zeros(5), conditions, 7) // 7 - 1).tolist()
+
+    assert numbers(ReturnEmbedding(2, -1.0, 1.0, n_bins=5), [-9.0, -1.0, 0.2, 0.3, 1.5]) == [0, 0, 2, 3, 4]
+    same = ReturnEmbedding(2, 3.3, 3.3)
+    assert numbers(same, [3.3, 3.3, 0.0, 9.0, 3.3]) == [0] * 5
+    same.check(torch.tensor([3.3]), "float32")
+    with pytest.raises(ValueError, match=r"lie in \[3.3, 3.3\]"):
+        same.check(torch.tensor([3.4]), "x")
+
+
+# -- known answers -----------------------------------------------------------------------------------------------------
+
+TOKENIZER = CharTokenizer.from_alphabet("abx")
+
+
+def trained(rows, mode, steps):
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=TOKENIZER.vocab_size, layers=2, width=32, heads=2, max_length=24, initializer_range=0.15)
+    totals = rows["token_reward"].sum(-1)
+    actor = condition_on_returns(
+        language_actor(lm), ReturnEmbedding(32, min(float(totals.min()), 0.0), float(totals.max()), mode=mode)
+    )
+    loss = DecisionTransformerLoss(actor, actor_normalizer="action", end_of_action=TOKENIZER.control.end_of_action)
+    buffer = row_buffer(rows, 32, seed=0)
+    for _ in train_steps(loss, buffer.sample, adamw(loss, 5e-3), steps=steps, max_grad_norm=1.0):
+        pass
+    return UtteranceActor(actor, TOKENIZER.control, 2)
+
+
+def chance(actor, target, row, letter):
+    """Probability that the policy, asked for a return, writes the letter."""
+    action = torch.tensor([[*TOKENIZER.encode(letter), TOKENIZER.control.end_of_action]])
+    policy = ReturnConditionedActor(actor, target)
+    with torch.no_grad():
+        return float(policy.get_dist(row).log_prob(action.expand(len(row), -1))[0].exp())
+
+
+def of(*turns, width=16):
+    """A row of turns ``(text, reward)``; the environment's have reward None."""
+    return to_rows([Episode([Turn(*turn) for turn in turns], terminated=False, truncated=True)], TOKENIZER, width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_the_return_asked_for_decides_the_action(mode):
+    """``a`` earns 1 and ``b`` earns -2, the data do both alike; imitation alone would toss a coin."""
+    rows = torch.cat([of(("x", None), (letter, reward)) for letter, reward in (("a", 1.0), ("b", -2.0))] * 16)
+    actor, start = trained(rows, mode, 60), of(("x", None))
+    assert chance(actor, 1.0, start, "a") > 0.95
+    assert chance(actor, -2.0, start, "b") > 0.95
+
+
+@pytest.mark.slow
+def test_returns_to_go_resolve_what_a_constant_return_leaves_open():
+    """The first turn earns 0 or 1, which the transcript does not show; in the second ``a`` earns 0 and ``b`` 1.
+
+    A constant return of 1 came from (0, b) and (1, a) alike. With the return to go the remaining reward decides.
+    """
+    rows = torch.cat(
+        [
+            of(("x", None), ("x", first), ("x", None), (letter, second))
+            for first in (0.0, 1.0)
+            for letter, second in (("a", 0.0), ("b", 1.0))
+        ]
+        * 8
+    )
+    unlucky, lucky = (of(("x", None), ("x", first), ("x", None)) for first in (0.0, 1.0))
+    assert torch.equal(unlucky["tokens"], lucky["tokens"])
+    constant = trained(rows, "constant", 150)
+    for row in (unlucky, lucky):
+        assert 0.35 < chance(constant, 1.0, row, "a") < 0.65
+        assert chance(constant, 2.0, row, "b") > 0.9
+        assert chance(constant, 0.0, row, "a") > 0.9
+    decremented = trained(rows, "decremented", 150)
+    assert chance(decremented, 1.0, unlucky, "b") > 0.9  # 1 remains
+    assert chance(decremented, 1.0, lucky, "a") > 0.9  # nothing remains
+    assert chance(decremented, 2.0, lucky, "b") > 0.9
+
+
+def test_rows_are_left_as_they_were_by_the_policy():
+    actor = UtteranceActor(make_dt().actor_network, CONTROL, 4, seed=0)
+    rows = make_rows().exclude("terminated")
+    before = rows.clone()
+    out = ReturnConditionedActor(actor, 3.0)(rows)
+    assert out is rows
+    assert all(torch.equal(rows[key], before[key]) for key in before.keys())
+    assert set(rows.keys()) - set(before.keys()) == {"action", "action_log_prob", "token_log_prob"}
+    wrong = TensorDict({**before, "target_return": torch.full((6, 1), 99.0)}, batch_size=[6])
+    with pytest.raises(ValueError, match=r"target_return must lie in \[-20, 20\]"):
+        ReturnConditionedActor(actor)(wrong)
+    with pytest.raises(ValueError, match=r"target_return must have shape \[6, 1\]"):
+        ReturnConditionedActor(actor)(wrong.set("target_return", torch.zeros(6)))

@@ -1,0 +1,114 @@
+"""Decision transformer: imitate a dataset given the return of each episode, and ask for a high one at play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+
+from torchrl_lang.functional import return_conditions
+from torchrl_lang.modules import (
+    ReturnConditionedActor,
+    ReturnEmbedding,
+    UtteranceActor,
+    condition_on_returns,
+    save_language_model,
+)
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.objectives import DecisionTransformerLoss
+from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, open_data, train_offline
+from torchrl_lang.recipes.options import option
+from torchrl_lang.schema import ROW_KEYS
+
+__all__ = ["DT", "build_returns", "held_out_loss", "main"]
+
+_BEST = 0.1
+"""Share of the episodes whose mean return is the target ``best``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DT(OfflineOptions):
+    """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
+
+    preset: ClassVar[str] = "dt"
+
+    mode: Literal["constant", "decremented"] = option(
+        "constant", "condition on the return of the whole episode, or at each turn on the return to go"
+    )
+    target_return: float | Literal["best"] = option(
+        "best", "return that the policy is asked for at play; best: mean return of the best tenth of the episodes"
+    )
+
+
+def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: int) -> ReturnEmbedding:
+    """The embedding of the returns of rows ``[N]``, the held-out ones at their end, for a model of this width.
+
+    Its range holds all returns of the rows and a target that is given as a number.
+    """
+    wholes, lows, highs = [], [], []
+    for part in rows.split(10_000):
+        tokens, attention_mask, action_mask, token_reward = (part.get(key) for key in ROW_KEYS)
+        wholes.append(token_reward.sum(-1, dtype=torch.float64))
+        found = return_conditions(
+            attention_mask, action_mask, token_reward, options.mode, tokens=tokens, end_of_action=end_of_action
+        )
+        read: Tensor = torch.cat([found.returns[found.mask], wholes[-1]])
+        lows.append(float(read.min()))
+        highs.append(float(read.max()))
+    trained = torch.cat(wholes)[: len(rows) - min(options.held_out, len(rows) // 10)]
+    best = trained.topk(max(round(_BEST * len(trained)), 1)).values.mean()
+    target = float(best) if options.target_return == "best" else options.target_return
+    return ReturnEmbedding(width, min(*lows, target), max(*highs, target), mode=options.mode, target=target)
+
+
+@torch.no_grad()
+def held_out_loss(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, end_of_action: int, *, batch_size: int = 256
+) -> float:
+    """Mean negative log-probability of the agent's tokens given the return of each row, in nats per token.
+
+    Rows as of :func:`~torchrl_lang.evaluation.imitation_loss`, which gives this figure for a policy without returns.
+    """
+    loss = DecisionTransformerLoss(actor, end_of_action=end_of_action, reduction="sum")
+    with eval_mode(actor):
+        total = sum(float(loss(part)["loss_actor"]) for part in rows.split(batch_size))
+    return total / max(int(rows["action_mask"].sum()), 1)
+
+
+def main(options: DT) -> float:
+    """Train; returns the best mean return, see :func:`train_offline`."""
+    data = open_data(options)
+    dataset = data.dataset
+    torch.manual_seed(options.seed)
+    tokenizer = dataset.tokenizer
+    control = tokenizer.control
+    lm = build_lm(options, data)
+    width = lm.get_input_embeddings().weight.shape[1]
+    returns = build_returns(options, dataset.rows, width, control.end_of_action)
+    actor = condition_on_returns(build_actor(options, lm), returns)
+    print(
+        f"{options.out.name}: asks for the return {returns.target:.2f}; returns of the data lie between "
+        f"{returns.low:.2f} and {returns.high:.2f}",
+        flush=True,
+    )
+    loss = DecisionTransformerLoss(
+        actor,
+        transition_weight=options.transition_weight,
+        actor_normalizer="action",
+        end_of_action=control.end_of_action,
+    )
+    policy = ReturnConditionedActor(UtteranceActor(actor, control, data.evaluation.action_length, method="greedy"))
+    best = train_offline(
+        options,
+        data,
+        loss,
+        policy,
+        save=lambda folder: save_language_model(folder, lm, {"returns": returns}, tokenizer=tokenizer.config()),
+        check=lambda rows: {"held_out_loss": held_out_loss(actor, rows, control.end_of_action)},
+    )
+    print(data.evaluation.next_steps(options.out), end="", flush=True)
+    return best
