@@ -13,11 +13,12 @@ from torch import nn
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.actor import language_actor
+from torchrl_lang.modules.actor import language_actor, split_actor
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import Fields, FileError
 
@@ -80,8 +81,8 @@ def save_agent(
         command: the command that trained the agent, for the card.
 
     Raises:
-        ValueError: the guidance has a trunk of its own or heads that cannot be saved; otherwise as
-            :func:`save_language_model`.
+        ValueError: the guidance has a trunk of its own or heads that cannot be saved, or the trunk reads returns;
+            otherwise as :func:`save_language_model`.
 
     Examples:
         >>> import tempfile
@@ -102,6 +103,12 @@ def save_agent(
     guidance: ValueGuidance | None = rule.guidance
     if guidance is not None and guidance.value_trunk is not None:
         raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
+    trunk = trunk_of(split_actor(decoder.actor).trunk)
+    if trunk is not None and trunk.returns is not None:
+        raise ValueError(
+            "The policy is asked for returns, which save_agent cannot write: save its language model with "
+            "save_language_model and the head 'returns'."
+        )
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)

@@ -34,7 +34,7 @@ _BEST = 0.1
 class DT(OfflineOptions):
     """Decision transformer on a dataset (arXiv 2106.01345), which imitates given the return."""
 
-    preset: ClassVar[str] = "dt"
+    preset: ClassVar[str] = "bc"
 
     mode: Literal["constant", "decremented"] = option(
         "constant", "condition on the return of the whole episode, or at each turn on the return to go"

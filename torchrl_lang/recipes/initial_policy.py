@@ -44,12 +44,17 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     ``lora_rank`` adds low-rank adapters (LoRA, arXiv 2106.09685) to frozen weights, and the reference is the model
     without them. ``top_layers`` trains only the last blocks, and the reference shares the others. Policies in worker
     processes each draw a random seed.
+
+    Raises:
+        ValueError: options contradict each other, or the run is a decision transformer.
     """
     rank, top_layers = options.lora_rank, options.top_layers
     if rank is not None and top_layers is not None:
         raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
     torch.manual_seed(options.seed)
     run, device = load_run(options.start, options.given_task()), options.torch_device()
+    if "returns" in run.model.heads:
+        raise ValueError(f"{options.start} is a decision transformer, which plays by a return: start from another run.")
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)

@@ -74,7 +74,6 @@ class RandomWalksTask(Task):
     play_options = RandomWalksPlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bc": {**_MODEL, "steps": 200},
-        "dt": {**_MODEL, "steps": 200},
         "ilql": {
             **_MODEL,
             "steps": 600,

@@ -153,7 +153,6 @@ class TextWorldTask(Task):
     play_options = TextWorldPlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bc": _OFFLINE,
-        "dt": _OFFLINE,
         "ilql": {**_OFFLINE, "beta": 2.0},
         # A policy that imitates experts rarely fails, so a batch is mostly noise: small steps, many games.
         "ppo": {

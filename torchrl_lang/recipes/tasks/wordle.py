@@ -125,7 +125,6 @@ class WordleTask(Task):
         # In the same time, many steps of few games and of a small model learn most. Returns over several turns make Q
         # less noisy; the players of the data are good enough for that.
         "bc": {"batch_size": 32, "layers": 2},
-        "dt": {"batch_size": 32, "layers": 2},
         "ilql": {"batch_size": 32, "layers": 2, "qvalue_lmbda": 0.5},
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
     }
