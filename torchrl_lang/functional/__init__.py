@@ -27,7 +27,15 @@ from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entrop
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
-from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional.value_terms import (
+    advantage_weight,
+    bcq_value,
+    cql_term,
+    expectile_loss,
+    huber_loss,
+    margin_term,
+    masked_mean,
+)
 
 __all__ = [
     "Advantages",
@@ -38,6 +46,7 @@ __all__ = [
     "LinearTerm",
     "RandomStream",
     "advantage_weight",
+    "bcq_value",
     "bootstrap_mask",
     "categorical_entropy",
     "categorical_kl",
@@ -48,6 +57,7 @@ __all__ = [
     "find_decisions",
     "generators",
     "group_advantages",
+    "huber_loss",
     "kl_estimate",
     "lambda_returns",
     "linear_cross_entropy",
