@@ -108,7 +108,9 @@ LOSSES = {
     "cql": lambda **options: make_qbackup(CQLLoss, **options),
     "bcq": lambda **options: make_qbackup(BCQLoss, turn_gamma=0.5, logits_chunk=3, **options),
     "psi": lambda **options: make_qbackup(PsiLoss, reward_scale=0.5, transition_weight=0.1, **options),
-    "psi-prior": lambda **options: make_qbackup(PsiLoss, prior=frozen_copy(make_actor(seed=5)), **options),
+    "psi-prior": lambda **options: make_qbackup(
+        PsiLoss, prior=frozen_copy(make_actor(seed=5)), threshold=0.2, **options
+    ),
     "bcq-own-trunks": lambda **options: make_qbackup(
         BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options
     ),

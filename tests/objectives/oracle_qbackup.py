@@ -25,7 +25,7 @@ def slot_after(tokens, action_mask, p, end):
 
 def qbackup_losses(
     rows, q, target_q, logits, kind, *, gamma=0.99, turn_gamma=None, end_of_action=None, cql_temperature=1.0,
-    threshold=0.3, reward_scale=1.0, value_min=None, value_max=None, transition_weight=0.0, normalizer="all",
+    threshold=0.0, reward_scale=1.0, value_min=None, value_max=None, transition_weight=0.0, normalizer="all",
     forbidden=(), action_length=None, prior=None,
 ):  # fmt: skip
     """Unweighted terms. ``q`` and ``target_q [B,T,K,V]``, ``logits`` and ``prior [B,T,V]``, all float64."""
@@ -46,12 +46,12 @@ def qbackup_losses(
         target = {a: np.clip(min(target_q[b, p, :, a]), low, high) for a in some}
         if kind == "cql":
             return max(target.values())
-        if kind == "psi":
-            values = np.array(list(target.values()))
-            return values.max() + np.log(np.exp(values - values.max()).sum())
         probability = {a: np.exp(log_softmax(logits[b, p])[a]) for a in some}
         most = max(probability.values())
         kept = [a for a in some if probability[a] / most >= threshold]
+        if kind == "psi":
+            values = np.array([target[a] for a in kept])
+            return values.max() + np.log(np.exp(values - values.max()).sum())
         return target[max(kept, key=lambda a: min(q[b, p, :, a]))]
 
     sums = dict.fromkeys(("qvalue", "cql", "actor"), 0.0)

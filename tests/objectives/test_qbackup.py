@@ -13,6 +13,7 @@ from transformers import GPT2Model
 
 from tests.objectives.conftest import (
     VOCAB,
+    WIDTH,
     losses_of,
     make_actor,
     make_heads,
@@ -25,7 +26,7 @@ from tests.objectives.conftest import (
 from tests.objectives.oracle_qbackup import qbackup_losses
 from tests.objectives.tables import make_table, table_loss, table_networks, with_own_targets
 from tests.objectives.test_ilql import table_rows, touched
-from torchrl_lang.modules import UtteranceActor, ValueGuidance, row_log_prob
+from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, qvalue_module, row_log_prob
 from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, PsiLoss, QBackupLoss
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
@@ -55,11 +56,15 @@ COMMON = [
 ]
 OPTIONS = [(kind, options) for kind in KINDS for options in COMMON] + [
     ("cql", {"cql_temperature": 0.5}),
-    ("bcq", {"threshold": 0.0}),
+    ("bcq", {"threshold": 0.3}),
     ("bcq", {"threshold": 0.9}),
     ("bcq", {"threshold": 1.0}),
     ("psi", {"reward_scale": 0.1}),
+    ("psi", {"threshold": 0.3}),
 ]
+
+
+UNWEIGHTED = {"cql": {"cql_weight": 1.0}, "bcq": {"threshold": 0.0}, "psi": {}}
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
@@ -71,7 +76,7 @@ def test_terms_match_plain_loops(kind, options, variant):
         generator = torch.Generator().manual_seed(1)
         rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=generator) < 0.6
     length = 2 if variant == "utterances" else None
-    out = q_loss(kind, heads, action_length=length, **({"cql_weight": 1.0} if kind == "cql" else {}), **options)(rows)
+    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options})(rows)
     plain = {key: value for key, value in options.items() if key != "logits_chunk"}
     if "actor_normalizer" in plain:
         plain["normalizer"] = plain.pop("actor_normalizer")
@@ -130,6 +135,13 @@ BY_HAND = [
         {"reward_scale": 0.5},
         False,
         [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2) - 0.5 * lse(-2, 3)],
+    ),
+    # By 0.5 one token is left at each state.
+    (
+        "psi",
+        {"reward_scale": 0.5, "threshold": 0.5},
+        False,
+        [2 + math.log(0.5) + 0.5 * 4 - 3, 5 + 2 - math.log(0.2) - 0.5 * 3],
     ),
     ("psi", {"reward_scale": 0.5}, True, [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2)]),
 ]
@@ -368,6 +380,16 @@ def test_priors_that_are_none():
         make_qbackup(PsiLoss, prior=frozen_copy(small))
 
 
+@pytest.mark.parametrize("kind", [BCQLoss, PsiLoss])
+def test_a_matrix_larger_than_the_vocabulary(kind):
+    """The policy's logits have more columns than Q, which has those that the policy can write."""
+    padded = UtteranceActor(make_actor(), CONTROL, 4, vocab_size=VOCAB - 2)
+    small = qvalue_module(QValueHead(WIDTH, VOCAB - 2))
+    rows = make_rows()
+    rows["tokens"].clamp_max_(VOCAB - 3)
+    assert kind(padded, small, threshold=0.2)(rows)["td_target"].isfinite()
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -402,6 +424,7 @@ def test_the_policys_loss_is_behaviour_cloning(kind, rows):
         ("bcq", {"threshold": -0.1}, r"threshold must lie in \[0, 1\]"),
         ("bcq", {"actor_normalizer": "none"}, "actor_normalizer must be one of"),
         ("bcq", {"end_of_action": VOCAB}, "end_of_action=12 is no token id"),
+        ("psi", {"threshold": 1.5}, r"threshold must lie in \[0, 1\], got 1.5"),
         ("psi", {"reward_scale": 0.0}, "reward_scale must be positive"),
         ("psi", {"transition_weight": math.nan}, "transition_weight must be a finite number"),
         ("psi", {"reduction": "max"}, "reduction must be one of"),

@@ -76,7 +76,7 @@ class BCQLoss(QBackupLoss):
         return True
 
     def _backup(self, tables: StateTables) -> Tensor:
-        return bcq_value(tables.target(), tables.online(), tables.log_policy(), self.threshold)
+        return bcq_value(tables.target(), tables.online(), tables.log_behavior(), self.threshold)
 
     def _error(self, difference: Tensor) -> Tensor:
         return huber_loss(difference)

@@ -9,14 +9,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
-from torchrl_lang.functional import huber_loss
-from torchrl_lang.functional.checks import positive
+from torchrl_lang.functional import huber_loss, min_p_filter
+from torchrl_lang.functional.checks import positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.checks import vocabulary
-from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
+from torchrl_lang.objectives.qbackup_base import Behavior, QBackupLoss, StateTables
 
 __all__ = ["PsiLoss"]
 
@@ -37,8 +37,10 @@ class PsiLoss(QBackupLoss):
     include_logits=False)``. The prior is the actor, trained by behaviour cloning beside Q (no gradient flows from the
     targets into it), or a frozen one. Its probabilities are those of the language model, at temperature 1.
 
-    The sum is over all tokens that the policy can write. For one that the data never take it should contain nothing
-    (``log pi0 = -inf``), but no target lowers its Q from where it started: forbid such tokens in an UtteranceActor.
+    A token that the data never take at a state should contribute nothing to its sum, but no target lowers its Q from
+    where it started, and over a vocabulary these tokens come to dominate. With a ``threshold`` the sum is over tokens
+    with ``pi0(a | s) / max_b pi0(b | s) >= threshold``, as the maximum of :class:`~torchrl_lang.objectives.BCQLoss`;
+    decode with ``min_p=threshold`` then.
 
     Args:
         actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
@@ -47,6 +49,7 @@ class PsiLoss(QBackupLoss):
         prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
             pass of its trunk, without gradients. Give ``actor_weight=0`` as well to leave the actor's head as it is.
         reward_scale: how much reward is worth one nat of divergence, above zero.
+        threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
         **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
 
     Examples:
@@ -76,11 +79,13 @@ class PsiLoss(QBackupLoss):
         *,
         prior: FrozenActor | None = None,
         reward_scale: float = 1.0,
+        threshold: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
         positive("reward_scale", reward_scale)
-        self.reward_scale = reward_scale
+        within("threshold", threshold, 0, 1)
+        self.reward_scale, self.threshold = reward_scale, threshold
         _check_prior(prior, actor_network)
         self.reference = prior
 
@@ -88,26 +93,27 @@ class PsiLoss(QBackupLoss):
     def _reads_policy(self) -> bool:
         return self.reference is None
 
-    def _backup(self, tables: StateTables) -> Tensor:
-        return tables.target().logsumexp(-1)
-
-    def _error(self, difference: Tensor) -> Tensor:
-        return huber_loss(difference)
-
-    @torch.no_grad()
-    def _reward(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Tensor:
-        return batch.reward / self.reward_scale + self._prior_log_prob(batch, actor_rows)
-
-    def _prior_log_prob(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Tensor:
-        """``log pi0`` of the tokens that were written, ``[N]``."""
-        if batch.empty:
-            return torch.zeros_like(batch.reward)
+    def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
         if self.reference is None:
-            return self._language_scorer.log_prob(batch, self._policy_states(actor_rows))
+            return super()._behavior(batch, actor_rows)
         self.reference.check_unchanged()
         scorer = RowScorer(RowScorer(self.reference.actor).language_actor)
         with self.reference.eval_mode():
-            return scorer.log_prob(batch, scorer.states(batch))
+            return Behavior(scorer, scorer.states(batch), self.reference.eval_mode)
+
+    def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
+        assert behavior is not None
+        return batch.reward / self.reward_scale + behavior.log_prob(batch)
+
+    def _backup(self, tables: StateTables) -> Tensor:
+        target = tables.target()
+        if self.threshold:
+            unlikely = min_p_filter(tables.log_behavior(), self.threshold).isneginf()
+            target = target.masked_fill(unlikely, -torch.inf)
+        return target.logsumexp(-1)
+
+    def _error(self, difference: Tensor) -> Tensor:
+        return huber_loss(difference)
 
 
 def _check_prior(prior: FrozenActor | None, actor: object) -> None:

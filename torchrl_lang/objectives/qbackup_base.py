@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.value_base import QValueRowLoss
 
-__all__ = ["QBackupLoss", "StateTables"]
+__all__ = ["Behavior", "QBackupLoss", "StateTables"]
 
 # Action values of one head in memory at a time: 16 MB of float32.
 _VALUES_AT_ONCE = 2**22
@@ -151,8 +152,9 @@ class QBackupLoss(QValueRowLoss):
         # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
         losses, metrics = self._regularizers(batch, qvalues), {}
         if self.qvalue_weight:
-            next_value = self._next_value(batch, actor_rows, value_rows)
-            goal = td_target(self._reward(batch, actor_rows), next_value, batch.terminated, self._discount(batch))
+            behavior = self._behavior(batch, actor_rows)
+            next_value = self._next_value(batch, behavior, value_rows)
+            goal = td_target(self._reward(batch, behavior), next_value, batch.terminated, self._discount(batch))
             term = self._error(goal[:, None] - qvalues.taken).sum(-1)
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(term, batch)
             metrics["td_target"] = masked_mean(goal, batch.counts)
@@ -178,11 +180,18 @@ class QBackupLoss(QValueRowLoss):
         """Whether targets depend on the policy."""
         return False
 
+    def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
+        """What targets take for the policy that made the data; None where they depend on none."""
+        if not self._reads_policy:
+            return None
+        states = {key: actor_rows.get(key) for key in split_actor(self.language_actor).trunk.out_keys}
+        return Behavior(RowScorer(self.language_actor), states)
+
     def _backup(self, tables: StateTables) -> Tensor:
         """``B`` of some states, ``[M]``."""
         raise NotImplementedError(f"{type(self).__name__} has no backup: use CQLLoss, BCQLoss or PsiLoss.")
 
-    def _reward(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Tensor:
+    def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
         """The reward of each decision, ``[N]``."""
         return batch.reward
 
@@ -197,14 +206,14 @@ class QBackupLoss(QValueRowLoss):
     # -- the successors --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _next_value(self, batch: TransitionBatch, actor_rows: TensorDictBase, value_rows: TensorDictBase) -> Tensor:
+    def _next_value(self, batch: TransitionBatch, behavior: Behavior | None, value_rows: TensorDictBase) -> Tensor:
         """``B`` of each decision's successor, ``[N]``; zero where the task ended or nothing counts."""
         index = (batch.counts & ~batch.terminated).nonzero().squeeze(-1)
         place = batch.state_place[batch.state[index] + 1]
         certain = self.scorer.certain(batch, place)
         target_rows = self._target_rows(batch, value_rows)
         backups = [
-            self._backup(StateTables(self, place[part], certain[part], actor_rows, value_rows, target_rows))
+            self._backup(StateTables(self, place[part], certain[part], behavior, value_rows, target_rows))
             for part in self._parts(place.shape[0])
         ]
         found = torch.cat(backups)
@@ -219,14 +228,28 @@ class QBackupLoss(QValueRowLoss):
         size = size or max(number, 1)
         return (slice(start, start + size) for start in range(0, max(number, 1), size))
 
-    @property
-    def _language_scorer(self) -> RowScorer:
-        """Scores tokens by the language model's own distribution, the one that ``loss_actor`` trains."""
-        return RowScorer(self.language_actor)
 
-    def _policy_states(self, actor_rows: TensorDictBase) -> States:
-        """What the policy's trunk wrote, by name."""
-        return {key: actor_rows.get(key) for key in split_actor(self.language_actor).trunk.out_keys}
+@dataclass
+class Behavior:
+    """The policy that made the data, or what stands for it: a language model's own distribution, at temperature 1."""
+
+    scorer: RowScorer
+    states: States
+    """What its trunk wrote, each ``[B, T, ...]``."""
+    context: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+    """In which its head runs."""
+
+    def log_softmax(self, place: Tensor) -> Tensor:
+        """Log-probability of every token at ``M`` places, ``[M, V]``."""
+        with self.context():
+            return self.scorer.log_softmax(self.states, place)
+
+    def log_prob(self, batch: TransitionBatch) -> Tensor:
+        """Log-probability of the tokens that were written, ``[N]``."""
+        if batch.empty:
+            return torch.zeros_like(batch.reward)
+        with self.context():
+            return self.scorer.log_prob(batch, self.states)
 
 
 @dataclass
@@ -241,7 +264,7 @@ class StateTables:
     """int64 ``[M]``: the states, in a batch flattened to ``[B * T]``."""
     certain: Tensor
     """bool ``[M]``: only the end of the utterance can be written."""
-    actor_rows: TensorDictBase
+    behavior: Behavior | None
     value_rows: TensorDictBase
     target_rows: TensorDictBase
 
@@ -254,10 +277,10 @@ class StateTables:
         """Minimum of the online heads."""
         return self._possible(self._least(self.loss.qvalue_network_params, self.value_rows))
 
-    def log_policy(self) -> Tensor:
-        """``log pi`` of the language model."""
-        states = self.loss._policy_states(self.actor_rows)
-        return self._possible(self.loss._language_scorer.log_softmax(states, self.place))
+    def log_behavior(self) -> Tensor:
+        """Log-probability under the policy that made the data."""
+        assert self.behavior is not None
+        return self._possible(self.behavior.log_softmax(self.place))
 
     def _least(self, params: TensorDictParams, rows: TensorDictBase) -> Tensor:
         network = self.loss.qvalue_network
@@ -267,4 +290,5 @@ class StateTables:
         return upcast_half(values).amin(-2)
 
     def _possible(self, values: Tensor) -> Tensor:
-        return self.loss.scorer.possible(values, self.certain)
+        # A model's matrix may be larger than the vocabulary: tables have the columns that the policy can write.
+        return self.loss.scorer.possible(values, self.certain)[:, : vocabulary(self.loss.actor_network)]
