@@ -50,6 +50,9 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         {
             "bc": _recipe("bc", "BC"),
             "ilql": _recipe("ilql", "ILQL"),
+            "cql": _recipe("cql", "CQL"),
+            "psi": _recipe("psi", "Psi"),
+            "bcq": _recipe("bcq", "BCQ"),
             "ppo": _recipe("ppo", "PPO"),
             "rejection": _recipe("rejection", "Rejection"),
         },

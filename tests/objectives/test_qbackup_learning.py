@@ -172,7 +172,7 @@ def tabular_loss(env, *, forbidden, prior=None, **options):
 
 
 def learned_values(env, loss, places=LENGTH - 1):
-    """``log sum_a exp Qt`` at the beginning of an utterance at each place, over what the data write, and its softmax."""
+    """At the beginning of an utterance at each place, over what the data write: ``log sum_a exp Qt`` and softmax."""
     end, of_state = env.tokenizer.control.end_of_action, env.tokenizer.control.end_of_state
     vocabulary = env.tokenizer.vocab_size
     # Before the place stands the end of the last utterance.
