@@ -17,7 +17,8 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
-from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss, ILQLLoss
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, DecisionTransformerLoss, ILQLLoss, PsiLoss
+from torchrl_lang.transforms import frozen_copy
 
 VOCAB, WIDTH, T = 12, 16, 14
 
@@ -87,6 +88,11 @@ def make_dt(mode="decremented", actor=None, **options):
     return DecisionTransformerLoss(condition_on_returns(actor or make_actor(), returns), **options)
 
 
+def make_qbackup(kind, **options):
+    """CQL, BCQ or psi-learning."""
+    return kind(make_actor(), make_heads()[0], **options)
+
+
 # Every loss of the library stands here and goes through the contract suite.
 LOSSES = {
     "bc": make_bc,
@@ -112,6 +118,15 @@ LOSSES = {
     ),
     "ilql-own-trunks": lambda **options: make_ilql(
         value_trunk=make_actor(seed=3)[0], target_trunk=True, cql_weight=0.0, **options
+    ),
+    "cql": lambda **options: make_qbackup(CQLLoss, **options),
+    "bcq": lambda **options: make_qbackup(BCQLoss, turn_gamma=0.5, logits_chunk=3, **options),
+    "psi": lambda **options: make_qbackup(PsiLoss, reward_scale=0.5, transition_weight=0.1, **options),
+    "psi-prior": lambda **options: make_qbackup(
+        PsiLoss, prior=frozen_copy(make_actor(seed=5)), threshold=0.2, **options
+    ),
+    "bcq-own-trunks": lambda **options: make_qbackup(
+        BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options
     ),
 }
 

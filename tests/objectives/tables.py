@@ -43,8 +43,8 @@ class TableQ(nn.Module):
         return self.online * online + (1 - self.online) * target
 
 
-def table_loss(heads, vocab, **options):
-    """An ILQLLoss whose trunk reads the entry ``table``, ``[B, T, 1 + 2 * heads * vocab + vocab]``."""
+def table_networks(heads, vocab):
+    """Actor, Q and V whose trunk reads the entry ``table``, ``[B, T, 1 + 2 * heads * vocab + vocab]``."""
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(TableTrunk(), in_keys=["table"], out_keys=["hidden"]),
         TensorDictModule(TableHead(1 + 2 * heads * vocab, vocab, (vocab,)), in_keys=["hidden"], out_keys=["logits"]),
@@ -52,7 +52,16 @@ def table_loss(heads, vocab, **options):
     )
     qvalue = TensorDictModule(TableQ(heads, vocab), in_keys=["hidden"], out_keys=["action_value"])
     value = TensorDictModule(TableHead(0, 1, (1,)), in_keys=["hidden"], out_keys=["state_value"])
-    loss = ILQLLoss(actor, qvalue, value, **options)
+    return actor, qvalue, value
+
+
+def table_loss(heads, vocab, **options):
+    """An ILQLLoss over them."""
+    return with_own_targets(ILQLLoss(*table_networks(heads, vocab), **options))
+
+
+def with_own_targets(loss):
+    """The loss with the target's values in its target head."""
     loss.target_qvalue_network_params.data.zero_()
     return loss
 

@@ -33,7 +33,15 @@ from torchrl_lang.functional.return_conditions import (
     utterance_states,
 )
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
-from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional.value_terms import (
+    advantage_weight,
+    bcq_value,
+    cql_term,
+    expectile_loss,
+    huber_loss,
+    margin_term,
+    masked_mean,
+)
 
 __all__ = [
     "Advantages",
@@ -46,6 +54,7 @@ __all__ = [
     "ReturnConditions",
     "ReturnMode",
     "advantage_weight",
+    "bcq_value",
     "bootstrap_mask",
     "categorical_entropy",
     "categorical_kl",
@@ -56,6 +65,7 @@ __all__ = [
     "find_decisions",
     "generators",
     "group_advantages",
+    "huber_loss",
     "kl_estimate",
     "lambda_returns",
     "linear_cross_entropy",

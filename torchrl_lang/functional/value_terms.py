@@ -1,4 +1,4 @@
-"""The loss terms of implicit language Q-learning (ILQL, arXiv 2206.11871), for tensors with one decision per row."""
+"""Terms and targets of losses over action values (ILQL, CQL, BCQ), for tensors with one decision per row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import one_of, within
+from torchrl_lang.functional.filters import min_p_filter
 
-__all__ = ["advantage_weight", "cql_term", "expectile_loss", "margin_term", "masked_mean"]
+__all__ = ["advantage_weight", "bcq_value", "cql_term", "expectile_loss", "huber_loss", "margin_term", "masked_mean"]
 
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
@@ -29,6 +30,23 @@ def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
     """
     tau = torch.as_tensor(expectile, dtype=error.dtype, device=error.device)
     return torch.where(error >= 0, tau, 1 - tau) * error.square()
+
+
+def huber_loss(error: Tensor) -> Tensor:
+    """Huber's loss with ``kappa = 1``, elementwise: ``u**2 / 2`` where ``|u| <= 1``, else ``|u| - 1 / 2``.
+
+    Its gradient is that of half the squared error, clipped to ``[-1, 1]``.
+
+    Args:
+        error: ``u = target - estimate``, float, any shape.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import huber_loss
+        >>> huber_loss(torch.tensor([0.5, -3.0]))
+        tensor([0.1250, 2.5000])
+    """
+    return F.huber_loss(error, torch.zeros_like(error), reduction="none")
 
 
 def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
@@ -53,6 +71,39 @@ def cql_term(action_value: Tensor, action: Tensor, temperature: Tensor | float =
     n, heads, vocabulary = action_value.shape
     logits = (action_value / temperature).reshape(n * heads, vocabulary)
     return F.cross_entropy(logits, action.repeat_interleave(heads), reduction="none").reshape(n, heads)
+
+
+def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold: float) -> Tensor:
+    """Value of a state in discrete BCQ: the target's value of the best action that the data support.
+
+    ``Qt(s, argmax Q(s, a))`` over the actions with ``pi(a | s) / max_b pi(b | s) >= threshold`` (arXiv 1910.01708,
+    eq. 2 and algorithm 1; the paper's inequality is strict, which at 1 would leave no action). With ``threshold=0`` it
+    is that of double Q-learning (arXiv 1509.06461), with 1 the value of the most likely action.
+
+    Args:
+        target: float ``[N, V]``, ``Qt``, which values the action.
+        action_value: float ``[N, V]``, ``Q``, which chooses it.
+        log_prob: float ``[N, V]``, ``log pi``, or logits; actions at ``-inf`` are never chosen.
+        threshold: in ``[0, 1]``.
+
+    Returns:
+        float ``[N]``.
+
+    Raises:
+        ValueError: the threshold lies outside ``[0, 1]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional import bcq_value
+        >>> target, chooses = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 5.0, 9.0]])
+        >>> log_prob = torch.tensor([[0.6, 0.3, 0.1]]).log()
+        >>> [bcq_value(target, chooses, log_prob, threshold).item() for threshold in (0.0, 0.4, 1.0)]
+        [3.0, 2.0, 1.0]
+    """
+    within("threshold", threshold, 0, 1)
+    kept = min_p_filter(log_prob, threshold) if threshold else log_prob
+    best = action_value.masked_fill(kept.isneginf(), -torch.inf).argmax(-1, keepdim=True)
+    return target.gather(-1, best).squeeze(-1)
 
 
 def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import decision_mask, shift_left, shift_right
+from torchrl_lang.functional import decision_mask, shift_left
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
 __all__ = ["DecisionBatch", "refuse_steps"]
@@ -63,13 +63,15 @@ class DecisionBatch:
         """Zero for every token, float32 ``[*B, T]``."""
         return torch.zeros(self.shape, device=self.tokens.device)
 
-    def slot(self, end_of_action: int) -> Tensor:
-        """Index of each action in its utterance, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance."""
-        goes_on = self.action_mask & (self.tokens != end_of_action)
-        before = shift_right(goes_on)
+    def slot(self, end_of_action: int, place: Tensor | None = None) -> Tensor:
+        """Index of each action in its utterance, int64 ``[N]``, from 0; ``end_of_action`` ends an utterance.
+
+        At other places of ``[B * W]``, the index that an action written after them has, int64 ``[M]``.
+        """
+        unfinished = self.action_mask & (self.tokens != end_of_action)
         position = torch.arange(self.tokens.shape[-1], device=self.tokens.device).expand(self.tokens.shape)
-        begin = torch.where(before, 0, position).cummax(-1).values
-        return (position - begin).flatten()[self.place + 1]
+        before = torch.where(unfinished, -1, position).cummax(-1).values  # the last token before the utterance
+        return (position - before).flatten()[self.place if place is None else place]
 
     def at_decisions(self, values: Tensor, place: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
         """Values of decisions, or of other places in ``[B * W]``, ``[N]``, as ``[B, W]`` with ``fill`` elsewhere."""

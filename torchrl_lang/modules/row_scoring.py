@@ -112,11 +112,22 @@ class RowScorer:
         size = max(_LOGITS_AT_ONCE // vocabulary, 1)
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
-    def certain(self, batch: DecisionBatch) -> Tensor:
-        """True where only the end of the utterance is possible (its last slot), bool ``[N]``."""
+    def certain(self, batch: DecisionBatch, place: Tensor | None = None) -> Tensor:
+        """True where only the end of the utterance is possible (its last slot), bool ``[N]``, or ``[M]`` for places."""
         if self.decoder is None:
-            return torch.zeros_like(batch.place, dtype=torch.bool)
-        return batch.slot(self.decoder.control.end_of_action) >= self.decoder.action_length - 1
+            return torch.zeros_like(batch.place if place is None else place, dtype=torch.bool)
+        return batch.slot(self.decoder.control.end_of_action, place) >= self.decoder.action_length - 1
+
+    def possible(self, values: Tensor, certain: Tensor) -> Tensor:
+        """Values of every token, ``[M, V]``, with ``-inf`` at tokens that the decoder cannot write.
+
+        Filters do not count. ``certain`` is that of the places of the values, bool ``[M]``.
+        """
+        if self.decoder is None:
+            return upcast_half(values)
+        values, end = self.decoder.rule.allowed(values), self.decoder.control.end_of_action
+        is_end = torch.arange(values.shape[-1], device=values.device) == end
+        return values.masked_fill(certain[:, None] & ~is_end, -torch.inf)
 
     def linear(self) -> LinearLogits | None:
         """The logits as a linear function of a state; None with filters, values or a head that is not linear."""

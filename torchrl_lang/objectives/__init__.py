@@ -1,8 +1,21 @@
 """Losses over rows: each reads whole episodes, one a row, and returns terms named ``loss_*``."""
 
 from torchrl_lang.objectives.bc import BCLoss
+from torchrl_lang.objectives.bcq import BCQLoss
+from torchrl_lang.objectives.cql import CQLLoss
 from torchrl_lang.objectives.decision_transformer import DecisionTransformerLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.ppo import PPOLoss
+from torchrl_lang.objectives.psi import PsiLoss
+from torchrl_lang.objectives.qbackup_base import QBackupLoss
 
-__all__ = ["BCLoss", "DecisionTransformerLoss", "ILQLLoss", "PPOLoss"]
+__all__ = [
+    "BCLoss",
+    "BCQLoss",
+    "CQLLoss",
+    "DecisionTransformerLoss",
+    "ILQLLoss",
+    "PPOLoss",
+    "PsiLoss",
+    "QBackupLoss",
+]

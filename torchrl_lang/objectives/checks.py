@@ -78,7 +78,8 @@ def set_estimator(
     if value_type not in known:
         raise ValueError(f"{type(loss).__name__} supports {[str(one) for one in known]}, got {value_type}.")
     fixed = known[value_type]
-    names = [name for name in ("gamma", "lmbda", "turn_gamma", "turn_lmbda") if name not in fixed]
+    clocks = ("gamma", "lmbda", "turn_gamma", "turn_lmbda")
+    names = [name for name in clocks if name not in fixed and hasattr(loss, name)]
     unknown = sorted(set(hyperparams) - set(names))
     if unknown:
         raise TypeError(f"Unknown hyperparameters {unknown}: give some of {names}.")

@@ -12,12 +12,11 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 from torchrl_lang.functional.checks import finite, one_of, positive, within
-from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.checks import check_token, set_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.value_base import ValueRowLoss
 from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, value_target
@@ -181,11 +180,8 @@ class ILQLLoss(ValueRowLoss):
         positive("cql_temperature", cql_temperature)
         if weight_clip is not None:
             positive("weight_clip", weight_clip)
-        for name, bound in (("margin", margin), ("value_min", value_min), ("value_max", value_max)):
-            if bound is not None:
-                finite(name, bound, low=None)
-        if value_min is not None and value_max is not None and value_min > value_max:
-            raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
+        finite("margin", margin, low=None)
+        self._set_value_bounds(value_min, value_max)
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
         self.expectile, self.target = expectile, target
         self.qvalue_lmbda, self.end_of_action = qvalue_lmbda, end_of_action
@@ -194,7 +190,6 @@ class ILQLLoss(ValueRowLoss):
         self.margin_weight, self.margin = margin_weight, margin
         self.advantage_temperature, self.advantage_weighting = advantage_temperature, advantage_weighting
         self.weight_clip, self.transition_weight = weight_clip, transition_weight
-        self.value_min, self.value_max = value_min, value_max
         self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
         for name in ("gamma", "turn_gamma", "lmbda", "turn_lmbda", "qvalue_lmbda"):
@@ -228,11 +223,8 @@ class ILQLLoss(ValueRowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        actor_trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
-        reads_actor = self.value_trunk is None or bool(self.actor_weight)
-        actor_rows = actor_trunk(batch.rows.copy()) if reads_actor else batch.rows
-        value_rows = actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
+        actor_rows, value_rows = self._run_trunks(batch, bool(self.actor_weight))
         value, next_value = self._state_values(batch, value_rows)
         qvalues = self._qvalues(batch, value_rows)
         reads_target = self._weighs_advantages or (self.value_weight and self.target != "mc")
@@ -256,17 +248,9 @@ class ILQLLoss(ValueRowLoss):
             term = expectile_loss(error, self.expectile)
             losses["loss_value"] = self.value_weight * self._reduce_decisions(term, batch)
         if self.actor_weight:
-            losses["loss_actor"] = self.actor_weight * actor_loss(
-                batch,
-                actor_rows,
-                head,
-                self._actor_weights(value, target),
-                transition_weight=self._transition_weight,
-                normalizer=self.actor_normalizer,
-                reduction=self.reduction,
-                detach=self.detach_actor,
-                logits_chunk=self.logits_chunk,
-            )
+            weight = self._actor_weights(value, target)
+            term = self._actor_term(batch, actor_rows, weight, self._transition_weight)
+            losses["loss_actor"] = self.actor_weight * term
         zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
         losses = {name: losses.get(name, zero) for name in _LOSSES}
         return TensorDict({**losses, **self._metrics(batch, value, qvalues, target)})

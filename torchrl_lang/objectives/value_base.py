@@ -1,4 +1,4 @@
-"""The base of the losses with Q and V over a trunk: the networks, and their values at the decisions of a batch."""
+"""The bases of the losses with Q, and with Q and V, over a trunk: networks, and their values at a batch's decisions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
+from torchrl_lang.functional.checks import finite
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
+from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 
-__all__ = ["ValueRowLoss"]
+__all__ = ["QValueRowLoss", "ValueRowLoss"]
 
 
-class ValueRowLoss(RowLoss):
-    """Base of the losses with Q and V heads on a trunk. Abstract: a loss fills in ``forward`` and sets the options.
+class QValueRowLoss(RowLoss):
+    """Base of the losses with Q heads on a trunk. Abstract: a loss fills in ``forward`` and sets the options.
 
     The trunk is a stateful module that runs once a batch. Only the heads are functional, with target parameters of Q
     that TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient.
@@ -32,10 +34,9 @@ class ValueRowLoss(RowLoss):
 
     @dataclass
     class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss` and those of the values."""
+        """The keys of :class:`RowLoss` and that of the action values."""
 
         action_value: NestedKey = "action_value"
-        state_value: NestedKey = "state_value"
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -45,36 +46,30 @@ class ValueRowLoss(RowLoss):
     qvalue_network: TensorDictModule
     qvalue_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
-    value_network: TensorDictModule
-    value_network_params: TensorDictParams
-    target_value_network_params: TensorDictParams
 
     value_min: float | None
     """Least target Q."""
     value_max: float | None
     """Greatest target Q."""
-    detach_value: bool
-    """No gradient flows from V into the trunk."""
     detach_qvalue: bool
     """No gradient flows from Q into the trunk."""
+    detach_actor: bool
+    """No gradient flows from the policy's term into the trunk."""
+    actor_normalizer: ActorNormalizer
 
-    def _set_networks(
-        self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
-        value_network: TensorDictModule,
-        value_trunk: TensorDictModule | None,
-        target_trunk: bool,
+    def _set_policy_and_qvalue(
+        self, actor_network: UtteranceActor | ProbabilisticTensorDictSequential, qvalue_network: TensorDictModule
     ) -> None:
-        """Check the networks and make the heads functional."""
+        """Check these networks and make the Q head functional."""
         name = type(self).__name__
         check_actor(name, actor_network)
         check_head(name, "qvalue_network", qvalue_network, self.tensor_keys.action_value)
-        check_head(name, "value_network", value_network, self.tensor_keys.state_value)
         check_vocabularies(actor_network, qvalue_network)
         self.actor_network = actor_network
         self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
-        self.convert_to_functional(value_network, "value_network")
+
+    def _set_value_trunk(self, value_trunk: TensorDictModule | None, target_trunk: bool) -> None:
+        """Set the trunk that the values read, and copy it if the target heads read a copy."""
         self.value_trunk = value_trunk
         self.has_target_trunk = target_trunk
         if target_trunk:
@@ -82,6 +77,15 @@ class ValueRowLoss(RowLoss):
             self.target_value_trunk_params = TensorDictParams(frozen, no_convert=True)
             self._has_update_associated["value_trunk"] = False
         self._check_tie()
+
+    def _set_value_bounds(self, value_min: float | None, value_max: float | None) -> None:
+        """Check and set the bounds of the target Q."""
+        for name, bound in (("value_min", value_min), ("value_max", value_max)):
+            if bound is not None:
+                finite(name, bound, low=None)
+        if value_min is not None and value_max is not None and value_min > value_max:
+            raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
+        self.value_min, self.value_max = value_min, value_max
 
     def _check_tie(self) -> None:
         """Raise where Q would train an embedding that no optimiser finds in this loss."""
@@ -118,13 +122,11 @@ class ValueRowLoss(RowLoss):
         self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
         return network
 
-    def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
-        inputs = gather_inputs(self.value_network.in_keys, rows, batch.state_place)
-        with self.value_network_params.to_module(self.value_network):
-            out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
-        return value[batch.state], value[batch.state + 1]
+    def _run_trunks(self, batch: TransitionBatch, reads_policy: bool) -> tuple[TensorDictBase, TensorDictBase]:
+        """The rows with what the policy's head reads, unless no term does, and with what the values' heads read."""
+        runs = reads_policy or self.value_trunk is None
+        actor_rows = split_actor(self.language_actor).trunk(batch.rows.copy()) if runs else batch.rows
+        return actor_rows, actor_rows if self.value_trunk is None else self.value_trunk(batch.rows.copy())
 
     def _qvalues(self, batch: TransitionBatch, rows: TensorDictBase) -> QValues:
         """Online Q at the decisions."""
@@ -141,14 +143,23 @@ class ValueRowLoss(RowLoss):
     @torch.no_grad()
     def _target_values(self, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:
         """Clipped minimum of the target heads at the taken action, ``[N]``."""
-        if self.has_target_trunk:
-            trunk = self._value_trunk
-            with self.target_value_trunk_params.to_module(trunk):
-                rows = trunk(batch.rows.copy())
+        rows = self._target_rows(batch, rows)
         states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
         with self.target_qvalue_network_params.to_module(self.qvalue_network):
             key = self.tensor_keys.action_value
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
+        return self._clipped(target)
+
+    def _target_rows(self, batch: TransitionBatch, rows: TensorDictBase) -> TensorDictBase:
+        """The rows with what the target heads read: of the target trunk where there is one."""
+        if not self.has_target_trunk:
+            return rows
+        trunk = self._value_trunk
+        with self.target_value_trunk_params.to_module(trunk):
+            return trunk(batch.rows.copy())
+
+    def _clipped(self, target: Tensor) -> Tensor:
+        """Target values within their bounds."""
         if self.value_min is None and self.value_max is None:
             return target
         return target.clamp(self.value_min, self.value_max)
@@ -170,3 +181,61 @@ class ValueRowLoss(RowLoss):
         if recompute:
             return batch.at_decisions(each).reshape(batch.shape)
         return total if self.reduction == "sum" else total / batch.number
+
+    def _actor_term(
+        self, batch: TransitionBatch, rows: TensorDictBase, weight: Tensor | None, transition_weight: float
+    ) -> Tensor:
+        """The policy's loss, with a weight per decision, ``[N]``."""
+        return actor_loss(
+            batch,
+            rows,
+            split_actor(self.language_actor).head,
+            weight,
+            transition_weight=transition_weight,
+            normalizer=self.actor_normalizer,
+            reduction=self.reduction,
+            detach=self.detach_actor,
+            logits_chunk=self.logits_chunk,
+        )
+
+
+class ValueRowLoss(QValueRowLoss):
+    """Base of the losses with Q and V heads on a trunk. Abstract, as :class:`QValueRowLoss`."""
+
+    @dataclass
+    class _AcceptedKeys(QValueRowLoss._AcceptedKeys):
+        """The keys of :class:`QValueRowLoss` and that of the state value."""
+
+        state_value: NestedKey = "state_value"
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
+
+    value_network: TensorDictModule
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
+
+    detach_value: bool
+    """No gradient flows from V into the trunk."""
+
+    def _set_networks(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        qvalue_network: TensorDictModule,
+        value_network: TensorDictModule,
+        value_trunk: TensorDictModule | None,
+        target_trunk: bool,
+    ) -> None:
+        """Check the networks and make the heads functional."""
+        self._set_policy_and_qvalue(actor_network, qvalue_network)
+        check_head(type(self).__name__, "value_network", value_network, self.tensor_keys.state_value)
+        self.convert_to_functional(value_network, "value_network")
+        self._set_value_trunk(value_trunk, target_trunk)
+
+    def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
+        inputs = gather_inputs(self.value_network.in_keys, rows, batch.state_place)
+        with self.value_network_params.to_module(self.value_network):
+            out = self.value_network(inputs.detach() if self.detach_value else inputs)
+        value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
+        return value[batch.state], value[batch.state + 1]

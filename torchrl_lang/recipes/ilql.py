@@ -20,12 +20,12 @@ from torchrl_lang.modules import (
     ValueHead,
     default_qvalue_head,
     qvalue_module,
-    save_language_model,
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.value_targets import Target
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, held_out_rows, open_data, train_offline
+from torchrl_lang.recipes.action_values import ActionValueOptions, save_model
+from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.storage import write_file
 
@@ -33,17 +33,14 @@ __all__ = ["ILQL", "build_loss", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQL(OfflineOptions):
+class ILQL(ActionValueOptions):
     """Implicit language Q-learning on a dataset (arXiv 2206.11871)."""
 
     preset: ClassVar[str] = "ilql"
 
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
-    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
-    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
     expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
-    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
     advantage_temperature: float = option(
         0.0,
         "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
@@ -55,7 +52,6 @@ class ILQL(OfflineOptions):
     lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
     turn_lmbda: float = option(0.0, "lambda of the lambda-returns at its end", at_least=0, at_most=1)
     qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
-    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
 
 
 def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:
@@ -99,10 +95,7 @@ def main(options: ILQL) -> float:
     )
 
     def save(folder: Path) -> None:
-        target = default_qvalue_head(lm)
-        target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
-        heads: dict[str, ActionValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, "value": value}
-        save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+        save_model(folder, lm, loss, qvalue, tokenizer, value=value)
 
     kept = held_out_rows(dataset, options.held_out)
     known = evaluation.known_values(kept)

@@ -33,7 +33,16 @@ from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.storage import file_digest
 from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
-__all__ = ["OfflineData", "OfflineOptions", "build_actor", "build_lm", "held_out_rows", "open_data", "train_offline"]
+__all__ = [
+    "OfflineData",
+    "OfflineOptions",
+    "build_actor",
+    "build_lm",
+    "held_out_rows",
+    "lm_of_run",
+    "open_data",
+    "train_offline",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +130,7 @@ def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """
     tokenizer = data.dataset.tokenizer
     if options.start is not None:
-        model, own = load_model(options.start)
-        if own.config() != tokenizer.config():
-            about = read_options(options.start / "config.json").object("notes").take("task", str)
-            raise ValueError(f"The run in {options.start} is about {about}, which has other tokens than the data.")
-        return model.lm.to(options.torch_device())
+        return lm_of_run(options.start, data).to(options.torch_device())
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
@@ -143,6 +148,19 @@ def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
         initializer_range=options.width**-0.5,
     )
     return lm.to(options.torch_device())
+
+
+def lm_of_run(folder: Path, data: OfflineData) -> PreTrainedModel:
+    """The language model of a finished run, with the tokens of the data.
+
+    Raises:
+        ValueError: the run has another tokenizer than the dataset.
+    """
+    model, own = load_model(folder)
+    if own.config() != data.dataset.tokenizer.config():
+        about = read_options(folder / "config.json").object("notes").take("task", str)
+        raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
+    return model.lm
 
 
 def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTensorDictSequential:

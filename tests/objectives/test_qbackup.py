@@ -1,0 +1,458 @@
+"""CQL, BCQ and psi-learning: plain loops, numbers by hand, what is left out of the backup, where gradients go."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate, ValueEstimators
+from transformers import GPT2Model
+
+from tests.objectives.conftest import (
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_heads,
+    make_ilql,
+    make_qbackup,
+    make_rows,
+    make_tied,
+    total,
+)
+from tests.objectives.oracle_qbackup import qbackup_losses
+from tests.objectives.tables import make_table, table_loss, table_networks, with_own_targets
+from tests.objectives.test_ilql import table_rows, touched
+from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, qvalue_module, row_log_prob
+from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, PsiLoss, QBackupLoss
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.transforms import frozen_copy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+KINDS = {"cql": CQLLoss, "bcq": BCQLoss, "psi": PsiLoss}
+CONTROL = ControlTokens(pad=0, end_of_action=1, forbidden=(3,))
+
+
+def q_loss(kind, heads=2, vocab=5, action_length=None, **options):
+    """The loss over tables; with an ``action_length`` over an utterance actor."""
+    actor, qvalue, _ = table_networks(heads, vocab)
+    if action_length is not None:
+        actor = UtteranceActor(actor, CONTROL, action_length, cached=False)
+    return with_own_targets(KINDS[kind](actor, qvalue, **options))
+
+
+COMMON = [
+    {},
+    {"gamma": 0.5, "turn_gamma": 0.9},
+    {"turn_gamma": 0.5, "end_of_action": 1},
+    {"value_min": -0.3, "value_max": 0.2},
+    {"transition_weight": 0.3},
+    {"actor_normalizer": "action"},
+    {"logits_chunk": 2},
+]
+OPTIONS = [(kind, options) for kind in KINDS for options in COMMON] + [
+    ("cql", {"cql_temperature": 0.5}),
+    ("bcq", {"threshold": 0.3}),
+    ("bcq", {"threshold": 0.9}),
+    ("bcq", {"threshold": 1.0}),
+    ("psi", {"reward_scale": 0.1}),
+    ("psi", {"threshold": 0.3}),
+]
+
+
+UNWEIGHTED = {"cql": {"cql_weight": 1.0}, "bcq": {"threshold": 0.0}, "psi": {}}
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", ["plain", "one-head", "train-mask", "utterances", "all-terminated"])
+def test_terms_match_plain_loops(kind, options, variant):
+    heads = 1 if variant == "one-head" else 2
+    rows, (_, *tables) = table_rows(seed=3, heads=heads, terminated=True if variant == "all-terminated" else None)
+    if variant == "train-mask":
+        generator = torch.Generator().manual_seed(1)
+        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=generator) < 0.6
+    length = 2 if variant == "utterances" else None
+    out = q_loss(kind, heads, action_length=length, **{**UNWEIGHTED[kind], **options})(rows)
+    plain = {key: value for key, value in options.items() if key != "logits_chunk"}
+    if "actor_normalizer" in plain:
+        plain["normalizer"] = plain.pop("actor_normalizer")
+    if length is not None:
+        plain |= {"end_of_action": 1, "forbidden": (0, 3), "action_length": length}
+    expected = qbackup_losses(
+        {key: value.numpy() for key, value in rows.items() if key != "table"}, *tables, kind, **plain
+    )
+    for term in ("qvalue", "cql", "actor") if kind == "cql" else ("qvalue", "actor"):
+        np.testing.assert_allclose(out[f"loss_{term}"].item(), expected[term], rtol=2e-5, err_msg=term)
+
+
+def one_row(*, terminated=False):
+    """Two decisions with action 1 and a bootstrap state, rewards 1 and -1, two tokens."""
+    rows = TensorDict(
+        tokens=torch.tensor([[0, 1, 1]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, True]]),
+        token_reward=torch.tensor([[0.0, 1.0, -1.0]]),
+        terminated=torch.tensor([[terminated]]),
+        batch_size=[1],
+    )
+    q = torch.tensor([[[[0.0, 3.0]], [[2.0, 5.0]], [[6.0, 1.0]]]])
+    target_q = torch.tensor([[[[9.0, 2.0]], [[4.0, 1.0]], [[-2.0, 3.0]]]])
+    logits = torch.tensor([[[0.5, 0.5], [0.8, 0.2], [0.3, 0.7]]]).log()
+    rows["table"] = make_table(torch.zeros(1, 3), q, target_q, logits)
+    return rows
+
+
+def targets_of(kind, rows, **options):
+    """What Q regresses on at the two decisions, found from the loss itself."""
+    loss = q_loss(kind, 1, 2, gamma=0.5, reduction="none", **options)
+    error = loss(rows)["loss_qvalue"][0, :2]
+    return error.sqrt() if kind == "cql" else torch.where(error <= 0.5, (2 * error).sqrt(), error + 0.5)
+
+
+def lse(*values):
+    return math.log(sum(math.exp(value) for value in values))
+
+
+BY_HAND = [
+    # |y - Q| of Q = 3 and 5. CQL: y = 1 + .5 max(4, 1) and -1 + .5 max(-2, 3).
+    ("cql", {}, False, [0.0, 4.5]),
+    ("cql", {}, True, [0.0, 6.0]),
+    ("cql", {"value_max": 1.0}, False, [1.5, 5.5]),
+    # BCQ: by 0.5 only the likelier token is left, with target values 4 and 3.
+    ("bcq", {"threshold": 0.5}, False, [0.0, 4.5]),
+    # By 0.4 both are at the last state (.3 / .7 > .4), where Q chooses token 0, worth -2.
+    ("bcq", {"threshold": 0.4}, False, [0.0, 7.0]),
+    # Without a constraint Q chooses tokens 1 and 0, worth 1 and -2: double Q-learning.
+    ("bcq", {"threshold": 0.0}, False, [1.5, 7.0]),
+    ("bcq", {"threshold": 0.0}, True, [1.5, 6.0]),
+    # Psi: y = 2 + log .5 + .5 lse(4, 1) and -2 + log .2 + .5 lse(-2, 3).
+    (
+        "psi",
+        {"reward_scale": 0.5},
+        False,
+        [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2) - 0.5 * lse(-2, 3)],
+    ),
+    # By 0.5 one token is left at each state.
+    (
+        "psi",
+        {"reward_scale": 0.5, "threshold": 0.5},
+        False,
+        [2 + math.log(0.5) + 0.5 * 4 - 3, 5 + 2 - math.log(0.2) - 0.5 * 3],
+    ),
+    ("psi", {"reward_scale": 0.5}, True, [2 + math.log(0.5) + 0.5 * lse(4, 1) - 3, 5 + 2 - math.log(0.2)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "terminated", "expected"), BY_HAND)
+def test_one_row_by_hand(kind, options, terminated, expected):
+    found = targets_of(kind, one_row(terminated=terminated), **options)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_the_other_terms_and_the_metrics_by_hand():
+    out = q_loss("cql", 1, 2, gamma=0.5, cql_weight=2.0)(one_row())
+    # CE of token 1 under softmax(0, 3) and softmax(2, 5), and of the policy's .5 and .2
+    assert out["loss_cql"].item() == pytest.approx(2 * math.log(1 + math.exp(-3)), rel=1e-5)
+    assert out["loss_actor"].item() == pytest.approx(-(math.log(0.5) + math.log(0.2)) / 2)
+    assert out["qvalue"].item() == pytest.approx(4.0)
+    assert out["td_target"].item() == pytest.approx((3.0 + 0.5) / 2)
+
+
+# -- what the backup reads ---------------------------------------------------------------------------------------------
+
+
+def q_losses_after(kind, rows, change, **options):
+    """``loss_qvalue`` before and after ``change`` of the tables ``(q, target_q, logits)``, ``[B, T, ...]``."""
+    found = []
+    for changed in (False, True):
+        table = rows["table"].clone()
+        if changed:
+            change(table[..., 1:11].unflatten(-1, (2, 5)), table[..., 11:21].unflatten(-1, (2, 5)), table[..., 21:])
+        loss = table_loss(2, 5, cql_weight=0.0) if kind == "ilql" else q_loss(kind, **options)
+        found.append(loss(rows.clone().set("table", table))["loss_qvalue"].item())
+    return found
+
+
+def raise_untaken(q, target_q, logits):
+    """A token that the data do not take at a state looks better than all others, to both networks."""
+    q[..., 4] += 50.0
+    target_q[..., 4] += 50.0
+    logits[..., 4] -= 50.0
+
+
+def test_where_the_relatives_differ():
+    """A token never taken, with a high value by error: CQL's and psi's targets believe it, ILQL's and BCQ's do not."""
+    rows, _ = table_rows(terminated=False)
+    rows["tokens"].clamp_max_(3)
+
+    def change(q, target_q, logits):
+        target_q[..., 4] += 50.0
+        logits[..., 4] -= 50.0
+
+    for kind, options, believes in (
+        ("ilql", {}, False),
+        ("cql", {}, True),
+        ("psi", {}, True),
+        ("bcq", {"threshold": 0.1}, False),
+    ):
+        before, after = q_losses_after(kind, rows, change, **options)
+        assert (abs(after - before) > 5) == believes, kind
+    # Without its constraint BCQ believes it as well, once the online values do.
+    before, after = q_losses_after("bcq", rows, raise_untaken, threshold=0.0)
+    assert abs(after - before) > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_an_utterance_actor_cannot_write_are_left_out(kind):
+    """Padding and a forbidden id; a language actor could write them. Last slots: see the plain loops."""
+    rows, _ = table_rows(terminated=False)
+    rows["tokens"] = torch.where((rows["tokens"] == 0) | (rows["tokens"] == 3), 2, rows["tokens"])
+
+    def change(q, target_q, logits):
+        for token in (0, 3):
+            q[..., token] += 50.0
+            target_q[..., token] += 50.0
+
+    options = {"threshold": 0.0} if kind == "bcq" else {}
+    before, after = q_losses_after(kind, rows, change, action_length=3, **options)
+    assert after == pytest.approx(before, rel=1e-6)
+    before, after = q_losses_after(kind, rows, change, **options)
+    assert abs(after - before) > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncated_is_not_terminated(kind):
+    """A row that was cut off bootstraps from its last position, wherever that is; a terminated one ignores it."""
+    for terminated in (False, True):
+        rows, _ = table_rows(terminated=terminated)
+        last = rows["attention_mask"].sum(-1) - 1
+
+        def change(q, target_q, logits, last=last):
+            target_q[torch.arange(6), last] += 10.0
+
+        before, after = q_losses_after(kind, rows, change)
+        assert after == before if terminated else abs(after - before) > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_backup_is_computed_in_chunks(kind, rows):
+    options = {"cql_weight": 0.0} if kind == "cql" else {}
+    expected = make_qbackup(KINDS[kind], logits_chunk=None, **options)(rows)
+    loss = make_qbackup(KINDS[kind], logits_chunk=4, **options)
+    head, seen = loss.qvalue_network.module, []
+    full = head.forward
+    head.forward = lambda hidden: seen.append(len(hidden)) or full(hidden)
+    out = loss(rows)
+    assert max(seen) == 4
+    n, ended = int(rows["action_mask"][:, 1:].sum()), int(rows["terminated"][rows["action_mask"].any(-1)].sum())
+    assert sum(seen) == (n - ended) * (2 if kind == "bcq" else 1)  # the successors, and no other state
+    for name, value in losses_of(out).items():
+        torch.testing.assert_close(value, expected[name])
+
+
+# -- passes, gradients, targets ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts how often a language model runs forward."""
+    calls, forward = [], GPT2Model.forward
+    monkeypatch.setattr(GPT2Model, "forward", lambda *args, **options: calls.append(1) or forward(*args, **options))
+
+    def count(loss):
+        calls.clear()
+        loss(make_rows())
+        return len(calls)
+
+    return count
+
+
+def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(passes):
+    for kind in KINDS.values():
+        assert passes(make_qbackup(kind)) == 1
+        assert passes(make_qbackup(kind, target_trunk=True)) == 2
+        assert passes(make_qbackup(kind, value_trunk=make_actor(seed=3)[0])) == 2
+        assert passes(make_qbackup(kind, value_trunk=make_actor(seed=3)[0], target_trunk=True)) == 3
+    assert passes(make_qbackup(PsiLoss, prior=frozen_copy(make_actor()))) == 2
+    resting = {"value_trunk": make_actor(seed=3)[0], "actor_weight": 0.0}
+    assert passes(make_qbackup(CQLLoss, **resting)) == 1  # the policy rests
+    assert passes(make_qbackup(BCQLoss, **resting)) == 2  # its constraint reads the policy
+    assert passes(make_qbackup(PsiLoss, **resting)) == 2
+    assert passes(make_qbackup(PsiLoss, prior=frozen_copy(make_actor()), **resting)) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_go_where_they_belong(kind):
+    loss = make_qbackup(KINDS[kind])
+    assert touched(loss, *(["loss_qvalue", "loss_cql"] if kind == "cql" else ["loss_qvalue"])) == {"q", "actor"}
+    assert touched(loss, "loss_actor") == {"actor"}
+    assert not any(name.startswith("target_") for name, _ in loss.named_parameters())
+    loss = make_qbackup(KINDS[kind], value_trunk=make_actor(seed=3)[0])
+    assert touched(loss, "loss_qvalue") == {"q", "value_trunk"}  # nothing flows from targets into the policy
+    assert touched(make_qbackup(KINDS[kind], detach_qvalue=True), "loss_qvalue") == {"q"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_are_constants(kind):
+    """The gradient of the tables is that of Q at the taken tokens alone."""
+    rows, _ = table_rows()
+    table = rows["table"].requires_grad_()
+    q_loss(kind)(rows)["loss_qvalue"].backward()
+    touched_places = table.grad[..., 1:11].unflatten(-1, (2, 5)).abs().sum(2).nonzero()
+    agent = {(b, p - 1, rows["tokens"][b, p].item()) for b, p in rows["action_mask"].nonzero().tolist()}
+    assert {tuple(place) for place in touched_places.tolist()} <= agent
+    assert touched_places.numel()
+    assert not table.grad[..., 11:].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_target_trunk_is_what_the_target_reads(kind, rows):
+    shared, own = make_qbackup(KINDS[kind]), make_qbackup(KINDS[kind], target_trunk=True)
+    torch.testing.assert_close(shared(rows)["loss_qvalue"], own(rows)["loss_qvalue"])
+    before = own(rows)
+    own.target_value_trunk_params.data.mul_(1.3)
+    after = own(rows)
+    assert not torch.allclose(before["td_target"], after["td_target"])
+    torch.testing.assert_close(before["loss_actor"], after["loss_actor"])
+
+
+def test_soft_update_moves_heads_and_trunk():
+    loss = make_qbackup(CQLLoss, target_trunk=True)
+    updater = SoftUpdate(loss, tau=0.25)
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            parameter.add_(1.0)
+    updater.step()
+    for source, target in (
+        (loss.qvalue_network_params, loss.target_qvalue_network_params),
+        (loss.value_trunk_params, loss.target_value_trunk_params),
+    ):
+        for online, frozen in zip(source.values(True, True), target.values(True, True), strict=True):
+            torch.testing.assert_close(online.data - frozen, torch.full_like(frozen, 0.75), rtol=1e-4, atol=1e-5)
+
+
+def test_tied_heads(rows):
+    """Action values over the actor's own embedding."""
+    ilql = make_tied()
+    for kind in KINDS.values():
+        loss = kind(ilql.actor_network, ilql.qvalue_network)
+        total(loss(rows)).backward()
+        assert loss(rows)["td_target"].isfinite()
+
+
+# -- psi-learning's prior ----------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_prior_takes_the_actors_place(rows):
+    """Of equal weights it changes nothing; of others, the targets by the difference of the log-probabilities."""
+    own = make_qbackup(PsiLoss, gamma=0.0)
+    same = make_qbackup(PsiLoss, gamma=0.0, prior=frozen_copy(make_actor()))
+    for name, value in own(rows).items():
+        torch.testing.assert_close(same(rows)[name], value)
+    other = make_qbackup(PsiLoss, gamma=0.0, prior=frozen_copy(make_actor(seed=7)))
+    agent = rows["action_mask"]
+    difference = (row_log_prob(make_actor(seed=7), rows) - row_log_prob(make_actor(), rows))[agent].mean()
+    assert abs(difference) > 1e-3
+    torch.testing.assert_close(other(rows)["td_target"] - own(rows)["td_target"], difference, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_prior_is_neither_trained_nor_saved(rows):
+    loss, plain = make_qbackup(PsiLoss, prior=frozen_copy(make_actor(seed=7)), actor_weight=0.0), make_qbackup(PsiLoss)
+    assert loss.state_dict().keys() == plain.state_dict().keys()
+    before = {name: weight.clone() for name, weight in loss.reference.state().items()}
+    total(loss(rows)).backward()
+    torch.optim.SGD(loss.parameters(), 0.1).step()
+    assert all(torch.equal(before[name], weight) for name, weight in loss.reference.state().items())
+    head = loss.actor_network[1].module
+    assert loss(rows)["loss_actor"] == 0
+    assert head.weight.grad is not None  # tied to the embedding, which Q trains through the trunk
+
+
+def test_priors_that_are_none():
+    with pytest.raises(TypeError, match=r"prior as a FrozenActor, got \w+: make one with frozen_copy\(actor\)"):
+        make_qbackup(PsiLoss, prior=make_actor())
+    small = UtteranceActor(make_actor(), CONTROL, 4, vocab_size=VOCAB - 2)
+    with pytest.raises(ValueError, match=rf"probabilities for {VOCAB - 2} tokens and the policy can write {VOCAB}"):
+        make_qbackup(PsiLoss, prior=frozen_copy(small))
+
+
+@pytest.mark.parametrize("kind", [BCQLoss, PsiLoss])
+def test_a_matrix_larger_than_the_vocabulary(kind):
+    """The policy's logits have more columns than Q, which has those that the policy can write."""
+    padded = UtteranceActor(make_actor(), CONTROL, 4, vocab_size=VOCAB - 2)
+    small = qvalue_module(QValueHead(WIDTH, VOCAB - 2))
+    rows = make_rows()
+    rows["tokens"].clamp_max_(VOCAB - 3)
+    assert kind(padded, small, threshold=0.2)(rows)["td_target"].isfinite()
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_term_of_weight_zero_is_zero(kind, rows):
+    off = {"cql_weight": 0.0} if kind == "cql" else {}
+    out = make_qbackup(KINDS[kind], qvalue_weight=0.0, actor_weight=0.0, **off)(rows)
+    assert float(total(out)) == 0.0
+    assert out["qvalue"].isnan()
+    assert out["td_target"].isnan()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_policys_loss_is_behaviour_cloning(kind, rows):
+    actor = make_actor()
+    torch.testing.assert_close(
+        KINDS[kind](actor, make_heads()[0])(rows)["loss_actor"], BCLoss(actor)(rows)["loss_actor"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("cql", {"cql_weight": -1.0}, "cql_weight must be a finite number of at least 0"),
+        ("cql", {"cql_temperature": 0.0}, "cql_temperature must be positive"),
+        ("cql", {"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ("cql", {"turn_gamma": math.nan}, r"turn_gamma must lie in \[0, 1\]"),
+        ("cql", {"qvalue_weight": math.inf}, "qvalue_weight must be a finite number"),
+        ("cql", {"value_min": 1.0, "value_max": 0.0}, "lies above"),
+        ("cql", {"value_max": math.nan}, "value_max must be a finite number"),
+        ("bcq", {"threshold": 1.5}, r"threshold must lie in \[0, 1\], got 1.5"),
+        ("bcq", {"threshold": -0.1}, r"threshold must lie in \[0, 1\]"),
+        ("bcq", {"actor_normalizer": "none"}, "actor_normalizer must be one of"),
+        ("bcq", {"end_of_action": VOCAB}, "end_of_action=12 is no token id"),
+        ("psi", {"threshold": 1.5}, r"threshold must lie in \[0, 1\], got 1.5"),
+        ("psi", {"reward_scale": 0.0}, "reward_scale must be positive"),
+        ("psi", {"transition_weight": math.nan}, "transition_weight must be a finite number"),
+        ("psi", {"reduction": "max"}, "reduction must be one of"),
+        ("psi", {"logits_chunk": 0}, "logits_chunk must be"),
+    ],
+)
+def test_bad_options_are_named(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_qbackup(KINDS[kind], **options)
+
+
+def test_networks_that_do_not_fit_are_named():
+    q, v = make_heads()
+    with pytest.raises(ValueError, match=r"CQLLoss reads 'action_value' of its qvalue_network"):
+        CQLLoss(make_actor(), v)
+    guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(q.module, beta=1.0))
+    with pytest.raises(ValueError, match="without guidance="):
+        CQLLoss(guided, q)
+    with pytest.raises(NotImplementedError, match="QBackupLoss has no backup"):
+        make_qbackup(QBackupLoss)(make_rows())
+
+
+def test_value_estimators_by_torchrls_names(rows):
+    loss, other = make_qbackup(CQLLoss), make_qbackup(CQLLoss, gamma=0.5, turn_gamma=0.8)
+    assert loss.make_value_estimator(ValueEstimators.TD0, gamma=0.5, turn_gamma=0.8) is loss
+    torch.testing.assert_close(loss(rows)["loss_qvalue"], other(rows)["loss_qvalue"])
+    with pytest.raises(ValueError, match="CQLLoss supports"):
+        loss.make_value_estimator(ValueEstimators.GAE)
+    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
+        loss.make_value_estimator(lmbda=0.5)
+    assert make_ilql().make_value_estimator(ValueEstimators.TDLambda, lmbda=0.5).lmbda == 0.5

@@ -1,0 +1,119 @@
+"""The offline recipes without a V: CQL, BCQ and psi-learning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.evaluation import imitation_loss, read_columns
+from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.recipes import action_values
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.load_run import load_run
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
+RECIPES = ["cql", "bcq", "psi"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A dataset of 120 walks, BC on it, and the three from BC's model."""
+    folder = tmp_path_factory.mktemp("action_values")
+    graph = ["--nodes", "10", "--max-turns", "7", "--games", "120"]
+    assert main(["generate", "random_walks", "--out", str(folder / "data"), *graph]) == 0
+    assert train(folder, "bc", "bc") == 0
+    for recipe in RECIPES:
+        assert train(folder, recipe, recipe, "--start", str(folder / "bc")) == 0
+    return folder
+
+
+def train(folder, recipe, out, *more):
+    return main(["train", recipe, "--data", str(folder / "data"), "--out", str(folder / out), *TINY, *more])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_has_values_that_guide_a_policy(runs, recipe):
+    run = load_run(runs / recipe)
+    assert run.has_values
+    assert set(run.model.heads) == {"target_qvalue", "qvalue"}
+    weights = [run.model.heads[name].state_dict() for name in ("target_qvalue", "qvalue")]
+    assert any(not torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    assert main(["evaluate", "--run", str(runs / recipe), "--beta", "0", "2", "--games", "8"]) == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_log_has_the_terms_and_the_held_out_loss(runs, recipe):
+    dataset, _ = open_dataset(runs / "data")
+    columns = read_columns(runs / recipe / "log.csv")
+    model = load_run(runs / recipe).model.lm
+    assert columns["held_out_loss"][-1] == pytest.approx(imitation_loss(language_actor(model), dataset[108:]), rel=1e-4)
+    assert {"loss_qvalue", "loss_actor", "td_target", "return"} <= columns.keys()
+    assert ("loss_cql" in columns) == (recipe == "cql")
+    assert not (runs / recipe / "values.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "expected"),
+    [
+        ("cql", ["--beta", "3"], {"beta": 3.0, "include_logits": True, "min_p": None, "method": "greedy"}),
+        ("bcq", ["--threshold", "0.2"], {"beta": 1.0, "include_logits": False, "min_p": 0.2, "method": "greedy"}),
+        ("bcq", ["--threshold", "0"], {"beta": 1.0, "include_logits": False, "min_p": None, "method": "greedy"}),
+        ("psi", ["--threshold", "0.1"], {"beta": 1.0, "include_logits": False, "min_p": 0.1, "method": "sample"}),
+    ],
+)
+def test_the_policy_that_is_evaluated_decodes_as_the_algorithm_does(runs, recipe, more, expected, monkeypatch):
+    seen = {}
+
+    def look(options, data, loss, policy, **parts):
+        rule = policy.decoder.rule
+        seen.update(beta=rule.guidance.beta, include_logits=rule.guidance.include_logits, min_p=rule.min_p)
+        seen.update(method=policy.method, loss=loss)
+        return 0.0
+
+    monkeypatch.setattr(action_values, "train_offline", look)
+    assert train(runs, recipe, "unused", *more, "--gamma", "0.9", "--turn-gamma", "0.8") == 0
+    loss = seen.pop("loss")
+    assert seen == expected
+    assert isinstance(loss.actor_network, UtteranceActor)  # knows which tokens cannot be written
+    assert (loss.gamma, loss.turn_gamma, loss.qvalue_weight, loss.transition_weight) == (0.9, 0.8, 0.5, 1.0)
+    assert getattr(loss, "threshold", 0.0) == (expected["min_p"] or 0.0)
+
+
+def test_psi_learning_takes_the_policy_of_a_run_as_prior(runs, tmp_path, capsys):
+    assert train(runs, "psi", "prior", "--prior", str(runs / "bc"), "--reward-scale", "0.5") == 0
+    assert load_run(runs / "prior").has_values
+    assert main(["generate", "wordle", "--words", "10", "--games", "20", "--out", str(tmp_path / "wordle")]) == 0
+    common = ["train", "psi", "--data", str(tmp_path / "wordle"), "--out", str(tmp_path / "run")]
+    assert main([*common, "--prior", str(runs / "bc"), *TINY]) == 2
+    assert "is about random_walks, which has other tokens than the data" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, recipe, monkeypatch):
+    """Also with a policy that samples."""
+    options = ["--steps", "4", "--eval-every", "2"]
+    assert train(runs, recipe, f"whole-{recipe}", *options) == 0
+    save = action_values.train_offline
+    saved = []
+
+    def stop(*args, **parts):
+        evaluate = args[1].evaluation.figures
+
+        def once(*inner):
+            saved.append(1)
+            if len(saved) == 2:
+                raise KeyboardInterrupt
+            return evaluate(*inner)
+
+        object.__setattr__(args[1].evaluation, "figures", once)
+        return save(*args, **parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(action_values, "train_offline", stop)
+        assert train(runs, recipe, f"halves-{recipe}", *options) == 130
+    assert train(runs, recipe, f"halves-{recipe}", *options) == 0
+    whole, halves = (read_columns(runs / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves"))
+    for name in ("return", "loss_qvalue", "held_out_loss"):
+        assert whole[name] == pytest.approx(halves[name], rel=1e-5, nan_ok=True), name

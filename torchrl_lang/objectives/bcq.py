@@ -1,0 +1,82 @@
+"""Discrete batch-constrained Q-learning (BCQ, arXiv 1910.01708) for rows of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor
+
+from torchrl_lang.functional import bcq_value, huber_loss
+from torchrl_lang.functional.checks import within
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
+
+__all__ = ["BCQLoss"]
+
+
+class BCQLoss(QBackupLoss):
+    r"""Discrete batch-constrained Q-learning over rows of tokens.
+
+    Q-learning whose maximum is over tokens that the behaviour policy ``pi``, learned beside, would write (arXiv
+    1910.01708, eq. 2 and algorithm 1; ``h`` is Huber's loss with ``kappa = 1``, and the online Q that chooses is the
+    minimum of its heads)::
+
+        a'_j        = argmax over a with pi(a | s_{j+1}) / max_b pi(b | s_{j+1}) >= threshold of Q(s_{j+1}, a)
+        y_j         = r_j + gamma (1 - d_{j+1}) Qt(s_{j+1}, a'_j)
+        loss_qvalue = qvalue_weight * mean_j sum_k h(y_j - Q_k(s_j, a_j))
+        loss_actor  = actor_weight  * sum_t w_t CE(pi(. | x_<=t), x_{t+1}) / n
+
+    Decode greedily under the same constraint, with ``ValueGuidance(loss.target_qvalue_network(), beta=1.0,
+    include_logits=False)`` in ``UtteranceActor(..., min_p=threshold, method="greedy")``; without ``min_p`` for a
+    threshold of 0. With ``actor_weight=0`` the constraint is that of ``actor_network`` as it is, which should then have
+    been trained by behaviour cloning.
+
+    Args:
+        actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+
+    Keyword Args:
+        threshold: the paper's ``tau``, in [0, 1]: 0 is double Q-learning over all tokens that the policy can write, 1
+            the evaluation of the behaviour policy's most likely token.
+        **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor, qvalue_module
+        >>> from torchrl_lang.objectives import BCQLoss
+        >>> actor = language_actor(causal_lm("gpt2", vocab_size=12, layers=1, width=16, heads=2, max_length=8))
+        >>> loss = BCQLoss(actor, qvalue_module(QValueHead(16, 12)), threshold=0.3)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True]]),
+        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
+        ...     terminated=torch.tensor([[True]]),
+        ...     batch_size=[1],
+        ... )
+        >>> sorted(loss(rows).keys())
+        ['loss_actor', 'loss_qvalue', 'qvalue', 'td_target']
+    """
+
+    def __init__(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        qvalue_network: TensorDictModule,
+        *,
+        threshold: float = 0.3,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, qvalue_network, **options)
+        within("threshold", threshold, 0, 1)
+        self.threshold = threshold
+
+    @property
+    def _reads_policy(self) -> bool:
+        return True
+
+    def _backup(self, tables: StateTables) -> Tensor:
+        return bcq_value(tables.target(), tables.online(), tables.log_behavior(), self.threshold)
+
+    def _error(self, difference: Tensor) -> Tensor:
+        return huber_loss(difference)

@@ -1,0 +1,132 @@
+"""Psi-learning (KL control; Rawlik et al. 2012, Jaques et al., arXiv 1611.02796) for rows of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor
+
+from torchrl_lang.functional import huber_loss, min_p_filter
+from torchrl_lang.functional.checks import positive, within
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.base import TransitionBatch
+from torchrl_lang.objectives.checks import vocabulary
+from torchrl_lang.objectives.qbackup_base import Behavior, QBackupLoss, StateTables
+
+__all__ = ["PsiLoss"]
+
+
+class PsiLoss(QBackupLoss):
+    r"""Psi-learning over rows of tokens: soft Q-learning whose reward includes the log-probability under a prior.
+
+    It maximizes the return in units of ``reward_scale`` less the divergence from a prior ``pi0`` (KL control; Rawlik et
+    al. 2012, "On Stochastic Optimal Control and Reinforcement Learning by Approximate Inference"; Jaques et al., arXiv
+    1611.02796, sec. 3.3, and arXiv 1907.00456; ``h`` is Huber's loss with ``kappa = 1``)::
+
+        y_j         = r_j / reward_scale + log pi0(a_j | s_j) + gamma (1 - d_{j+1}) log sum_a exp Qt(s_{j+1}, a)
+        loss_qvalue = qvalue_weight * mean_j sum_k h(y_j - Q_k(s_j, a_j))
+        loss_actor  = actor_weight  * sum_t w_t CE(pi(. | x_<=t), x_{t+1}) / n
+
+    At the fixed point ``Q(s, a) = log pi0(a | s) + r / reward_scale + gamma V(s')`` and ``V = log sum_a exp Q``, so the
+    learned policy is ``softmax(Q)`` itself: decode with ``ValueGuidance(loss.target_qvalue_network(), beta=1.0,
+    include_logits=False)``. The prior is the actor, trained by behaviour cloning beside Q (no gradient flows from the
+    targets into it), or a frozen one. Its probabilities are those of the language model, at temperature 1.
+
+    A token that the data never take at a state should contribute nothing to its sum, but no target lowers its Q from
+    where it started, and over a vocabulary these tokens come to dominate. With a ``threshold`` the sum is over tokens
+    with ``pi0(a | s) / max_b pi0(b | s) >= threshold``, as the maximum of :class:`~torchrl_lang.objectives.BCQLoss`;
+    decode with ``min_p=threshold`` then.
+
+    Args:
+        actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+
+    Keyword Args:
+        prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
+            pass of its trunk, without gradients. Give ``actor_weight=0`` as well to leave the actor's head as it is.
+        reward_scale: how much reward is worth one nat of divergence, above zero.
+        threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
+        **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor, qvalue_module
+        >>> from torchrl_lang.objectives import PsiLoss
+        >>> from torchrl_lang.transforms import frozen_copy
+        >>> actor = language_actor(causal_lm("gpt2", vocab_size=12, layers=1, width=16, heads=2, max_length=8))
+        >>> loss = PsiLoss(actor, qvalue_module(QValueHead(16, 12)), prior=frozen_copy(actor), reward_scale=0.5)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True]]),
+        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
+        ...     terminated=torch.tensor([[True]]),
+        ...     batch_size=[1],
+        ... )
+        >>> bool(loss(rows)["td_target"] < 0)
+        True
+    """
+
+    def __init__(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        qvalue_network: TensorDictModule,
+        *,
+        prior: FrozenActor | None = None,
+        reward_scale: float = 1.0,
+        threshold: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, qvalue_network, **options)
+        positive("reward_scale", reward_scale)
+        within("threshold", threshold, 0, 1)
+        self.reward_scale, self.threshold = reward_scale, threshold
+        _check_prior(prior, actor_network)
+        self.reference = prior
+
+    @property
+    def _reads_policy(self) -> bool:
+        return self.reference is None
+
+    def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
+        if self.reference is None:
+            return super()._behavior(batch, actor_rows)
+        self.reference.check_unchanged()
+        scorer = RowScorer(RowScorer(self.reference.actor).language_actor)
+        with self.reference.eval_mode():
+            return Behavior(scorer, scorer.states(batch), self.reference.eval_mode)
+
+    def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
+        assert behavior is not None
+        return batch.reward / self.reward_scale + behavior.log_prob(batch)
+
+    def _backup(self, tables: StateTables) -> Tensor:
+        target = tables.target()
+        if self.threshold:
+            unlikely = min_p_filter(tables.log_behavior(), self.threshold).isneginf()
+            target = target.masked_fill(unlikely, -torch.inf)
+        return target.logsumexp(-1)
+
+    def _error(self, difference: Tensor) -> Tensor:
+        return huber_loss(difference)
+
+
+def _check_prior(prior: FrozenActor | None, actor: object) -> None:
+    """Raise unless a prior is frozen and writes the same tokens as the actor."""
+    if prior is None:
+        return
+    if not isinstance(prior, FrozenActor):
+        raise TypeError(
+            f"PsiLoss needs prior as a FrozenActor, got {type(prior).__name__}: make one with frozen_copy(actor)."
+        )
+    theirs, ours = vocabulary(prior.actor), vocabulary(actor)
+    if theirs is not None and ours is not None and theirs < ours:
+        raise ValueError(
+            f"The prior has probabilities for {theirs} tokens and the policy can write {ours}: train both on data of "
+            "one tokenizer."
+        )

@@ -1,0 +1,103 @@
+"""What the offline recipes with learned action values share: options, the model's folder, and training without a V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrl.objectives import SoftUpdate
+from transformers import PreTrainedModel
+
+from torchrl_lang.data import Tokenizer
+from torchrl_lang.evaluation import imitation_loss
+from torchrl_lang.modules import (
+    ActionValueHead,
+    UtteranceActor,
+    ValueGuidance,
+    ValueHead,
+    default_qvalue_head,
+    qvalue_module,
+    save_language_model,
+)
+from torchrl_lang.objectives import QBackupLoss
+from torchrl_lang.objectives.value_base import QValueRowLoss
+from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.options import option
+
+__all__ = ["ActionValueOptions", "save_model", "train_action_values"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValueOptions(OfflineOptions):
+    """Options of all these recipes."""
+
+    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    qvalue_weight: float = option(0.5, "weight of Q's loss; the policy's has weight 1", at_least=0)
+    tau: float = option(0.02, "soft update rate of the target Q", above=0, at_most=1)
+
+
+def save_model(
+    folder: Path,
+    lm: PreTrainedModel,
+    loss: QValueRowLoss,
+    qvalue: ActionValueHead,
+    tokenizer: Tokenizer,
+    **heads: ValueHead,
+) -> None:
+    """Save the model with its heads ``target_qvalue`` and ``qvalue``, and further ones."""
+    target = default_qvalue_head(lm)
+    target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
+    named: dict[str, ActionValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, **heads}
+    save_language_model(folder, lm, named, tokenizer=tokenizer.config())
+
+
+def train_action_values(
+    options: ActionValueOptions,
+    data: OfflineData,
+    kind: type[QBackupLoss],
+    *,
+    terms: Mapping[str, Any],
+    guidance: Mapping[str, Any],
+    **decoding: Any,
+) -> float:
+    """Train a loss without a V; returns the best mean return, see :func:`train_offline`.
+
+    Args:
+        options: of the recipe.
+        data: episodes to learn from, and the evaluation.
+        kind: class of the loss.
+        terms: its own options.
+        guidance: options of the :class:`~torchrl_lang.modules.ValueGuidance` of the policy that is evaluated.
+        **decoding: options of that policy.
+    """
+    evaluation, tokenizer = data.evaluation, data.dataset.tokenizer
+    torch.manual_seed(options.seed)
+    lm = build_lm(options, data)
+    actor, qvalue = build_actor(options, lm), default_qvalue_head(lm)
+    make_policy = partial(UtteranceActor, actor, tokenizer.control, evaluation.action_length)
+    loss = kind(
+        make_policy(),  # with it no target is the value of a token that cannot be written
+        qvalue_module(qvalue),
+        gamma=options.gamma,
+        turn_gamma=options.turn_gamma,
+        qvalue_weight=options.qvalue_weight,
+        transition_weight=options.transition_weight,
+        actor_normalizer="action",
+        **terms,
+    )
+    best = train_offline(
+        options,
+        data,
+        loss,
+        make_policy(guidance=ValueGuidance(loss.target_qvalue_network(), **guidance), **decoding),
+        save=lambda folder: save_model(folder, lm, loss, qvalue, tokenizer),
+        check=lambda rows: {"held_out_loss": imitation_loss(actor, rows)},
+        target_updater=SoftUpdate(loss, tau=options.tau),
+    )
+    print(evaluation.next_steps(options.out), end="", flush=True)
+    return best
