@@ -27,6 +27,7 @@ from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entrop
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
+from torchrl_lang.functional.utterances import UtteranceSpans, find_utterances, running_mean
 from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "KLEstimator",
     "LinearTerm",
     "RandomStream",
+    "UtteranceSpans",
     "advantage_weight",
     "bootstrap_mask",
     "categorical_entropy",
@@ -46,6 +48,7 @@ __all__ = [
     "expectile_loss",
     "filter_logits",
     "find_decisions",
+    "find_utterances",
     "generators",
     "group_advantages",
     "kl_estimate",
@@ -60,6 +63,7 @@ __all__ = [
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
+    "running_mean",
     "seeded_generators",
     "shift_left",
     "shift_right",

@@ -16,20 +16,25 @@ from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.merging import is_adapter
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import Fields, FileError, read_tensors
 
-__all__ = ["HEADS", "describe_heads", "read_heads", "write_heads"]
+__all__ = ["HEADS", "Head", "describe_heads", "read_heads", "write_heads"]
 
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
-Head = ActionValueHead | ValueHead
+Head = ActionValueHead | UtteranceQValueHead | ValueHead
+"""A head that can be saved."""
 
-_KINDS: dict[str, Callable[..., Head]] = {kind.__name__: kind for kind in (QValueHead, TiedQValueHead, ValueHead)}
+_KINDS: dict[str, Callable[..., Head]] = {
+    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead)
+}
 _OPTIONS: dict[str, dict[str, type]] = {
     "QValueHead": {"width": int, "vocab_size": int, "n_heads": int, "kind": str, "dropout": float},
     "TiedQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float, "detach_embedding": bool},
+    "UtteranceQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float},
     "ValueHead": {"width": int, "kind": str, "dropout": float},
 }
 

@@ -14,13 +14,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from torchrl_lang.data.transformers_tokenizer import write_tokenizer
-from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.language_model import load_causal_lm, non_finite, quiet_transformers
 from torchrl_lang.modules.merging import base_module, merged_copy
-from torchrl_lang.modules.saved_heads import HEADS, describe_heads, read_heads, write_heads
+from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, read_heads, write_heads
 from torchrl_lang.modules.trunk import Trunk, unwrapped
-from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import CHECKSUMS, Fields, FileError, verify_checksums, write_checksums, write_folder
 
 __all__ = [
@@ -49,7 +47,7 @@ class SavedModel(NamedTuple):
 
     lm: PreTrainedModel
     """The language model."""
-    heads: dict[str, ActionValueHead | ValueHead]
+    heads: dict[str, Head]
     """Value heads by the name they were saved under; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, if one was saved."""
@@ -58,7 +56,7 @@ class SavedModel(NamedTuple):
 def save_language_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
-    heads: Mapping[str, ActionValueHead | ValueHead] | None = None,
+    heads: Mapping[str, Head] | None = None,
     *,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -98,7 +96,7 @@ def save_language_model(
 def write_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
-    heads: Mapping[str, ActionValueHead | ValueHead],
+    heads: Mapping[str, Head],
     described: Mapping[str, Any],
     *,
     card: str | None = None,

@@ -3,5 +3,6 @@
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.ppo import PPOLoss
+from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
 
-__all__ = ["BCLoss", "ILQLLoss", "PPOLoss"]
+__all__ = ["BCLoss", "ILQLLoss", "PPOLoss", "UtteranceILQLLoss"]
