@@ -40,4 +40,4 @@ class UtteranceQValueHead(StackedHeads):
     def forward(self, hidden: Tensor) -> Tensor:
         """Value of each utterance, ``[*N, H] -> [*N, n_q]``."""
         values = self.outputs(hidden.reshape(-1, hidden.shape[-1])).squeeze(-1)  # [n_q, N]
-        return values.mT.unflatten(0, hidden.shape[:-1])
+        return values.mT.reshape(*hidden.shape[:-1], values.shape[0])
