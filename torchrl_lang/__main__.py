@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         {
             "bc": _recipe("bc", "BC"),
             "ilql": _recipe("ilql", "ILQL"),
+            "chai": _recipe("chai", "CHAI"),
             "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
             "ppo": _recipe("ppo", "PPO"),
             "rejection": _recipe("rejection", "Rejection"),

@@ -54,3 +54,28 @@ def utterance_ilql_losses(
         "qvalue": sums["qvalue"] / max(number, 1),
         "actor": sums["actor"] / max(tokens_counted, 1),
     }
+
+
+def chai_losses(rows, q, candidate_q, candidate_target_q, log_prob, *, gamma=0.99, trained=None, room=None):
+    """Unweighted terms, for lists by row and state: ``q[b][i] [K]`` and ``candidate_q[b][i] [C,K]``.
+
+    States without ``room`` ``[b][i]`` have no candidates.
+    """
+    sums, known, proposed = {"qvalue": 0.0, "cql": 0.0}, 0, 0
+    for b in range(len(q)):
+        found, _ = utterances_of(rows, b, 1)
+        for i, utterance in enumerate(found):
+            if trained is not None and not trained[b, utterance[-1]]:
+                continue
+            if room is None or room[b][i]:
+                weighted = np.exp(candidate_q[b][i]) / np.exp(log_prob[b][i])[:, None]
+                sums["cql"] += (np.log(weighted.mean(0)) - q[b][i]).sum()
+                proposed += 1
+            over = i + 1 == len(found) and bool(rows["terminated"][b])
+            if not over and room is not None and not room[b][i + 1]:
+                continue
+            following = 0.0 if over else candidate_target_q[b][i + 1].min(-1).max()
+            goal = sum(float(rows["token_reward"][b, p]) for p in utterance) + gamma * following
+            sums["qvalue"] += ((goal - q[b][i]) ** 2).sum()
+            known += 1
+    return {"qvalue": sums["qvalue"] / max(known, 1), "cql": sums["cql"] / max(proposed, 1)}

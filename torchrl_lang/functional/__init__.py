@@ -28,7 +28,14 @@ from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
 from torchrl_lang.functional.utterances import UtteranceSpans, find_utterances, running_mean
-from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional.value_terms import (
+    advantage_weight,
+    cql_term,
+    expectile_loss,
+    margin_term,
+    masked_mean,
+    sampled_cql_term,
+)
 
 __all__ = [
     "Advantages",
@@ -64,6 +71,7 @@ __all__ = [
     "reverse_linear_scan",
     "row_length",
     "running_mean",
+    "sampled_cql_term",
     "seeded_generators",
     "shift_left",
     "shift_right",

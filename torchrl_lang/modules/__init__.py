@@ -13,6 +13,8 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
+from torchrl_lang.modules.candidate_sampler import CandidateSampler
+from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -48,6 +50,8 @@ __all__ = [
     "UTTERANCE_VALUE",
     "ActionValueHead",
     "ActorParts",
+    "CHAIActor",
+    "CandidateSampler",
     "MixedPolicy",
     "NextTokenDistribution",
     "QValueHead",
