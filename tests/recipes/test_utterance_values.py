@@ -79,7 +79,7 @@ def test_a_resumed_run_ends_with_the_same_numbers(runs, recipe):
     assert train(runs, recipe, f"{recipe}-whole", *common, "--steps", "4") == 0
     again = read_columns(runs / f"{recipe}-whole" / "log.csv")
     for name in ("loss_qvalue", "held_out_loss", "return"):
-        assert again[name] == pytest.approx(whole[name], rel=1e-5)
+        assert again[name] == pytest.approx(whole[name], rel=1e-5, nan_ok=True)
 
 
 def test_chai_needs_a_language_model_to_start_from(runs, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,14 +19,14 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.objectives import CHAILoss
 from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
-from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
 from torchrl_lang.training import Progress, total_loss
 
 __all__ = ["CHAI", "main"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
 class CHAI(UtteranceOptions):
     """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
 
