@@ -237,8 +237,9 @@ def test_compile_gives_the_same_losses(rows):
     [
         lambda: LOSSES["ilql-tied"](margin_weight=0.3, value_trunk=make_actor(seed=3)[0], target_trunk=True),
         LOSSES["ilql-all-terms-in-pieces"],
+        LOSSES["utterance-ilql-weighted"],
     ],
-    ids=["tied-own-trunks", "all-terms-in-pieces"],
+    ids=["tied-own-trunks", "all-terms-in-pieces", "utterance"],
 )
 def test_compile_gives_the_same_losses_without_the_blocks(make, rows, monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)

@@ -49,6 +49,10 @@ class CHAILoss(UtteranceValueLoss):
     of ``exp(Q(u))`` over all utterances that ``pi0`` can write, as in conservative Q-learning (arXiv 2006.04779, eq.
     4). The paper also evaluates Q at random features, which have no density over utterances: they are left out.
 
+    A mean over a long row changes little with its last utterance. It distinguishes more where the language model
+    learned the environment's tokens too (``transition_weight`` of :class:`~torchrl_lang.objectives.BCLoss`). Where it
+    does not distinguish enough, values drift along rows that are not terminated: a ``gamma`` below 1 bounds them.
+
     The features and candidates are columns of the rows, which a :class:`~torchrl_lang.modules.CandidateSampler` adds
     once: a training step runs no language model. It also found the utterances. A state without candidates, where the
     model has no positions for another utterance, gives no target: the utterance before is left out of ``loss_qvalue``
