@@ -33,6 +33,9 @@ __all__ = [
     "ACTION_MASK",
     "ATTENTION_MASK",
     "BEHAVIOR_LOG_PROB",
+    "CANDIDATE_FEATURE",
+    "CANDIDATE_LOG_PROB",
+    "CANDIDATE_MASK",
     "DONE",
     "IS_EXAMPLE",
     "TRAIN_MASK",
@@ -40,12 +43,15 @@ __all__ = [
     "REWARD",
     "ROW_KEYS",
     "TARGET_RETURN",
+    "STATE_MASK",
+    "STATE_POSITION",
     "TERMINATED",
     "TOKENS",
     "TOKEN_ENTROPY",
     "TOKEN_LOG_PROB",
     "TOKEN_REWARD",
     "TRUNCATED",
+    "UTTERANCE_FEATURE",
     "ControlTokens",
     "check_row",
     "check_values",
@@ -68,6 +74,18 @@ TRAIN_MASK = "train_mask"
 """bool ``[*B, K]`` for an action, ``[*B, T]`` for a row: False on agent tokens excluded from training."""
 IS_EXAMPLE = "is_example"
 """bool ``[*B, 1]``: the turn was taken by an example policy, not by the trained policy."""
+STATE_POSITION = "state_position"
+"""int64 ``[*B, U]``: positions of a row's states, in which the agent was to act; its utterances', then the last."""
+STATE_MASK = "state_mask"
+"""bool ``[*B, U]``: True for the states that a row has."""
+UTTERANCE_FEATURE = "utterance_feature"
+"""float32 ``[*B, U, H]``: features of a state and the utterance that was written there."""
+CANDIDATE_FEATURE = "candidate_feature"
+"""float32 ``[*B, U, C, H]``: features of a state and utterances that a language model could write there."""
+CANDIDATE_LOG_PROB = "candidate_log_prob"
+"""float32 ``[*B, U, C]``: log-probabilities of these utterances."""
+CANDIDATE_MASK = "candidate_mask"
+"""bool ``[*B, U]``: True for the states that have candidates."""
 REWARD = "reward"
 RAW_REWARD = "raw_reward"
 """float: the reward before a divergence penalty was subtracted, with the shape of the reward."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.objectives.utterances import make_utterance_ilql
 from torchrl_lang.modules import (
     QValueHead,
     ReturnEmbedding,
@@ -103,6 +104,10 @@ LOSSES = {
     "ilql-tied": make_tied,
     "ilql-all-terms": lambda **options: make_ilql(
         margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda", **options
+    ),
+    "utterance-ilql": lambda **options: make_utterance_ilql(make_actor(), **options),
+    "utterance-ilql-weighted": lambda **options: make_utterance_ilql(
+        make_actor(), advantage_temperature=0.7, transition_weight=0.1, **options
     ),
     "bc-in-pieces": lambda **options: make_bc(logits_chunk=5, **options),
     "ilql-in-pieces": lambda **options: make_ilql(logits_chunk=5, **options),

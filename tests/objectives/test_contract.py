@@ -11,6 +11,8 @@ from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
 from tests.objectives.conftest import LOSSES, T, losses_of, make_actor, make_rows, total
+from tests.objectives.utterances import number_of_utterances
+from torchrl_lang.objectives import UtteranceILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -81,9 +83,10 @@ def test_reductions_agree(make_loss, rows):
 def test_a_mean_counts_decisions(make_loss, rows):
     options = {"actor_normalizer": "action"}
     mean, summed = make_loss(**options)(rows), make_loss(reduction="sum", **options)(rows)
-    n = rows["action_mask"][:, 1:].sum()
+    n, utterances = rows["action_mask"][:, 1:].sum(), number_of_utterances(rows)
     for key, value in losses_of(mean).items():
-        torch.testing.assert_close(value, summed[key] / n, rtol=1e-4, atol=1e-6)
+        by_utterance = isinstance(make_loss(), UtteranceILQLLoss) and key != "loss_actor"
+        torch.testing.assert_close(value, summed[key] / (utterances if by_utterance else n), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -234,8 +237,9 @@ def test_compile_gives_the_same_losses(rows):
     [
         lambda: LOSSES["ilql-tied"](margin_weight=0.3, value_trunk=make_actor(seed=3)[0], target_trunk=True),
         LOSSES["ilql-all-terms-in-pieces"],
+        LOSSES["utterance-ilql-weighted"],
     ],
-    ids=["tied-own-trunks", "all-terms-in-pieces"],
+    ids=["tied-own-trunks", "all-terms-in-pieces", "utterance"],
 )
 def test_compile_gives_the_same_losses_without_the_blocks(make, rows, monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)

@@ -33,6 +33,7 @@ from torchrl_lang.functional.return_conditions import (
     utterance_states,
 )
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, reverse_linear_scan, td_target
+from torchrl_lang.functional.utterances import UtteranceSpans, find_utterances, running_mean
 from torchrl_lang.functional.value_terms import (
     advantage_weight,
     bcq_value,
@@ -41,6 +42,7 @@ from torchrl_lang.functional.value_terms import (
     huber_loss,
     margin_term,
     masked_mean,
+    sampled_cql_term,
 )
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "RandomStream",
     "ReturnConditions",
     "ReturnMode",
+    "UtteranceSpans",
     "advantage_weight",
     "bcq_value",
     "bootstrap_mask",
@@ -63,6 +66,7 @@ __all__ = [
     "expectile_loss",
     "filter_logits",
     "find_decisions",
+    "find_utterances",
     "generators",
     "group_advantages",
     "huber_loss",
@@ -79,6 +83,8 @@ __all__ = [
     "returns_to_go",
     "reverse_linear_scan",
     "row_length",
+    "running_mean",
+    "sampled_cql_term",
     "seeded_generators",
     "shift_left",
     "shift_right",

@@ -12,7 +12,16 @@ from torch.nn import functional as F
 from torchrl_lang.functional.checks import one_of, within
 from torchrl_lang.functional.filters import min_p_filter
 
-__all__ = ["advantage_weight", "bcq_value", "cql_term", "expectile_loss", "huber_loss", "margin_term", "masked_mean"]
+__all__ = [
+    "advantage_weight",
+    "bcq_value",
+    "cql_term",
+    "expectile_loss",
+    "huber_loss",
+    "margin_term",
+    "masked_mean",
+    "sampled_cql_term",
+]
 
 
 def expectile_loss(error: Tensor, expectile: Tensor | float) -> Tensor:
@@ -104,6 +113,31 @@ def bcq_value(target: Tensor, action_value: Tensor, log_prob: Tensor, threshold:
     kept = min_p_filter(log_prob, threshold) if threshold else log_prob
     best = action_value.masked_fill(kept.isneginf(), -torch.inf).argmax(-1, keepdim=True)
     return target.gather(-1, best).squeeze(-1)
+
+
+def sampled_cql_term(candidate_value: Tensor, candidate_log_prob: Tensor, value: Tensor) -> Tensor:
+    """Conservative term over sampled actions, ``log(1/C sum_c exp(Q_c) / pi(c)) - Q``.
+
+    The sum is an unbiased estimate of that of ``exp(Q)`` over all actions (CQL, arXiv 2006.04779, app. F), for too many
+    actions to enumerate. The division by ``C`` is outside the exponents.
+
+    Args:
+        candidate_value: float ``[N, C, n_q]``, of actions sampled from ``pi``.
+        candidate_log_prob: float ``[N, C]``.
+        value: float ``[N, n_q]``, of the taken action.
+
+    Returns:
+        float ``[N, n_q]``.
+
+    Examples:
+        >>> import math, torch
+        >>> from torchrl_lang.functional import sampled_cql_term
+        >>> each_of_four_once = torch.full((1, 4), -math.log(4))
+        >>> sampled_cql_term(torch.zeros(1, 4, 2), each_of_four_once, torch.zeros(1, 2))  # log 4 for each head
+        tensor([[1.3863, 1.3863]])
+    """
+    weighted = candidate_value - candidate_log_prob.unsqueeze(-1)
+    return weighted.logsumexp(1) - math.log(candidate_log_prob.shape[-1]) - value
 
 
 def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0.0) -> Tensor:

@@ -6,18 +6,22 @@ from torchrl_lang.modules.actor import (
     LOGITS,
     NEXT_TOKEN,
     STATE_VALUE,
+    UTTERANCE_VALUE,
     ActorParts,
     language_actor,
     qvalue_module,
     split_actor,
     value_module,
 )
+from torchrl_lang.modules.candidate_sampler import CandidateSampler
+from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
 from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.large_vocabulary import LARGE_VOCABULARY, default_qvalue_head
@@ -31,6 +35,7 @@ from torchrl_lang.modules.saved_agent import SavedAgent, load_agent, push_agent,
 from torchrl_lang.modules.saving import SavedModel, language_model_of, load_language_model, save_language_model
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.schema import IS_EXAMPLE, TRAIN_MASK
 
@@ -44,8 +49,11 @@ __all__ = [
     "NEXT_TOKEN",
     "STATE_VALUE",
     "TRAIN_MASK",
+    "UTTERANCE_VALUE",
     "ActionValueHead",
     "ActorParts",
+    "CHAIActor",
+    "CandidateSampler",
     "MixedPolicy",
     "NextTokenDistribution",
     "QValueHead",
@@ -61,6 +69,8 @@ __all__ = [
     "Trunk",
     "UtteranceActor",
     "UtteranceDistribution",
+    "UtteranceQValueHead",
+    "UtteranceValueGuidance",
     "ValueGuidance",
     "ValueHead",
     "causal_lm",

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LOGITS",
     "NEXT_TOKEN",
     "STATE_VALUE",
+    "UTTERANCE_VALUE",
     "ActorParts",
     "language_actor",
     "linear_layer",
@@ -37,6 +39,7 @@ LOGITS = "logits"
 NEXT_TOKEN = "next_token"
 ACTION_VALUE = "action_value"
 STATE_VALUE = "state_value"
+UTTERANCE_VALUE = "utterance_value"
 
 # Models that change the logits after the linear head, so evaluating the head alone would be wrong.
 _LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
@@ -114,8 +117,10 @@ def language_actor(
     )
 
 
-def qvalue_module(head: ActionValueHead) -> TensorDictModule:
+def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModule:
     """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
+
+    A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``.
 
     Examples:
         >>> from torchrl_lang.modules import QValueHead, qvalue_module
@@ -125,6 +130,8 @@ def qvalue_module(head: ActionValueHead) -> TensorDictModule:
     Raises:
         TypeError: ``head`` is not a Q head of this library; wrap other modules in a ``TensorDictModule``.
     """
+    if isinstance(head, UtteranceQValueHead):
+        return TensorDictModule(head, in_keys=[head.in_key], out_keys=[UTTERANCE_VALUE])
     _check_head("qvalue_module", head, ActionValueHead)
     return TensorDictModule(head, in_keys=[head.in_key], out_keys=[ACTION_VALUE])
 

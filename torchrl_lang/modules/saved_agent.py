@@ -12,14 +12,15 @@ from torch import nn
 
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import language_actor, split_actor
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
+from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
-from torchrl_lang.modules.value_head import ValueHead
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.storage import Fields, FileError
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
@@ -152,10 +153,15 @@ def load_agent(
     except ValueError as error:
         raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
     lm, heads = saved.lm.to(device), {name: head.to(device) for name, head in saved.heads.items()}
-    guidance = None
+    guidance: ValueGuidance | None = None
     if agent.content.get("guidance") is not None:
         options = _options(agent.object("guidance"), _GUIDANCE)
-        guidance = ValueGuidance(heads["qvalue"], heads.get("value"), **options)
+        by_utterance = isinstance(heads["qvalue"], UtteranceQValueHead)
+        guidance = (
+            UtteranceValueGuidance(heads["qvalue"])
+            if by_utterance
+            else ValueGuidance(heads["qvalue"], heads.get("value"), **options)
+        )
     stop = agent.take("stop", list) if agent.content.get("stop") else None
     policy = UtteranceActor(
         language_actor(lm),
@@ -195,9 +201,9 @@ def _options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
     return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
 
 
-def _head(name: str, head: nn.Module) -> ActionValueHead | ValueHead:
+def _head(name: str, head: nn.Module) -> Head:
     module = head.module if isinstance(head, TensorDictModule) else head
-    if not isinstance(module, ActionValueHead | ValueHead):
+    if not isinstance(module, Head):
         raise ValueError(f"The policy's {name!r} is a {type(module).__name__}: only heads of this library are saved.")
     return module
 

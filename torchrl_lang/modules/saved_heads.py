@@ -17,6 +17,7 @@ from torchrl_lang.modules.merging import is_adapter
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import Fields, FileError, read_tensors
 
@@ -25,15 +26,16 @@ __all__ = ["HEADS", "Head", "describe_heads", "read_heads", "write_heads"]
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
-Head = ActionValueHead | ValueHead | ReturnEmbedding
+Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding
 """A module that is saved beside the language model."""
 
 _KINDS: dict[str, Callable[..., Head]] = {
-    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, ValueHead, ReturnEmbedding)
+    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding)
 }
 _OPTIONS: dict[str, dict[str, type]] = {
     "QValueHead": {"width": int, "vocab_size": int, "n_heads": int, "kind": str, "dropout": float},
     "TiedQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float, "detach_embedding": bool},
+    "UtteranceQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float},
     "ValueHead": {"width": int, "kind": str, "dropout": float},
     "ReturnEmbedding": {"width": int, "low": float, "high": float, "mode": str, "target": float, "n_bins": int},
 }

@@ -2,20 +2,24 @@
 
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.bcq import BCQLoss
+from torchrl_lang.objectives.chai import CHAILoss
 from torchrl_lang.objectives.cql import CQLLoss
 from torchrl_lang.objectives.decision_transformer import DecisionTransformerLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
 from torchrl_lang.objectives.ppo import PPOLoss
 from torchrl_lang.objectives.psi import PsiLoss
 from torchrl_lang.objectives.qbackup_base import QBackupLoss
+from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
 
 __all__ = [
     "BCLoss",
     "BCQLoss",
+    "CHAILoss",
     "CQLLoss",
     "DecisionTransformerLoss",
     "ILQLLoss",
     "PPOLoss",
     "PsiLoss",
     "QBackupLoss",
+    "UtteranceILQLLoss",
 ]

@@ -113,6 +113,9 @@ class RowLoss(LossModule):
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "action_mask", "token_reward", "terminated")
 
+    # Further entries that a loss reads itself, of other shapes than ``[*B, T]``.
+    _more_entries: tuple[str, ...] = ()
+
     # How to get entries that are not part of a row, for the error if one is missing.
     _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
@@ -151,7 +154,7 @@ class RowLoss(LossModule):
     def in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
         if self._in_keys is None:
-            self._in_keys = [getattr(self.tensor_keys, name) for name in self._row_entries]
+            self._in_keys = [getattr(self.tensor_keys, name) for name in (*self._row_entries, *self._more_entries)]
         return self._in_keys
 
     @in_keys.setter

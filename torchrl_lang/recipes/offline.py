@@ -189,6 +189,7 @@ def train_offline(
     check: Callable[[TensorDictBase], Mapping[str, float]],
     *,
     target_updater: TargetNetUpdater | None = None,
+    prepare: Callable[[TensorDictBase], TensorDictBase] = lambda rows: rows,
 ) -> float:
     """Train, evaluate and checkpoint; at the end the best checkpoint becomes the run's model.
 
@@ -204,6 +205,7 @@ def train_offline(
         save: writes the trained model to a folder.
         check: maps the held-out rows to numbers, logged with each evaluation.
         target_updater: updates the loss's target parameters.
+        prepare: adds what the loss needs to the rows to train on, the same each time it is called.
 
     Returns:
         The best mean return of the evaluations, or without games the best held-out log-probability of a token.
@@ -220,7 +222,7 @@ def train_offline(
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1:
             rows = best_rows(rows, fraction=options.fraction)
-        buffer = row_buffer(rows, options.batch_size, seed=options.seed)
+        buffer = row_buffer(prepare(rows), options.batch_size, seed=options.seed)
         optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
         parts: dict[str, Any] = {
             "loss": TrainableState(loss),

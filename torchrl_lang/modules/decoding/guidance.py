@@ -57,6 +57,9 @@ class ValueGuidance(nn.Module):
         torch.Size([3, 5])
     """
 
+    _values = ACTION_VALUE
+    """The key that ``qvalue`` writes."""
+
     def __init__(
         self,
         qvalue: nn.Module,
@@ -75,7 +78,7 @@ class ValueGuidance(nn.Module):
         if weighting == "sign" and not 0 <= beta <= 1:
             raise ValueError(f"With weighting='sign' beta is a weight in [0, 1], got {beta}.")
         finite("beta", beta, low=None)
-        check_writes("qvalue", qvalue, ACTION_VALUE)
+        check_writes("qvalue", qvalue, self._values)
         check_writes("value", value, STATE_VALUE)
         self.needs_value = weighting == "sign" or clip is not None
         if self.needs_value and value is None:

@@ -14,13 +14,15 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.actor import ACTION_VALUE
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk
 from torchrl_lang.modules.decoding.prefix_cache import Compaction
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
+from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 
 __all__ = [
@@ -35,6 +37,9 @@ __all__ = [
     "missing_state",
     "warn_uncached",
 ]
+
+_WRITES = {ACTION_VALUE: ActionValueHead, STATE_VALUE: ValueHead, UTTERANCE_VALUE: UtteranceQValueHead}
+"""The class of the heads of this library by the key of their values."""
 
 States = dict[str, Tensor]
 """Outputs of a trunk at one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
@@ -204,13 +209,13 @@ def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> T
 
 
 def check_writes(name: str, head: nn.Module | None, key: str) -> None:
-    """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, one of the two keys of values."""
+    """Raise ValueError if a head, given as argument ``name``, cannot write ``key``, a key of values."""
     if isinstance(head, TensorDictModuleBase) and key not in head.out_keys:
         raise ValueError(
             f"{name} must write '{key}', this {type(head).__name__} writes {list(map(str, head.out_keys))}: build it "
             f"with out_keys=['{key}']."
         )
-    if isinstance(head, StackedHeads) and isinstance(head, ActionValueHead) != (key == ACTION_VALUE):
+    if isinstance(head, StackedHeads) and not isinstance(head, _WRITES[key]):
         raise ValueError(f"{name} must give '{key}', a {type(head).__name__} does not.")
 
 

@@ -1,0 +1,71 @@
+"""The base of the losses with one value for each utterance: Q heads, and reductions over utterances."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from tensordict import NestedKey, TensorDictBase, TensorDictParams
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import UTTERANCE_VALUE
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch
+from torchrl_lang.objectives.checks import check_head
+
+__all__ = ["UtteranceValueLoss"]
+
+
+class UtteranceValueLoss(RowLoss):
+    """Base of the losses with one value for each utterance. Abstract: a loss fills in ``forward``.
+
+    Only the heads are functional, with target parameters of Q that TorchRL's target updaters find.
+    """
+
+    @dataclass
+    class _AcceptedKeys(RowLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and that of the values."""
+
+        utterance_value: NestedKey = UTTERANCE_VALUE
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
+
+    qvalue_network: TensorDictModule
+    qvalue_network_params: TensorDictParams
+    target_qvalue_network_params: TensorDictParams
+
+    def _set_qvalue(self, qvalue_network: TensorDictModule) -> None:
+        """Check the Q network and make it functional."""
+        check_head(type(self).__name__, "qvalue_network", qvalue_network, self.tensor_keys.utterance_value)
+        self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
+
+    def target_qvalue_network(self) -> TensorDictModule:
+        """The Q network with the target parameters, as a module of its own that shares them and follows them."""
+        network = deepcopy(self.qvalue_network)
+        self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
+        return network
+
+    def _qvalues(self, states: TensorDictBase) -> Tensor:
+        """Online Q, ``[U, n_q]``, of the head's inputs ``[U, H]``."""
+        with self.qvalue_network_params.to_module(self.qvalue_network):
+            return upcast_half(self.qvalue_network(states.copy()).get(self.tensor_keys.utterance_value))
+
+    @torch.no_grad()
+    def _target_qvalues(self, states: TensorDictBase) -> Tensor:
+        """Minimum of the target heads, ``[U]``."""
+        with self.target_qvalue_network_params.to_module(self.qvalue_network):
+            return upcast_half(self.qvalue_network(states.detach()).get(self.tensor_keys.utterance_value)).amin(-1)
+
+    def _counted(self, batch: TransitionBatch, place: Tensor) -> Tensor:
+        """Bool ``[U]``: utterances that count, by their last decisions, int64 ``[U]`` in the flattened batch."""
+        return torch.ones_like(place, dtype=torch.bool) if batch.mask is None else batch.mask.flatten()[place]
+
+    def _reduce(self, values: Tensor, batch: TransitionBatch, place: Tensor, counted: Tensor) -> Tensor:
+        """Reduce one value an utterance, ``[U]``: mean or sum of the ``counted``; or all at ``place``."""
+        values = torch.where(counted, values, 0)  # not multiplied: a masked value may be infinite
+        if self.reduction == "none":
+            return batch.at_decisions(values, place).reshape(batch.shape)
+        return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)

@@ -1,0 +1,79 @@
+"""CHAI: learn which utterances of a finished run's language model to play, from features that are computed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.modules import (
+    CandidateSampler,
+    CHAIActor,
+    UtteranceActor,
+    UtteranceQValueHead,
+    qvalue_module,
+    save_language_model,
+)
+from torchrl_lang.objectives import CHAILoss
+from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
+from torchrl_lang.recipes.options import option, with_defaults
+from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
+from torchrl_lang.training import Progress, total_loss
+
+__all__ = ["CHAI", "main"]
+
+
+@with_defaults(optimizer="adamw")  # the heads have no linear layer for Muon
+class CHAI(UtteranceOptions):
+    """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
+
+    preset: ClassVar[str] = "chai"
+
+    cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
+    proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)
+
+
+def main(options: CHAI) -> float:
+    """Train; returns the best mean return, see :func:`train_offline`.
+
+    Raises:
+        ValueError: there is no run to start from.
+    """
+    if options.start is None:
+        raise ValueError("CHAI chooses among what a trained language model writes: give a run of BC with --start RUN.")
+    data = open_data(options)
+    torch.manual_seed(options.seed)
+    tokenizer = data.dataset.tokenizer
+    lm = build_lm(options, data).requires_grad_(False)
+    actor, length = build_actor(options, lm), data.evaluation.action_length
+    qvalue = UtteranceQValueHead(lm.config.hidden_size).to(lm.device)
+    loss = CHAILoss(qvalue_module(qvalue), gamma=options.gamma, cql_weight=options.cql_weight)
+    policy = CHAIActor(
+        UtteranceActor(actor, tokenizer.control, length), loss.target_qvalue_network(), candidates=options.candidates
+    )
+
+    def with_candidates(rows: TensorDictBase) -> TensorDictBase:
+        sampling = UtteranceActor(actor, tokenizer.control, length, seed=options.seed)
+        with Progress(len(rows), label="candidates", unit="row") as progress:
+            sampler = CandidateSampler(sampling, options.proposals, progress=lambda done, _: progress.update(done, {}))
+            return sampler(rows)
+
+    def save(folder: Path) -> None:
+        heads = saved_qvalues("chai_qvalue", qvalue, loss)
+        save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+
+    kept = held_out_rows(data.dataset, options.held_out)
+    checked = with_candidates(kept.to(lm.device)) if len(kept) else kept
+
+    @torch.no_grad()
+    def check(rows: TensorDictBase) -> dict[str, float]:
+        """The loss of the held-out rows: the language model's does not change."""
+        return {"held_out_loss": float(total_loss(loss(checked)))}
+
+    updater = SoftUpdate(loss, tau=options.tau)
+    best = train_offline(options, data, loss, policy, save, check, target_updater=updater, prepare=with_candidates)
+    print(data.evaluation.next_steps(options.out), end="", flush=True)
+    return best

@@ -1,0 +1,88 @@
+"""ILQL over utterances: learn the value of each utterance from a fixed dataset, and play the best of some samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.evaluation import imitation_loss
+from torchrl_lang.modules import (
+    UtteranceActor,
+    UtteranceQValueHead,
+    UtteranceValueGuidance,
+    ValueHead,
+    qvalue_module,
+    save_language_model,
+    value_module,
+)
+from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.objectives import UtteranceILQLLoss
+from torchrl_lang.recipes.offline import build_actor, build_lm, open_data, train_offline
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
+
+__all__ = ["UtteranceILQL", "main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtteranceILQL(UtteranceOptions):
+    """Implicit Q-learning with one value for each utterance (arXiv 2206.11871), on a dataset."""
+
+    preset: ClassVar[str] = "utterance-ilql"
+
+    expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
+    value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    qvalue_weight: float = option(0.5, "weight of Q's loss", at_least=0)
+    log_prob_weight: float = option(0.0, "weight of a candidate's log-probability beside its value", at_least=0)
+
+
+def main(options: UtteranceILQL) -> float:
+    """Train; returns the best mean return, see :func:`train_offline`."""
+    data = open_data(options)
+    torch.manual_seed(options.seed)
+    tokenizer = data.dataset.tokenizer
+    lm = build_lm(options, data)
+    width = lm.config.hidden_size
+    qvalue, value = UtteranceQValueHead(width).to(lm.device), ValueHead(width).to(lm.device)
+    loss = UtteranceILQLLoss(
+        build_actor(options, lm),
+        qvalue_module(qvalue),
+        value_module(value),
+        gamma=options.gamma,
+        expectile=options.expectile,
+        value_weight=options.value_weight,
+        qvalue_weight=options.qvalue_weight,
+        transition_weight=options.transition_weight,
+        end_of_action=tokenizer.control.end_of_action,
+        actor_normalizer="action",
+    )
+    policy = UtteranceActor(
+        loss.actor_network,
+        tokenizer.control,
+        data.evaluation.action_length,
+        guidance=UtteranceValueGuidance(loss.target_qvalue_network()),
+        method="best_of",
+        candidates=options.candidates,
+        end_value_weight=1.0,
+        log_prob_weight=options.log_prob_weight,
+    )
+
+    def save(folder: Path) -> None:
+        heads: dict[str, Head] = {**saved_qvalues("utterance_qvalue", qvalue, loss), "value": value}
+        save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+
+    best = train_offline(
+        options,
+        data,
+        loss,
+        policy,
+        save,
+        check=lambda rows: {"held_out_loss": imitation_loss(loss.actor_network, rows)},
+        target_updater=SoftUpdate(loss, tau=options.tau),
+    )
+    print(data.evaluation.next_steps(options.out), end="", flush=True)
+    return best
