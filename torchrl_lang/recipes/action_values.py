@@ -27,6 +27,7 @@ from torchrl_lang.objectives import QBackupLoss
 from torchrl_lang.objectives.value_base import QValueRowLoss
 from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.run_policy import RunDecoding
 
 __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
 
@@ -90,12 +91,17 @@ def train_action_values(
         actor_normalizer="action",
         **terms,
     )
+
+    def save(folder: Path) -> None:
+        save_model(folder, lm, loss, qvalue, tokenizer)
+        RunDecoding(guidance.get("include_logits", True), decoding.get("min_p")).save(options.out)
+
     best = train_offline(
         options,
         data,
         loss,
         make_policy(guidance=ValueGuidance(loss.target_qvalue_network(), **guidance), **decoding),
-        save=lambda folder: save_model(folder, lm, loss, qvalue, tokenizer),
+        save=save,
         check=lambda rows: {"held_out_loss": imitation_loss(actor, rows)},
         target_updater=SoftUpdate(loss, tau=options.tau),
     )

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import option, required
+from torchrl_lang.recipes.run_policy import methods_of
 from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.recipes.tasks.base import Player
 from torchrl_lang.storage import write_file
@@ -100,10 +101,19 @@ def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tu
         yield None, name, task.player(name, options.seed)
     for folder, run in runs.items():
         for beta in _betas(options, folder, run):
-            for method in (options.method,) if options.method else ("greedy",) if beta else ("sample", "greedy"):
+            for method in _methods(options, run, beta):
                 name = f"{folder.name}{f' beta {beta:g}' if beta else ''} {method}"
                 policy = run.policy(beta, method=method, seed=options.seed, candidates=options.candidates)
                 yield folder, name, Player(policy, is_random=method in ("sample", "best_of"))
+
+
+def _methods(options: Evaluate, run: FinishedRun, beta: float) -> tuple[Method, ...]:
+    """Ways to decode a run with a weight of its values."""
+    if options.method is not None:
+        return (options.method,)
+    if beta:
+        return ("greedy",) if run.decoding.include_logits else ("sample", "greedy")
+    return methods_of(run.model)
 
 
 def _betas(options: Evaluate, folder: Path, run: FinishedRun) -> tuple[float, ...]:
@@ -111,6 +121,8 @@ def _betas(options: Evaluate, folder: Path, run: FinishedRun) -> tuple[float, ..
     if not run.has_values:
         given = tuple(beta for beta in options.beta if beta != "auto")
         return tuple(beta for beta in given if not beta) or (given if given and folder == options.run else (0.0,))
+    if not run.decoding.include_logits:
+        return run.betas
     betas: list[float] = [beta for beta in options.beta if beta != "auto"]
     if "auto" in options.beta:
         found = run.choose_beta(seed=options.seed + _OTHER_GAMES)

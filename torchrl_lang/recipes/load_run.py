@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import Episode, Tokenizer, Turn, tokenizer_from_config
 from torchrl_lang.data.chat_tokenizer import decode_action
 from torchrl_lang.data.encoded_episode import encode_episode, stack_episodes
-from torchrl_lang.modules import SavedModel, UtteranceActor, ValueGuidance, language_actor, load_language_model
+from torchrl_lang.modules import SavedModel, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
+from torchrl_lang.recipes.run_policy import Method, RunDecoding, build_policy
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
@@ -22,8 +25,6 @@ __all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run"]
 
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
-
-Method = Literal["sample", "greedy", "beam", "best_of"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class FinishedRun:
     """Number of tokens of an utterance, its end included."""
     values_note: str = ""
     """What the run's held-out check found about its values, one sentence; empty where it was not made."""
+    decoding: RunDecoding = field(default_factory=RunDecoding)
+    """How its action values decide."""
 
     @property
     def task(self) -> Task:
@@ -54,35 +57,32 @@ class FinishedRun:
 
     @property
     def has_values(self) -> bool:
-        """Whether the run learned Q values."""
+        """Whether the run learned action values, those of the next token."""
         return "target_qvalue" in self.model.heads
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """Weights of the action values to try; 1 alone where the values replace the language model's logits."""
+        if not self.has_values:
+            return ()
+        return BETAS if self.decoding.include_logits else (1.0,)
 
     def policy(
         self, beta: float = 0.0, *, method: Method = "sample", seed: int | None = None, **options: Any
-    ) -> UtteranceActor:
-        """The policy, a :class:`~torchrl_lang.modules.UtteranceActor` with these and further ``options``.
+    ) -> TensorDictModuleBase:
+        """The policy, with these and further ``options`` of an :class:`~torchrl_lang.modules.UtteranceActor`.
 
-        With ``beta`` above 0 it is guided by the learned values. ``"best_of"`` chooses by the learned value of the
-        whole utterance, and without values by its probability.
+        It is one of these, for a decision transformer a :class:`~torchrl_lang.modules.ReturnConditionedActor` (option
+        ``target_return``), and for ``"best_of"`` of CHAI a :class:`~torchrl_lang.modules.CHAIActor`.
+
+        With ``beta`` above 0 it is guided by the learned values of tokens. ``"best_of"`` chooses by the learned value
+        of the whole utterance, and without values by its probability.
 
         Raises:
-            ValueError: ``beta`` is not 0 and the run has no values.
+            ValueError: ``beta`` is not 0 and the run has no values of tokens.
         """
-        if beta and not self.has_values:
-            raise ValueError(f"This run learned no values, so beta={beta} has nothing to weigh: leave beta at 0.")
-        by_value = method == "best_of" and self.has_values
-        guidance = ValueGuidance(self.model.heads["target_qvalue"], beta=beta) if beta or by_value else None
-        ranking = {"end_value_weight": 1.0, "log_prob_weight": 0.0} if by_value else {}
-        return UtteranceActor(
-            language_actor(self.model.lm),
-            self.tokenizer.control,
-            self.action_length,
-            guidance=guidance,
-            method=method,
-            seed=seed,
-            diagnostics=True,
-            **{**ranking, **options},
-        )
+        common = (self.model, self.tokenizer.control, self.action_length, self.decoding)
+        return build_policy(*common, beta=beta, method=method, seed=seed, diagnostics=True, **options)
 
     def reply(self, *texts: str, beta: float = 0.0, method: Method = "greedy", **options: Any) -> str:
         """The agent's answer in a dialogue.
@@ -108,7 +108,7 @@ class FinishedRun:
             self.tokenizer, [token for token in written if token not in (control.end_of_action, control.pad)]
         )
 
-    def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] = BETAS) -> dict[float, float]:
+    def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] | None = None) -> dict[float, float]:
         """Play games greedily with each weight of the values, on games that no result is reported on.
 
         Give another ``seed`` than that of the games that are reported. Returns the mean return of each weight, the
@@ -117,8 +117,10 @@ class FinishedRun:
         Raises:
             ValueError: the run has no values.
         """
+        if not self.has_values:
+            raise ValueError("This run learned no values: there is no beta to choose.")
         returns = {}
-        for beta in sorted(betas):
+        for beta in sorted(self.betas if betas is None else betas):
             summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)
             returns[beta] = summary.mean_return
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
@@ -145,7 +147,7 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     values = folder / "values.json"
     remedy = "train again, or remove the file"
     note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
-    return FinishedRun(games, model, tokenizer, longest, note)
+    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.read(folder))
 
 
 def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
