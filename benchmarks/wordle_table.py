@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensordict.nn import TensorDictModuleBase
+
 from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_intervals
 from torchrl_lang.envs.wordle import example_tweets
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
-from torchrl_lang.modules import UtteranceActor
+from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
-from torchrl_lang.recipes.load_run import BETAS, load_run
+from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.run_policy import methods_of
 from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import write_file
 
@@ -28,11 +31,22 @@ METHODS: dict[str, list[str]] = {
     "BC best 30 %": ["bc", "--fraction", "0.3"],
     "BC best 20 %": ["bc", "--fraction", "0.2"],
     "BC best 10 %": ["bc", "--fraction", "0.1"],
-    "Monte-Carlo returns": ["ilql", "--target", "mc", "--qvalue-lmbda", "1", "--expectile", "0.5"],
-    "single-step": ["ilql", "--expectile", "0.5"],
+    "DT": ["dt"],
+    "DT, return to go": ["dt", "--mode", "decremented"],
+    "Monte-Carlo returns": ["monte-carlo"],
+    "single-step": ["single-step"],
+    "AWAC": ["awac"],
+    "CQL": ["cql"],
+    "BCQ": ["bcq"],
+    "psi": ["psi"],
+    "CHAI": ["chai"],
+    "ILQL, utterances": ["utterance-ilql"],
     "ILQL": ["ilql"],
 }
 """Names in the table, and the arguments of ``train``."""
+
+STARTS = {"CHAI": "BC"}
+"""Methods that start from another one's run."""
 
 DATA: dict[str, dict[str, Any]] = {
     "mediocre": {"player": "mediocre"},
@@ -42,6 +56,7 @@ DATA: dict[str, dict[str, Any]] = {
 """Names of the datasets, and options of ``generate wordle``."""
 
 TEMPERATURES = (0.2, 0.5, 1.0)
+CANDIDATES = (4, 8, 16)
 CHOICE, REPORT = 1_000_000, 2_000_000
 """Seeds of the games on which the decoding is chosen, and of those that are reported; the training's seed is added."""
 
@@ -60,7 +75,7 @@ class Setting(NamedTuple):
     width: int
 
 
-FULL = Setting(words=50, games=40_000, steps=3000, choice_games=250, report_games=1000, layers=2, width=64)
+FULL = Setting(words=50, games=40_000, steps=6000, choice_games=250, report_games=1000, layers=2, width=64)
 QUICK = Setting(words=20, games=4000, steps=200, choice_games=50, report_games=200, layers=2, width=32)
 
 
@@ -88,17 +103,24 @@ def train(setting: Setting, folder: Path, data: str, methods: Sequence[str], see
         "width": setting.width,
     }
     words = [str(word) for name, value in shared.items() for word in (f"--{name}", value)]
-    waiting = {
-        method: ["train", *METHODS[method], "--out", str(folder / place(method)), *words]
-        for method in methods
-        if not (folder / place(method) / "model").exists()
-    }
-    run_in_parallel(waiting)
+    missing = {method: words for method in methods if not (folder / place(method) / "model").exists()}
+    for method, start in STARTS.items():
+        if method in missing:
+            missing[method] = [*words, "--start", str(folder / place(start))]
+            missing |= {} if (folder / place(start) / "model").exists() else {start: words}
+    for later in (False, True):
+        chosen = {method: more for method, more in missing.items() if (method in STARTS) == later}
+        run_in_parallel(
+            {
+                method: ["train", *METHODS[method], "--out", str(folder / place(method)), *more]
+                for method, more in chosen.items()
+            }
+        )
 
 
 def place(method: str) -> str:
     """The name of a method's folder."""
-    return method.lower().replace(" %", "").replace(" ", "_")
+    return method.lower().replace(" %", "").replace(",", "").replace(" ", "_")
 
 
 def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
@@ -108,7 +130,7 @@ def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
         return
     finished = load_run(folder / place(method))
 
-    def mean_return(policy: UtteranceActor, games: int, first: int) -> float:
+    def mean_return(policy: TensorDictModuleBase, games: int, first: int) -> float:
         return finished.task.evaluate(policy, games=games, seed=first + seed)[0].mean_return
 
     policies = dict(decodings(finished))
@@ -118,15 +140,24 @@ def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
     write_file(path, json.dumps(found) + "\n")
 
 
-def decodings(finished: Any) -> Iterator[tuple[str, UtteranceActor]]:
-    """All ways to decode a run."""
+def decodings(finished: FinishedRun) -> Iterator[tuple[str, TensorDictModuleBase]]:
+    """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way."""
+    for beta in finished.betas:
+        yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
     if finished.has_values:
-        for beta in BETAS:
-            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
         return
-    yield "greedy", finished.policy(method="greedy")
-    for temperature in TEMPERATURES:
-        yield f"sampled at {temperature:g}", finished.policy(seed=0, temperature=temperature)
+    if "best_of" in methods_of(finished.model):
+        for candidates in CANDIDATES:
+            yield f"best of {candidates}", finished.policy(method="best_of", seed=0, candidates=candidates)
+        return
+    returns = finished.model.heads.get("returns")
+    targets = sorted({returns.target, returns.high}) if isinstance(returns, ReturnEmbedding) else [None]
+    for target in targets:
+        asked = {} if target is None else {"target_return": target}
+        about = "" if target is None else f", return {target:.2f}"
+        yield f"greedy{about}", finished.policy(method="greedy", **asked)
+        for temperature in TEMPERATURES:
+            yield f"sampled at {temperature:g}{about}", finished.policy(seed=0, temperature=temperature, **asked)
 
 
 def score_scripted(setting: Setting, folder: Path, seed: int) -> None:

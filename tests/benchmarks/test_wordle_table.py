@@ -7,7 +7,8 @@ import json
 import pytest
 
 from benchmarks import wordle_table
-from benchmarks.wordle_table import QUICK, collect, place, run, summaries, text
+from benchmarks.wordle_table import QUICK, collect, decodings, place, run, summaries, text
+from torchrl_lang.recipes.load_run import load_run
 
 TINY = QUICK._replace(words=4, games=60, steps=2, choice_games=4, report_games=8, width=8)
 
@@ -26,7 +27,7 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
     run(TINY, tmp_path, ["mediocre"], ["BC"], 2)
     first = (tmp_path / "mediocre-0" / "bc" / "score.json").read_text()
     results = run(TINY, tmp_path, ["mediocre"], ["BC", "ILQL"], 1)
-    assert commands == [["BC"], ["BC"], ["ILQL"]]
+    assert [methods for methods in commands if methods] == [["BC"], ["BC"], ["ILQL"]]
     assert (tmp_path / "mediocre-0" / "bc" / "score.json").read_text() == first
     players = results["returns"]["mediocre"]
     assert players["ILQL"][1] is None
@@ -40,6 +41,34 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
     scaled = {one.name: one for one in summaries(players, normalised=True)}
     assert scaled["data"].values == pytest.approx((50, 50))
     assert scaled["optimal (myopic)"].values == pytest.approx((100, 100))
+
+
+def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatch):
+    def in_process(waiting):
+        from torchrl_lang.__main__ import main
+
+        for words in waiting.values():
+            assert main(words) == 0
+
+    monkeypatch.setattr(wordle_table, "run_in_parallel", in_process)
+    methods = [method for method in wordle_table.METHODS if "best" not in method]
+    players = run(TINY, tmp_path, ["mediocre"], methods, 1)["returns"]["mediocre"]
+    assert all(players[method][0] >= -6 for method in methods)
+    ways = {method: [name for name, _ in decodings(load_run(tmp_path / "mediocre-0" / place(method)))] for method in methods}
+    assert ways["CHAI"] == ways["ILQL, utterances"] == ["best of 4", "best of 8", "best of 16"]
+    assert ways["BCQ"] == ways["psi"] == ["greedy, beta 1"]
+    assert ways["ILQL"] == ways["CQL"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
+    assert len(ways["DT"]) in (4, 8)
+    assert all("return" in name for name in ways["DT"])
+
+
+def test_chai_trains_the_run_that_it_starts_from(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(wordle_table, "run_in_parallel", commands.append)
+    wordle_table.train(TINY, tmp_path, "mediocre", ["CHAI"], 0)
+    first, second = commands
+    assert list(first) == ["BC"]
+    assert second["CHAI"][-2:] == ["--start", str(tmp_path / "bc")]
 
 
 def test_each_method_has_a_folder_of_its_own():

@@ -17,7 +17,7 @@ __all__ = ["BCQ", "main"]
 class BCQ(ActionValueOptions):
     """Discrete batch-constrained Q-learning on a dataset (arXiv 1910.01708)."""
 
-    preset: ClassVar[str] = "bcq"
+    preset: ClassVar[str] = "ilql"
 
     threshold: float = option(
         0.3, "least probability of a token relative to the likeliest one's, the paper's tau", at_least=0, at_most=1

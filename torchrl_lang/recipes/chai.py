@@ -30,7 +30,7 @@ __all__ = ["CHAI", "main"]
 class CHAI(UtteranceOptions):
     """CHAI (arXiv 2204.08426): values of utterances of a language model that stays as it is; needs --start."""
 
-    preset: ClassVar[str] = "chai"
+    preset: ClassVar[str] = "ilql"
 
     cql_weight: float = option(0.1, "weight of the CQL term over the proposed utterances", at_least=0)
     proposals: int = option(5, "utterances that are sampled in each state of the dataset", at_least=1)

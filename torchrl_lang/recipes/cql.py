@@ -17,7 +17,7 @@ __all__ = ["CQL", "main"]
 class CQL(ActionValueOptions):
     """Conservative Q-learning on a dataset (arXiv 2006.04779)."""
 
-    preset: ClassVar[str] = "cql"
+    preset: ClassVar[str] = "ilql"
 
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
     cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", at_least=0)

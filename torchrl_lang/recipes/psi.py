@@ -20,7 +20,7 @@ __all__ = ["Psi", "main"]
 class Psi(ActionValueOptions):
     """Psi-learning (KL control) on a dataset (arXiv 1611.02796)."""
 
-    preset: ClassVar[str] = "psi"
+    preset: ClassVar[str] = "ilql"
 
     prior: Path | None = option(
         None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"

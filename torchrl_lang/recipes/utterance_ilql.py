@@ -32,7 +32,7 @@ __all__ = ["UtteranceILQL", "main"]
 class UtteranceILQL(UtteranceOptions):
     """Implicit Q-learning with one value for each utterance (arXiv 2206.11871), on a dataset."""
 
-    preset: ClassVar[str] = "utterance-ilql"
+    preset: ClassVar[str] = "ilql"
 
     expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)

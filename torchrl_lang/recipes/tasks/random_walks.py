@@ -30,7 +30,6 @@ from torchrl_lang.storage import Fields
 __all__ = ["RandomWalksData", "RandomWalksPlay", "RandomWalksTask"]
 
 _MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
-_VALUES = {**_MODEL, "steps": 400, "qvalue_weight": 1.0, "tau": 0.05}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +84,8 @@ class RandomWalksTask(Task):
             # All rewards are negative, so moves without data look good unless the CQL term is strong.
             "cql_weight": 0.2,
             "tau": 0.05,
+            "reward_scale": 0.2,  # of psi-learning: a move is worth more than the choice among exits
         },
-        "cql": {**_VALUES, "beta": 2.0, "cql_weight": 0.2},
-        "bcq": _VALUES,
-        "psi": {**_VALUES, "reward_scale": 0.2},
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
     }
     baselines = ("random", "shortest")
