@@ -17,18 +17,30 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.bcq import BCQ
+from torchrl_lang.recipes.cql import CQL
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import add_options, options_from
 from torchrl_lang.recipes.ppo import PPO
+from torchrl_lang.recipes.psi import Psi
 from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
 from torchrl_lang.recipes.tasks.wordle import HABIT, WordleData
 from torchrl_lang.storage import Fields, FileError
 
-FOLDERS = {BC: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
+FOLDERS = {
+    BC: "data",
+    ILQL: "data",
+    CQL: "data",
+    BCQ: "data",
+    Psi: "data",
+    PPO: "start",
+    Rejection: "start",
+    Evaluate: "run",
+}
 
 
 # -- presets --------------------------------------------------------------------------------------------------------
