@@ -54,7 +54,9 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
     methods = [method for method in wordle_table.METHODS if "best" not in method]
     players = run(TINY, tmp_path, ["mediocre"], methods, 1)["returns"]["mediocre"]
     assert all(players[method][0] >= -6 for method in methods)
-    ways = {method: [name for name, _ in decodings(load_run(tmp_path / "mediocre-0" / place(method)))] for method in methods}
+    ways = {
+        method: [name for name, _ in decodings(load_run(tmp_path / "mediocre-0" / place(method)))] for method in methods
+    }
     assert ways["CHAI"] == ways["ILQL, utterances"] == ["best of 4", "best of 8", "best of 16"]
     assert ways["BCQ"] == ways["psi"] == ["greedy, beta 1"]
     assert ways["ILQL"] == ways["CQL"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]

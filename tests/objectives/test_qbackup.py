@@ -11,7 +11,9 @@ from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate, ValueEstimators
 from transformers import GPT2Model
 
+from tests.modules.toys import without_blocks
 from tests.objectives.conftest import (
+    LOSSES,
     VOCAB,
     WIDTH,
     losses_of,
@@ -25,6 +27,7 @@ from tests.objectives.conftest import (
 )
 from tests.objectives.oracle_qbackup import qbackup_losses
 from tests.objectives.tables import make_table, table_loss, table_networks, with_own_targets
+from tests.objectives.test_contract import assert_compiles
 from tests.objectives.test_ilql import table_rows, touched
 from torchrl_lang.modules import QValueHead, UtteranceActor, ValueGuidance, qvalue_module, row_log_prob
 from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, PsiLoss, QBackupLoss
@@ -342,6 +345,13 @@ def test_tied_heads(rows):
         loss = kind(ilql.actor_network, ilql.qvalue_network)
         total(loss(rows)).backward()
         assert loss(rows)["td_target"].isfinite()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cql", "bcq-own-trunks", "psi-prior"])
+def test_compile_gives_the_same_losses_without_the_blocks(name, rows, monkeypatch):
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    assert_compiles(LOSSES[name](), rows)
 
 
 # -- psi-learning's prior ----------------------------------------------------------------------------------------------

@@ -72,11 +72,12 @@ def test_the_policy_that_is_evaluated_decodes_as_the_algorithm_does(runs, recipe
         return 0.0
 
     monkeypatch.setattr(action_values, "train_offline", look)
-    assert train(runs, recipe, "unused", *more, "--gamma", "0.9", "--turn-gamma", "0.8") == 0
+    given = ["--gamma", "0.9", "--turn-gamma", "0.8", "--qvalue-weight", "0.7"]
+    assert train(runs, recipe, "unused", *more, *given) == 0
     loss = seen.pop("loss")
     assert seen == expected
     assert isinstance(loss.actor_network, UtteranceActor)  # knows which tokens cannot be written
-    assert (loss.gamma, loss.turn_gamma, loss.qvalue_weight, loss.transition_weight) == (0.9, 0.8, 0.5, 1.0)
+    assert (loss.gamma, loss.turn_gamma, loss.qvalue_weight, loss.transition_weight) == (0.9, 0.8, 0.7, 1.0)
     assert getattr(loss, "threshold", 0.0) == (expected["min_p"] or 0.0)
 
 
@@ -117,3 +118,14 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, recipe, mo
     whole, halves = (read_columns(runs / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves"))
     for name in ("return", "loss_qvalue", "held_out_loss"):
         assert whole[name] == pytest.approx(halves[name], rel=1e-5, nan_ok=True), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shortest_paths_that_the_data_do_not_take(tmp_path, recipe):
+    """With the presets of the task."""
+    graph = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
+    assert main(["generate", "random_walks", "--out", str(tmp_path / "data"), *graph]) == 0
+    common = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--batch-size", "48"]
+    assert main(["train", recipe, *common, "--steps", "200", "--eval-every", "200", "--eval-games", "128"]) == 0
+    assert read_columns(tmp_path / "run" / "log.csv")["optimality"][-1] > 0.95

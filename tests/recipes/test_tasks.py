@@ -17,19 +17,29 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.recipes import bc, datasets
 from torchrl_lang.recipes.bc import BC
+from torchrl_lang.recipes.bcq import BCQ
+from torchrl_lang.recipes.chai import CHAI
+from torchrl_lang.recipes.cql import CQL
 from torchrl_lang.recipes.dt import DT
 from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import add_options, options_from
 from torchrl_lang.recipes.ppo import PPO
+from torchrl_lang.recipes.psi import Psi
 from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
 from torchrl_lang.recipes.tasks.wordle import HABIT, WordleData
+from torchrl_lang.recipes.utterance_ilql import UtteranceILQL
 from torchrl_lang.storage import Fields, FileError
 
-FOLDERS = {BC: "data", DT: "data", ILQL: "data", PPO: "start", Rejection: "start", Evaluate: "run"}
+FOLDERS = {
+    **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI), "data"),
+    PPO: "start",
+    Rejection: "start",
+    Evaluate: "run",
+}
 
 
 # -- presets --------------------------------------------------------------------------------------------------------
@@ -52,14 +62,20 @@ def test_an_option_is_the_given_one_or_the_tasks_or_the_default(tmp_path):
     assert parsed(ILQL, "--data", tmp_path, "--out", "x").cql_weight == 0.01
 
 
-@pytest.mark.parametrize("options", FOLDERS, ids=lambda options: options.preset)
+@pytest.mark.parametrize("options", FOLDERS, ids=lambda options: options.__name__)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_preset_gives_valid_options(options, name):
     required = {FOLDERS[options]: Path("x")} | ({} if options is Evaluate else {"out": Path("x")})
-    preset = task_class(name).presets.get(options.preset, {})
     chosen = options.for_task(task_class(name), **required)
+    preset = options.preset_of(task_class(name))
     assert all(getattr(chosen, key) == value for key, value in preset.items())
-    assert set(task_class(name).presets) <= {kind.preset for kind in FOLDERS}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_option_of_a_preset_is_one_of_a_recipe(name):
+    for preset, values in task_class(name).presets.items():
+        read = {key for kind in FOLDERS if kind.preset == preset for key in kind.preset_of(task_class(name))}
+        assert read == set(values)
 
 
 def test_help_shows_presets(capsys):
