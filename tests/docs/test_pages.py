@@ -18,6 +18,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
 TOLERANCE = {
+    "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
     "tutorials/wordle_offline.md": 0.35,
     "tutorials/trust_values.md": 0.35,
@@ -29,6 +30,12 @@ def check_random_walks(space):
     optimality = {name: value for name, (_, value) in space["results"].items()}
     copying = max(value for name, value in optimality.items() if name.startswith("BC"))
     assert optimality["ILQL, beta 2"] > max(copying + 0.03, 0.95)
+
+
+def check_offline_family(space):
+    returns, best = space["returns"], space["shortest"].mean_return
+    assert all(returns[name] > best - 0.1 for name in ("single-step", "awac", "cql", "ilql"))
+    assert all(returns[name] > returns["bc"] + 0.5 for name in ("bcq", "psi", "chai", "utterance-ilql"))
 
 
 def check_wordle_offline(space):
@@ -72,6 +79,7 @@ CHECKS = {
     "guides/files_and_errors.md": check_files_and_errors,
     "guides/kl_penalties.md": check_kl_penalties,
     "guides/online.md": check_online,
+    "tutorials/offline_family.md": check_offline_family,
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
     "tutorials/trust_values.md": check_trust_values,
