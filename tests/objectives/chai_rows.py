@@ -1,10 +1,10 @@
-"""Rows with the columns of CHAI, from a language model with random weights."""
+"""Rows with the columns of CHAI, from a language model with random weights; every loss with rows that it reads."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.objectives.conftest import WIDTH, make_actor, make_rows
+from tests.objectives.conftest import LOSSES, WIDTH, make_actor, make_rows
 from tests.objectives.utterances import moved
 from torchrl_lang.modules import CandidateSampler, UtteranceActor, UtteranceQValueHead, qvalue_module
 from torchrl_lang.objectives import CHAILoss
@@ -33,3 +33,9 @@ def make_chai(**options):
         for value in target.values(True, True):
             value.data.add_(torch.randn_like(value) * 0.1)  # so that the two networks differ
     return loss
+
+
+def every_loss(n=6):
+    """Constructor and rows ``[n]`` of each loss, by name: those of the contract suite, and CHAI."""
+    rows = make_rows(n)
+    return {**{name: (make, rows) for name, make in LOSSES.items()}, "chai": (make_chai, chai_rows(n))}

@@ -1,28 +1,64 @@
-"""One of two processes that take a training step through DistributedDataParallel; run as a script."""
+"""One of the two processes that ``torchrun`` starts: they share the rows of every loss, by DistributedDataParallel."""
 
 from __future__ import annotations
 
 import os
-import sys
+import traceback
+from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.objectives.chai_rows import every_loss
 from tests.objectives.conftest import make_ilql, make_rows, total
 
+# What a term of weight zero would train gets no gradient.
+UNUSED = {
+    "ilql without the term of V": partial(make_ilql, value_weight=0.0),
+    "ilql without the terms of Q": partial(make_ilql, qvalue_weight=0.0, cql_weight=0.0),
+}
+
+
+def shares(rows, rank):
+    """This process's rows: every other one; one without an action, or the others; none, or all."""
+    return rows[rank::2], rows[1:] if rank else rows[:1], rows if rank else rows[:0]
+
+
+def gradients(loss):
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in loss.named_parameters()}
+
+
+def compare(name, make, rows, rank, **options):
+    """The mean of both processes' gradients is half of that of all rows."""
+    whole, wrapped = make(reduction="sum"), DistributedDataParallel(make(reduction="sum"), **options)
+    total(whole(rows)).backward()
+    expected = {name: grad / 2 for name, grad in gradients(whole).items()}
+    for number, share in enumerate(shares(rows, rank)):
+        wrapped.zero_grad()
+        total(wrapped(share)).backward()
+        torch.testing.assert_close(
+            gradients(wrapped.module), expected, rtol=1e-4, atol=1e-5, msg=lambda text, n=number: f"{name}, {n}: {text}"
+        )
+
+
+def main(rank):
+    for name, (make, rows) in every_loss().items():
+        compare(name, make, rows, rank)
+    for name, make in UNUSED.items():
+        compare(name, make, make_rows(), rank, static_graph=True)
+
+
 if __name__ == "__main__":
-    rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    loss = make_ilql(reduction="sum")
-    wrapped = DistributedDataParallel(loss)
-    total(wrapped(make_rows()[rank::2])).backward()
-    if rank == 0:
-        grads = {name: p.grad.contiguous() for name, p in loss.named_parameters() if p.grad is not None}
-        # Tied weights come once by name; safetensors wants memory of its own for each.
-        save_file({name: grad.clone() for name, grad in grads.items()}, out)
-    # Neither may leave while the other still talks to it, and gloo's threads may abort an ordinary shutdown.
-    dist.barrier()
-    os._exit(0)
+    # Nothing else ends a process that waits for another one after its parent was killed.
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
+    try:
+        main(dist.get_rank())
+        dist.barrier()  # neither may leave while the other still talks to it
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # gloo's threads may abort an ordinary shutdown

@@ -8,18 +8,12 @@ from torchrl.collectors import Collector
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
-from torchrl_lang.data import EpisodeRows, row_buffer, rows_from_rollout
-from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
-from torchrl_lang.modules import (
-    QValueHead,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
-from torchrl_lang.objectives import ILQLLoss, PPOLoss
+from tests.objectives.chai_rows import every_loss
+from tests.objectives.conftest import LOSSES
+from torchrl_lang.data import EpisodeRows, row_buffer
+from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
+from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.training import EpisodeRowsHook, OfflineCollector, adamw
 
 OPTIONS = {"frame_skip": 1, "progress_bar": False}
@@ -27,9 +21,9 @@ OPTIONS = {"frame_skip": 1, "progress_bar": False}
 
 def model(env):
     torch.manual_seed(0)
-    vocabulary = env.tokenizer.vocab_size
-    lm = causal_lm(vocab_size=vocabulary, layers=1, width=16, heads=2, max_length=64, initializer_range=0.1)
-    return language_actor(lm), vocabulary
+    shape = {"layers": 1, "width": 16, "heads": 2, "max_length": 64}
+    lm = causal_lm(vocab_size=env.tokenizer.vocab_size, **shape, initializer_range=0.1)
+    return language_actor(lm)
 
 
 def watched(loss):
@@ -39,24 +33,47 @@ def watched(loss):
     return loss, seen
 
 
-def test_ilql_on_a_data_set():
-    env = CorridorEnv(length=3, batch_size=[16], seed=0)
-    steps = env.rollout(24, CorridorPlayer(env.tokenizer, 3), break_when_any_done=False)
-    rows = rows_from_rollout(steps, unfinished="drop")[:24]
-    actor, vocabulary = model(env)
-    loss, seen = watched(ILQLLoss(actor, qvalue_module(QValueHead(16, vocabulary)), value_module(ValueHead(16))))
+@pytest.fixture(scope="module")
+def losses():
+    return every_loss(24)
+
+
+def targets_of(loss):
+    """The target parameters and what they follow, by name; copies."""
+    names = {name.split(".")[0] for name in loss.state_dict() if name.startswith("target_")}
+    return {
+        name: [getattr(loss, key).data.clone().flatten_keys(".") for key in (name, name.removeprefix("target_"))]
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "chai"])
+def test_every_loss_on_a_data_set(losses, name):
+    make, rows = losses[name]
+    loss, seen = watched(make())
     before = [p.detach().clone() for p in loss.parameters()]
     collector = OfflineCollector(row_buffer(rows, 8, trim=False))
     trainer = Trainer(collector=collector, total_frames=48, optim_steps_per_batch=1, loss_module=loss,
                       optimizer=adamw(loss, 1e-3), seed=3, **OPTIONS)  # fmt: skip
-    TargetNetUpdaterHook(SoftUpdate(loss, tau=0.1)).register(trainer, "target")
+    if targets_of(loss):
+        TargetNetUpdaterHook(SoftUpdate(loss, tau=0.1)).register(trainer, "target")
+    expected = {key: target for key, (target, _) in targets_of(loss).items()}
+
+    def follow():
+        for key, (_, online) in targets_of(loss).items():
+            expected[key].lerp_(online, 0.1)
+
+    trainer.register_op("post_optim", follow)
     trainer.train()
     assert trainer.collected_frames == 48
     assert len(seen) == 6
     found = torch.cat([batch["tokens"] for batch in seen])
     for epoch in (found[:24], found[24:]):  # every row once in each of the two epochs
-        assert sorted(epoch.tolist()) == sorted(rows["tokens"].long().tolist())
-    assert any(not torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
+        assert sorted(epoch.tolist()) == sorted(rows["tokens"].tolist())
+    assert all(not torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
+    for key, (target, online) in targets_of(loss).items():
+        torch.testing.assert_close(dict(target.items()), dict(expected[key].items()))
+        assert any(not torch.equal(value, online[leaf]) for leaf, value in target.items())
     other = OfflineCollector(row_buffer(rows, 8, trim=False))
     other.load_state_dict(collector.state_dict())
     assert torch.equal(next(iter(other))["tokens"], next(iter(collector))["tokens"])
@@ -66,8 +83,7 @@ def test_ilql_on_a_data_set():
 def test_ppo_counts_turns_and_learns_from_each_row_once_an_epoch(steps):
     """Batches of one turn: in some no episode ends."""
     env = CorridorEnv(length=3, batch_size=[8], seed=0)
-    actor, _ = model(env)
-    policy = UtteranceActor(actor, env.tokenizer.control, env.action_length, seed=0)
+    policy = UtteranceActor(model(env), env.tokenizer.control, env.action_length, seed=0)
     loss, seen = watched(PPOLoss(policy, value_module(ValueHead(16))))
     collector = Collector(env, policy, frames_per_batch=16, total_frames=160)
     rows_of, made = EpisodeRows(carry=["token_log_prob"]), []
