@@ -189,9 +189,10 @@ def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):
         for how in ("greedy", "sampled at 0.2", "sampled at 0.5", "sampled at 1")
     }
     learned = {f"ILQL beta {beta}, greedy" for beta in (0, 2, 8)}
-    for part, optimum in {"graph": "shortest path", "wordle": "optimal (myopic)"}.items():
+    for part, optimum in {"graph": "shortest path", "wordle": "optimal (exact)"}.items():
         players = results[part]["players"]
         assert {"data", optimum} | imitations | learned <= set(players)
+        assert list(players)[-1] == optimum
         assert sum(name.startswith("perfect copy") for name in players) == 2
         assert players[optimum]["mean_return"] > players["BC, greedy"]["mean_return"]
         assert all(len(player) > 5 and player["return_error"] >= 0 for player in players.values())

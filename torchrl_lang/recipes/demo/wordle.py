@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import RowDataset, best_rows
-from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, WordIndex
+from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, TreePlayer, WordIndex, solve
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.demo.part import PartResults
@@ -23,7 +23,7 @@ _COLOURS = ("0.45", "#c9b458", "#6aaa64")
 
 
 def scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Player]:
-    """Perfect imitations that begin as the data does and then play on optimally; and the optimum (myopic)."""
+    """Perfect imitations that begin as the data does and then play on optimally; and the optimum, myopic and exact."""
     words, rules = list(cast(WordleTask, task).words), cast(WordleTask, task).rules
     first = _first_words(data[:])
     best = _first_words(best_rows(data, fraction=0.3))
@@ -38,6 +38,7 @@ def scripted_games(task: Task, data: RowDataset, seed: int) -> Mapping[str, Play
             MixturePlayer(players, shares, per="game", seed=seed)
         ),
         "optimal (myopic)": task.player("optimal", seed),
+        "optimal (exact)": Player(TreePlayer(solve(words, rules=rules, progress=False))),
     }
 
 
