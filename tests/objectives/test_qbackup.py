@@ -382,6 +382,14 @@ def test_a_frozen_prior_is_neither_trained_nor_saved(rows):
     assert head.weight.grad is not None  # tied to the embedding, which Q trains through the trunk
 
 
+def test_no_gradient_reaches_a_prior_that_could_take_one(rows):
+    prior = frozen_copy(make_actor(seed=7), differentiable=True)
+    out = make_qbackup(PsiLoss, prior=prior)(rows)
+    assert not out["td_target"].requires_grad
+    total(out).backward()
+    assert all(weight.grad is None for weight in prior.actor.parameters())
+
+
 def test_priors_that_are_none():
     with pytest.raises(TypeError, match=r"prior as a FrozenActor, got \w+: make one with frozen_copy\(actor\)"):
         make_qbackup(PsiLoss, prior=make_actor())

@@ -98,7 +98,7 @@ class PsiLoss(QBackupLoss):
             return super()._behavior(batch, actor_rows)
         self.reference.check_unchanged()
         scorer = RowScorer(RowScorer(self.reference.actor).language_actor)
-        with self.reference.eval_mode():
+        with self.reference.eval_mode(), torch.no_grad():
             return Behavior(scorer, scorer.states(batch), self.reference.eval_mode)
 
     def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
