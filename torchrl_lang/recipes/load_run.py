@@ -40,7 +40,7 @@ class FinishedRun:
     values_note: str = ""
     """What the run's held-out check found about its values, one sentence; empty where it was not made."""
     decoding: RunDecoding = field(default_factory=RunDecoding)
-    """How its action values decide."""
+    """How its values decide."""
 
     @property
     def task(self) -> Task:

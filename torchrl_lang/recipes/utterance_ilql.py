@@ -23,6 +23,7 @@ from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import UtteranceILQLLoss
 from torchrl_lang.recipes.offline import build_actor, build_lm, open_data, train_offline
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
 
 __all__ = ["UtteranceILQL", "main"]
@@ -74,6 +75,7 @@ def main(options: UtteranceILQL) -> float:
     def save(folder: Path) -> None:
         heads: dict[str, Head] = {**saved_qvalues("utterance_qvalue", qvalue, loss), "value": value}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+        RunDecoding(log_prob_weight=options.log_prob_weight).save(options.out)
 
     best = train_offline(
         options,
