@@ -72,7 +72,13 @@ def test_what_an_algorithm_has_not_is_an_error(runs):
         load_run(runs / "chai").policy(2.0)
     with pytest.raises(ValueError, match="Only a decision transformer is asked for a return"):
         load_run(runs / "bc").policy(target_return=-1.0)
-    assert main(["train", "ppo", "--start", str(runs / "dt"), "--out", str(runs / "ppo")]) == 2
+
+
+@pytest.mark.parametrize(("recipe", "option"), [("ppo", "--start"), ("chai", "--start"), ("psi", "--prior")])
+def test_a_policy_that_is_asked_for_returns_is_not_taken_without_them(runs, recipe, option, tmp_path, capsys):
+    data = [] if recipe == "ppo" else ["--data", str(runs / "data"), *TINY]
+    assert main(["train", recipe, *data, option, str(runs / "dt"), "--out", str(tmp_path / "run")]) == 2
+    assert "is a decision transformer, which plays by a return" in capsys.readouterr().err
 
 
 def test_a_damaged_record_of_decoding_is_an_error(runs, tmp_path):

@@ -19,7 +19,7 @@ from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.datasets import check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
-from torchrl_lang.recipes.load_run import load_model
+from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
     GamesEvaluation,
@@ -126,7 +126,7 @@ def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """The language model: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
 
     Raises:
-        ValueError: the run has another tokenizer than the dataset.
+        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
     """
     tokenizer = data.dataset.tokenizer
     if options.start is not None:
@@ -154,9 +154,10 @@ def lm_of_run(folder: Path, data: OfflineData) -> PreTrainedModel:
     """The language model of a finished run, with the tokens of the data.
 
     Raises:
-        ValueError: the run has another tokenizer than the dataset.
+        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
     """
     model, own = load_model(folder)
+    refuse_returns(folder, model)
     if own.config() != data.dataset.tokenizer.config():
         about = read_options(folder / "config.json").object("notes").take("task", str)
         raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
