@@ -40,6 +40,7 @@ __all__ = [
     "build_lm",
     "held_out_rows",
     "lm_of_run",
+    "number_to_train",
     "open_data",
     "train_offline",
 ]
@@ -177,8 +178,12 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
 
 def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:
     """The dataset's last ``held_out`` episodes, at most a tenth of it, which are not trained on."""
-    number = min(held_out, len(dataset) // 10)
-    return dataset[len(dataset) - number :]
+    return dataset[number_to_train(len(dataset), held_out) :]
+
+
+def number_to_train(episodes: int, held_out: int) -> int:
+    """How many of a dataset's episodes, its first ones, are trained on."""
+    return episodes - min(held_out, episodes // 10)
 
 
 def train_offline(
