@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +21,8 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import CHAILoss
 from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
+from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.utterance_values import UtteranceOptions
 from torchrl_lang.training import Progress, total_loss
 
 __all__ = ["CHAI", "main"]
@@ -62,7 +64,7 @@ def main(options: CHAI) -> float:
             return sampler(rows)
 
     def save(folder: Path) -> None:
-        heads = saved_qvalues("chai_qvalue", qvalue, loss)
+        heads = saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss)
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     kept = held_out_rows(data.dataset, options.held_out)
