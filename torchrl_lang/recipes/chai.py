@@ -42,10 +42,12 @@ def main(options: CHAI) -> float:
     """Train; returns the best mean return, see :func:`train_offline`.
 
     Raises:
-        ValueError: there is no run to start from.
+        ValueError: there is no run to start from, or blocks of its language model are to be trained.
     """
     if options.start is None:
         raise ValueError("CHAI chooses among what a trained language model writes: give a run of BC with --start RUN.")
+    if options.top_layers is not None:
+        raise ValueError(f"CHAI trains no block of the language model: leave out top_layers={options.top_layers}.")
     data = open_data(options)
     torch.manual_seed(options.seed)
     tokenizer = data.dataset.tokenizer
