@@ -47,7 +47,8 @@ class PsiLoss(QBackupLoss):
 
     Keyword Args:
         prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
-            pass of its trunk, without gradients. Give ``actor_weight=0`` as well to leave the actor's head as it is.
+            pass of its trunk, without gradients. The actor's own head is then not read by the targets, and
+            ``actor_weight=0`` leaves it untrained, unless it is tied to the embedding of a trunk that Q trains.
         reward_scale: how much reward is worth one nat of divergence, above zero.
         threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
         **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
