@@ -431,6 +431,25 @@ def test_done_rows_get_an_empty_utterance_and_change_no_other():
     assert none["action"][:, 0].tolist() == [1, 1, 1]
 
 
+def test_an_utterance_need_not_fit_after_rows_that_are_done():
+    """One of them is as long as what the model reads."""
+    tokens = torch.full((2, 32), 6)
+    attention = torch.arange(32) < torch.tensor([[32], [3]])
+    rows = TensorDict(tokens=tokens, attention_mask=attention, done=torch.tensor([[True], [False]]), batch_size=[2])
+    head = moved(UtteranceQValueHead(WIDTH), 5)
+    alone = CHAIActor(make_policy(seed=2), head)(rows.clone().set("attention_mask", attention & ~rows["done"]))
+    assert torch.equal(CHAIActor(make_policy(seed=2), head)(rows)["action"], alone["action"])
+
+
+def test_the_metrics_are_means_over_what_they_name():
+    """Of the two targets by hand, 5 and 3, the second is of a state that has no candidates."""
+    rows = two_turns(terminated=False)
+    out = table_chai(gamma=0.5)(rows)
+    assert (out["candidate_value"].item(), out["qvalue"].item()) == (4.0, 2.5)
+    rows["candidate_mask"][0, 2] = False
+    assert table_chai(gamma=0.5)(rows)["candidate_value"].item() == 5.0
+
+
 def test_modules_heads_shapes_and_greedy_decoding():
     head = moved(UtteranceQValueHead(WIDTH), 5)
     one = CHAIActor(make_policy(seed=2), head)(prompts())["action"]

@@ -165,6 +165,8 @@ def test_what_does_not_fit_is_named():
         ValueError, match=r"DecisionTransformerLoss needs an actor that reads returns: condition_on_ret"
     ):
         DecisionTransformerLoss(make_actor())
+    with pytest.raises(TypeError, match="DecisionTransformerLoss needs actor_network as a language actor"):
+        DecisionTransformerLoss(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="ReturnConditionedActor needs an actor that reads returns"):
         ReturnConditionedActor(UtteranceActor(make_actor(), CONTROL, 4))
     with pytest.raises(ValueError, match=f"width 8, but the model's embeddings have {WIDTH}"):

@@ -382,6 +382,31 @@ def test_a_frozen_prior_is_neither_trained_nor_saved(rows):
     assert head.weight.grad is not None  # tied to the embedding, which Q trains through the trunk
 
 
+def test_no_gradient_reaches_a_prior_that_could_take_one(rows):
+    prior = frozen_copy(make_actor(seed=7), differentiable=True)
+    out = make_qbackup(PsiLoss, prior=prior)(rows)
+    assert not out["td_target"].requires_grad
+    total(out).backward()
+    assert all(weight.grad is None for weight in prior.actor.parameters())
+
+
+def test_a_prior_with_options_of_decoding_is_its_language_model(rows):
+    """At temperature 1, with all tokens and no forced ends."""
+    decoded = UtteranceActor(make_actor(seed=7), CONTROL, 2, temperature=0.5)
+    plain = make_qbackup(PsiLoss, threshold=0.2, prior=frozen_copy(make_actor(seed=7)))
+    found = make_qbackup(PsiLoss, threshold=0.2, prior=frozen_copy(decoded))
+    for name, value in plain(rows).items():
+        torch.testing.assert_close(found(rows)[name], value)
+
+
+def test_a_prior_that_changed_is_an_error(rows):
+    actor = make_actor(seed=7).requires_grad_(False)
+    loss = make_qbackup(PsiLoss, prior=frozen_copy(actor))  # shares the frozen weights
+    actor[1].module.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="The reference changed"):
+        loss(rows)
+
+
 def test_priors_that_are_none():
     with pytest.raises(TypeError, match=r"prior as a FrozenActor, got \w+: make one with frozen_copy\(actor\)"):
         make_qbackup(PsiLoss, prior=make_actor())

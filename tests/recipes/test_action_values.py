@@ -7,7 +7,7 @@ import torch
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import imitation_loss, read_columns
-from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.modules import UtteranceActor, language_actor, language_model_of
 from torchrl_lang.recipes import action_values
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
@@ -68,22 +68,30 @@ def test_the_policy_that_is_evaluated_decodes_as_the_algorithm_does(runs, recipe
     def look(options, data, loss, policy, **parts):
         rule = policy.decoder.rule
         seen.update(beta=rule.guidance.beta, include_logits=rule.guidance.include_logits, min_p=rule.min_p)
-        seen.update(method=policy.method, loss=loss)
+        seen.update(method=policy.method, loss=loss, eps=parts["target_updater"].eps)
         return 0.0
 
     monkeypatch.setattr(action_values, "train_offline", look)
-    given = ["--gamma", "0.9", "--turn-gamma", "0.8", "--qvalue-weight", "0.7"]
+    given = ["--gamma", "0.9", "--turn-gamma", "0.8", "--qvalue-weight", "0.7", "--tau", "0.25"]
     assert train(runs, recipe, "unused", *more, *given) == 0
     loss = seen.pop("loss")
+    assert seen.pop("eps") == 0.75  # of the target's update
     assert seen == expected
     assert isinstance(loss.actor_network, UtteranceActor)  # knows which tokens cannot be written
     assert (loss.gamma, loss.turn_gamma, loss.qvalue_weight, loss.transition_weight) == (0.9, 0.8, 0.7, 1.0)
     assert getattr(loss, "threshold", 0.0) == (expected["min_p"] or 0.0)
 
 
-def test_psi_learning_takes_the_policy_of_a_run_as_prior(runs, tmp_path, capsys):
+def test_psi_learning_takes_the_policy_of_a_run_as_prior(runs, tmp_path, capsys, monkeypatch):
+    losses, real = [], action_values.train_offline
+    monkeypatch.setattr(action_values, "train_offline", lambda *args, **parts: losses.append(args[2]) or real(
+        *args, **parts))  # fmt: skip
     assert train(runs, "psi", "prior", "--prior", str(runs / "bc"), "--reward-scale", "0.5") == 0
     assert load_run(runs / "prior").has_values
+    assert losses[0].reward_scale == 0.5
+    prior = language_model_of(losses[0].reference.actor).state_dict()
+    for name, weight in load_run(runs / "bc").model.lm.state_dict().items():
+        torch.testing.assert_close(prior[name], weight, rtol=0, atol=0)
     assert main(["generate", "wordle", "--words", "10", "--games", "20", "--out", str(tmp_path / "wordle")]) == 0
     common = ["train", "psi", "--data", str(tmp_path / "wordle"), "--out", str(tmp_path / "run")]
     assert main([*common, "--prior", str(runs / "bc"), *TINY]) == 2

@@ -108,6 +108,16 @@ def test_the_held_out_loss_without_returns_is_that_of_imitation(home):
     assert found != pytest.approx(plain, rel=1e-5)
 
 
+def test_options_reach_the_loss_and_the_policy(home, monkeypatch):
+    seen = []
+    monkeypatch.setattr(dt, "train_offline", lambda *args, **_: seen.append(args[2:4]) or 0.0)
+    assert train(home, "unused", "--transition-weight", "0.3", "--target-return", "-2.5") == 0
+    loss, policy = seen[0]
+    assert (loss.transition_weight, loss.actor_normalizer) == (0.3, "action")
+    assert loss.end_of_action == policy.actor.decoder.control.end_of_action
+    assert (policy.target_return, policy.actor.method) == (-2.5, "greedy")
+
+
 @pytest.mark.slow
 def test_a_run_resumes_with_the_same_numbers(home, monkeypatch):
     options = ["--steps", "8", "--eval-every", "4", "--target-return", "-2.5"]

@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
     graph = ["--nodes", "10", "--max-turns", "7", "--games", "120"]
     assert main(["generate", "random_walks", "--out", str(folder / "data"), *graph]) == 0
     for name in ALGORITHMS:
-        start = ["--start", str(folder / "bc")] if name == "chai" else []
+        start = {"chai": ["--start", str(folder / "bc")], "utterance-ilql": ["--log-prob-weight", "0.5"]}.get(name, [])
         more = ["--data", str(folder / "data"), "--out", str(folder / name), *TINY, *start]
         assert main(["train", name, *more]) == 0
     return folder
@@ -50,7 +50,8 @@ def test_action_values_replace_the_logits_where_the_algorithm_says_so(runs):
         rule = run.policy(1.0, method="greedy").decoder.rule
         assert (rule.guidance.include_logits, rule.guidance.beta, rule.min_p) == (False, 1.0, min_p)
         assert run.betas == (1.0,)
-        assert run.policy().decoder.rule.guidance is None
+        plain = run.policy().decoder.rule
+        assert (plain.guidance, plain.min_p) == (None, None)  # the language model as it is
     rule = load_run(runs / "cql").policy(2.0).decoder.rule
     assert (rule.guidance.include_logits, rule.min_p) == (True, None)
 
@@ -63,7 +64,7 @@ def test_the_policy_is_that_of_the_algorithm(runs):
     assert isinstance(chai.policy(method="best_of", candidates=3), CHAIActor)
     assert isinstance(chai.policy(method="greedy"), UtteranceActor)
     decoder = ranked.policy(method="best_of", candidates=3).decoder
-    assert (decoder.candidates, decoder.end_value_weight, decoder.log_prob_weight) == (3, 1.0, 0.0)
+    assert (decoder.candidates, decoder.end_value_weight, decoder.log_prob_weight) == (3, 1.0, 0.5)
 
 
 def test_what_an_algorithm_has_not_is_an_error(runs):
@@ -71,7 +72,13 @@ def test_what_an_algorithm_has_not_is_an_error(runs):
         load_run(runs / "chai").policy(2.0)
     with pytest.raises(ValueError, match="Only a decision transformer is asked for a return"):
         load_run(runs / "bc").policy(target_return=-1.0)
-    assert main(["train", "ppo", "--start", str(runs / "dt"), "--out", str(runs / "ppo")]) == 2
+
+
+@pytest.mark.parametrize(("recipe", "option"), [("ppo", "--start"), ("chai", "--start"), ("psi", "--prior")])
+def test_a_policy_that_is_asked_for_returns_is_not_taken_without_them(runs, recipe, option, tmp_path, capsys):
+    data = [] if recipe == "ppo" else ["--data", str(runs / "data"), *TINY]
+    assert main(["train", recipe, *data, option, str(runs / "dt"), "--out", str(tmp_path / "run")]) == 2
+    assert "is a decision transformer, which plays by a return" in capsys.readouterr().err
 
 
 def test_a_damaged_record_of_decoding_is_an_error(runs, tmp_path):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchrl_lang.functional.advantages import turn_end_mask
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.functional.decisions import decision_mask, shift_left, shift_right
+from torchrl_lang.functional.decisions import decision_mask, shift_left
+from torchrl_lang.functional.utterances import begins_utterance
 
 __all__ = ["ReturnConditions", "ReturnMode", "return_conditions", "utterance_states"]
 
@@ -42,7 +43,7 @@ def utterance_states(
         tensor([0, 4])
     """
     ends = turn_end_mask(attention_mask, action_mask, tokens, end_of_action)
-    return decision_mask(action_mask) & (~action_mask | shift_right(ends))
+    return begins_utterance(decision_mask(action_mask), ends)
 
 
 def return_conditions(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrl_lang.functional.decisions import decision_mask, shift_left, shift_right
 
-__all__ = ["UtteranceSpans", "find_utterances", "running_mean"]
+__all__ = ["UtteranceSpans", "begins_utterance", "find_utterances", "running_mean"]
 
 
 class UtteranceSpans(NamedTuple):
@@ -72,7 +72,7 @@ def find_utterances(
     decision = decision_mask(action_mask)
     row_end = decision & (decision.cumsum(-1) == decision.sum(-1, keepdim=True))
     end = decision & (turn_end | (row_end & terminated[:, None]))
-    begin = decision & ~shift_right(decision & ~end)
+    begin = begins_utterance(decision, end)
     ends_later = end.sum(-1, keepdim=True) > end.cumsum(-1) - end.long()
     finished = begin & ends_later
     cut = begin & ~ends_later
@@ -90,6 +90,19 @@ def find_utterances(
         last=is_bootstrap[state + 1],
         of_decision=number[decision],
     )
+
+
+def begins_utterance(decision: Tensor, end: Tensor) -> Tensor:
+    """True at decisions that do not continue the decision before, both bool ``[*B, T]``; ``end``s are not continued.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional.utterances import begins_utterance
+        >>> decision = torch.tensor([True, True, True, False, True])
+        >>> begins_utterance(decision, torch.tensor([False, True, False, False, False]))
+        tensor([ True, False,  True, False,  True])
+    """
+    return decision & ~shift_right(decision & ~end)
 
 
 def running_mean(states: Tensor) -> Tensor:

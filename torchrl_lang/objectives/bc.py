@@ -83,7 +83,7 @@ class BCLoss(RowLoss):
         super().__init__(reduction, logits_chunk)
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         finite("transition_weight", transition_weight)
-        check_actor("BCLoss", actor_network, guidance=True)
+        check_actor(type(self).__name__, actor_network, guidance=True)
         self.actor_network = actor_network
         self.transition_weight = transition_weight
         self.actor_normalizer = actor_normalizer

@@ -29,8 +29,8 @@ class BCQLoss(QBackupLoss):
 
     Decode greedily under the same constraint, with ``ValueGuidance(loss.target_qvalue_network(), beta=1.0,
     include_logits=False)`` in ``UtteranceActor(..., min_p=threshold, method="greedy")``; without ``min_p`` for a
-    threshold of 0. With ``actor_weight=0`` the constraint is that of ``actor_network`` as it is, which should then have
-    been trained by behaviour cloning.
+    threshold of 0. With ``actor_weight=0`` nothing trains ``pi``, which should then be the result of behaviour cloning;
+    give ``detach_qvalue=True`` or a ``value_trunk`` as well, or Q's gradient changes the trunk that ``pi`` reads.
 
     Args:
         actor_network, qvalue_network: see :class:`~torchrl_lang.objectives.QBackupLoss`.

@@ -127,7 +127,7 @@ class CHAILoss(UtteranceValueLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction)
-        self._set_qvalue(qvalue_network)
+        self._set_qvalue(qvalue_network, self.tensor_keys.utterance_value)
         if len(qvalue_network.in_keys) != 1:
             raise ValueError(
                 f"CHAILoss gives its qvalue_network features as the one input, got in_keys={qvalue_network.in_keys}: "

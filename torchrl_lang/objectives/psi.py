@@ -47,7 +47,8 @@ class PsiLoss(QBackupLoss):
 
     Keyword Args:
         prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
-            pass of its trunk, without gradients. Give ``actor_weight=0`` as well to leave the actor's head as it is.
+            pass of its trunk, without gradients. The actor's own head is then not read by the targets, and
+            ``actor_weight=0`` leaves it untrained, unless it is tied to the embedding of a trunk that Q trains.
         reward_scale: how much reward is worth one nat of divergence, above zero.
         threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
         **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
@@ -98,7 +99,7 @@ class PsiLoss(QBackupLoss):
             return super()._behavior(batch, actor_rows)
         self.reference.check_unchanged()
         scorer = RowScorer(RowScorer(self.reference.actor).language_actor)
-        with self.reference.eval_mode():
+        with self.reference.eval_mode(), torch.no_grad():
             return Behavior(scorer, scorer.states(batch), self.reference.eval_mode)
 
     def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -236,14 +236,16 @@ class Behavior:
     scorer: RowScorer
     states: States
     """What its trunk wrote, each ``[B, T, ...]``."""
-    context: Callable[[], AbstractContextManager[Any]] = torch.no_grad
-    """In which its head runs."""
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """In which its head runs, without gradients in any case."""
 
+    @torch.no_grad()
     def log_softmax(self, place: Tensor) -> Tensor:
         """Log-probability of every token at ``M`` places, ``[M, V]``."""
         with self.context():
             return self.scorer.log_softmax(self.states, place)
 
+    @torch.no_grad()
     def log_prob(self, batch: TransitionBatch) -> Tensor:
         """Log-probability of the tokens that were written, ``[N]``."""
         if batch.empty:

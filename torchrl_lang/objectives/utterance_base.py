@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from tensordict import NestedKey, TensorDictBase, TensorDictParams
-from tensordict.nn import TensorDictModule
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch
-from torchrl_lang.objectives.checks import check_head
+from torchrl_lang.objectives.base import TransitionBatch
+from torchrl_lang.objectives.target_qvalues import TargetQLoss
 
 __all__ = ["UtteranceValueLoss"]
 
 
-class UtteranceValueLoss(RowLoss):
-    """Base of the losses with one value for each utterance. Abstract: a loss fills in ``forward``.
-
-    Only the heads are functional, with target parameters of Q that TorchRL's target updaters find.
-    """
+class UtteranceValueLoss(TargetQLoss):
+    """Base of the losses with one value for each utterance. Abstract: a loss fills in ``forward``."""
 
     @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
+    class _AcceptedKeys(TargetQLoss._AcceptedKeys):
         """The keys of :class:`RowLoss` and that of the values."""
 
         utterance_value: NestedKey = UTTERANCE_VALUE
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
-
-    qvalue_network: TensorDictModule
-    qvalue_network_params: TensorDictParams
-    target_qvalue_network_params: TensorDictParams
-
-    def _set_qvalue(self, qvalue_network: TensorDictModule) -> None:
-        """Check the Q network and make it functional."""
-        check_head(type(self).__name__, "qvalue_network", qvalue_network, self.tensor_keys.utterance_value)
-        self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
-
-    def target_qvalue_network(self) -> TensorDictModule:
-        """The Q network with the target parameters, as a module of its own that shares them and follows them."""
-        network = deepcopy(self.qvalue_network)
-        self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
-        return network
 
     def _qvalues(self, states: TensorDictBase) -> Tensor:
         """Online Q, ``[U, n_q]``, of the head's inputs ``[U, H]``."""

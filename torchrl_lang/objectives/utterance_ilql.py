@@ -149,7 +149,7 @@ class UtteranceILQLLoss(UtteranceValueLoss):
         check_head("UtteranceILQLLoss", "value_network", value_network, self.tensor_keys.state_value)
         check_token("end_of_action", end_of_action, actor_network)
         self.actor_network = actor_network
-        self._set_qvalue(qvalue_network)
+        self._set_qvalue(qvalue_network, self.tensor_keys.utterance_value)
         self.convert_to_functional(value_network, "value_network")
         one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))

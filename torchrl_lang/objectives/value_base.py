@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,23 +16,24 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs, in_chunks
+from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues, taken_values
+from torchrl_lang.objectives.target_qvalues import TargetQLoss
 
 __all__ = ["QValueRowLoss", "ValueRowLoss"]
 
 
-class QValueRowLoss(RowLoss):
+class QValueRowLoss(TargetQLoss):
     """Base of the losses with Q heads on a trunk. Abstract: a loss fills in ``forward`` and sets the options.
 
-    The trunk is a stateful module that runs once a batch. Only the heads are functional, with target parameters of Q
-    that TorchRL's target updaters find; so is a target trunk, where one is asked for, since it needs no gradient.
+    The trunk is a stateful module that runs once a batch. Only the heads are functional; so is a target trunk, where
+    one is asked for, since it needs no gradient.
     """
 
     @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
+    class _AcceptedKeys(TargetQLoss._AcceptedKeys):
         """The keys of :class:`RowLoss` and that of the action values."""
 
         action_value: NestedKey = "action_value"
@@ -43,9 +43,6 @@ class QValueRowLoss(RowLoss):
 
     value_trunk: TensorDictModule | None
     target_value_trunk_params: TensorDictParams
-    qvalue_network: TensorDictModule
-    qvalue_network_params: TensorDictParams
-    target_qvalue_network_params: TensorDictParams
 
     value_min: float | None
     """Least target Q."""
@@ -61,12 +58,10 @@ class QValueRowLoss(RowLoss):
         self, actor_network: UtteranceActor | ProbabilisticTensorDictSequential, qvalue_network: TensorDictModule
     ) -> None:
         """Check these networks and make the Q head functional."""
-        name = type(self).__name__
-        check_actor(name, actor_network)
-        check_head(name, "qvalue_network", qvalue_network, self.tensor_keys.action_value)
+        check_actor(type(self).__name__, actor_network)
         check_vocabularies(actor_network, qvalue_network)
         self.actor_network = actor_network
-        self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
+        self._set_qvalue(qvalue_network, self.tensor_keys.action_value)
 
     def _set_value_trunk(self, value_trunk: TensorDictModule | None, target_trunk: bool) -> None:
         """Set the trunk that the values read, and copy it if the target heads read a copy."""
@@ -112,15 +107,6 @@ class QValueRowLoss(RowLoss):
     @property
     def _value_trunk(self) -> TensorDictModule:
         return split_actor(self.language_actor).trunk if self.value_trunk is None else self.value_trunk
-
-    def target_qvalue_network(self) -> TensorDictModule:
-        """The Q network with the target parameters, as a module of its own that shares them and follows them.
-
-        For a :class:`~torchrl_lang.modules.ValueGuidance`.
-        """
-        network = deepcopy(self.qvalue_network)
-        self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
-        return network
 
     def _run_trunks(self, batch: TransitionBatch, reads_policy: bool) -> tuple[TensorDictBase, TensorDictBase]:
         """The rows with what the policy's head reads, unless no term does, and with what the values' heads read."""

@@ -23,11 +23,13 @@ from torchrl_lang.modules import (
     qvalue_module,
     save_language_model,
 )
+from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import QBackupLoss
 from torchrl_lang.objectives.value_base import QValueRowLoss
 from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
+from torchrl_lang.recipes.saved_qvalues import saved_qvalues
 
 __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
 
@@ -51,9 +53,7 @@ def save_model(
     **heads: ValueHead,
 ) -> None:
     """Save the model with its heads ``target_qvalue`` and ``qvalue``, and further ones."""
-    target = default_qvalue_head(lm)
-    target.load_state_dict(loss.target_qvalue_network_params.get("module").to_dict())
-    named: dict[str, ActionValueHead | ValueHead] = {"target_qvalue": target, "qvalue": qvalue, **heads}
+    named: dict[str, Head] = {**saved_qvalues("qvalue", qvalue, default_qvalue_head(lm), loss), **heads}
     save_language_model(folder, lm, named, tokenizer=tokenizer.config())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +21,8 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import CHAILoss
 from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
+from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.utterance_values import UtteranceOptions
 from torchrl_lang.training import Progress, total_loss
 
 __all__ = ["CHAI", "main"]
@@ -40,10 +42,12 @@ def main(options: CHAI) -> float:
     """Train; returns the best mean return, see :func:`train_offline`.
 
     Raises:
-        ValueError: there is no run to start from.
+        ValueError: there is no run to start from, or blocks of its language model are to be trained.
     """
     if options.start is None:
         raise ValueError("CHAI chooses among what a trained language model writes: give a run of BC with --start RUN.")
+    if options.top_layers is not None:
+        raise ValueError(f"CHAI trains no block of the language model: leave out top_layers={options.top_layers}.")
     data = open_data(options)
     torch.manual_seed(options.seed)
     tokenizer = data.dataset.tokenizer
@@ -62,7 +66,7 @@ def main(options: CHAI) -> float:
             return sampler(rows)
 
     def save(folder: Path) -> None:
-        heads = saved_qvalues("chai_qvalue", qvalue, loss)
+        heads = saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss)
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     kept = held_out_rows(data.dataset, options.held_out)

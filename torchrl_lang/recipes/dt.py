@@ -20,7 +20,14 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.objectives import DecisionTransformerLoss
-from torchrl_lang.recipes.offline import OfflineOptions, build_actor, build_lm, open_data, train_offline
+from torchrl_lang.recipes.offline import (
+    OfflineOptions,
+    build_actor,
+    build_lm,
+    number_to_train,
+    open_data,
+    train_offline,
+)
 from torchrl_lang.recipes.options import option
 from torchrl_lang.schema import ROW_KEYS
 
@@ -59,7 +66,7 @@ def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: 
         read: Tensor = torch.cat([found.returns[found.mask], wholes[-1]])
         lows.append(float(read.min()))
         highs.append(float(read.max()))
-    trained = torch.cat(wholes)[: len(rows) - min(options.held_out, len(rows) // 10)]
+    trained = torch.cat(wholes)[: number_to_train(len(rows), options.held_out)]
     best = trained.topk(max(round(_BEST * len(trained)), 1)).values.mean()
     target = float(best) if options.target_return == "best" else options.target_return
     return ReturnEmbedding(width, min(*lows, target), max(*highs, target), mode=options.mode, target=target)

@@ -40,7 +40,8 @@ class Evaluate(TaskOptions):
     split: str | None = option(None, "games of which split; none: the task's own choice")
     beta: tuple[float | Literal["auto"], ...] = option(
         (0.0, 2.0, 4.0),
-        "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games",
+        "weights of the values, for runs that have values; auto: the best of 1, 2, 4, 8 and 16 on 250 other games. "
+        "Runs of bcq and psi play by their values alone, with weight 1",
         at_least=0,
     )
     method: Method | None = option(None, "decoding method; none: greedy, and without values sampling as well")

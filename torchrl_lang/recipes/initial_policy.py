@@ -11,7 +11,7 @@ import torch
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import UtteranceActor, ValueHead, language_actor, save_language_model, train_top_layers
-from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.load_run import load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
@@ -53,8 +53,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
         raise ValueError(f"Train adapters or the top layers: got lora_rank={rank} and top_layers={top_layers}.")
     torch.manual_seed(options.seed)
     run, device = load_run(options.start, options.given_task()), options.torch_device()
-    if "returns" in run.model.heads:
-        raise ValueError(f"{options.start} is a decision transformer, which plays by a return: start from another run.")
+    refuse_returns(options.start, run.model)
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)

@@ -21,7 +21,7 @@ from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run"]
+__all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run", "refuse_returns"]
 
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
@@ -40,7 +40,7 @@ class FinishedRun:
     values_note: str = ""
     """What the run's held-out check found about its values, one sentence; empty where it was not made."""
     decoding: RunDecoding = field(default_factory=RunDecoding)
-    """How its action values decide."""
+    """How its values decide."""
 
     @property
     def task(self) -> Task:
@@ -170,3 +170,9 @@ def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:
         return model, tokenizer_from_config(model.tokenizer)
     except ValueError as error:
         raise FileError(folder / "model", f"has no tokenizer that can be read ({error})", "train again") from error
+
+
+def refuse_returns(folder: Path, model: SavedModel) -> None:
+    """Raise ValueError if a run's policy is asked for returns, where its language model alone would be taken."""
+    if "returns" in model.heads:
+        raise ValueError(f"{folder} is a decision transformer, which plays by a return: start from another run.")

@@ -19,7 +19,7 @@ from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
 from torchrl_lang.recipes.datasets import check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
-from torchrl_lang.recipes.load_run import load_model
+from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
     GamesEvaluation,
@@ -40,6 +40,7 @@ __all__ = [
     "build_lm",
     "held_out_rows",
     "lm_of_run",
+    "number_to_train",
     "open_data",
     "train_offline",
 ]
@@ -126,7 +127,7 @@ def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     """The language model: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
 
     Raises:
-        ValueError: the run has another tokenizer than the dataset.
+        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
     """
     tokenizer = data.dataset.tokenizer
     if options.start is not None:
@@ -154,9 +155,10 @@ def lm_of_run(folder: Path, data: OfflineData) -> PreTrainedModel:
     """The language model of a finished run, with the tokens of the data.
 
     Raises:
-        ValueError: the run has another tokenizer than the dataset.
+        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
     """
     model, own = load_model(folder)
+    refuse_returns(folder, model)
     if own.config() != data.dataset.tokenizer.config():
         about = read_options(folder / "config.json").object("notes").take("task", str)
         raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
@@ -176,8 +178,12 @@ def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTe
 
 def held_out_rows(dataset: RowDataset, held_out: int) -> TensorDict:
     """The dataset's last ``held_out`` episodes, at most a tenth of it, which are not trained on."""
-    number = min(held_out, len(dataset) // 10)
-    return dataset[len(dataset) - number :]
+    return dataset[number_to_train(len(dataset), held_out) :]
+
+
+def number_to_train(episodes: int, held_out: int) -> int:
+    """How many of a dataset's episodes, its first ones, are trained on."""
+    return episodes - min(held_out, episodes // 10)
 
 
 def train_offline(

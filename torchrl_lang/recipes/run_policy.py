@@ -28,16 +28,19 @@ __all__ = ["Method", "RunDecoding", "build_policy", "methods_of"]
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 _FILE = "decoding.json"
+_KINDS: dict[str, type] = {"include_logits": bool, "min_p": float, "log_prob_weight": float}
 
 
 @dataclass(frozen=True)
 class RunDecoding:
-    """How action values decide, as the algorithm that learned them prescribes it."""
+    """How values decide, as the algorithm that learned them and the options of its run prescribe it."""
 
     include_logits: bool = True
-    """Whether the language model's logits count beside the values."""
+    """Whether the language model's logits count beside the action values."""
     min_p: float | None = None
-    """Least probability of a token under the language model, relative to the likeliest one's."""
+    """Least probability of a token under the language model, relative to the likeliest one's, where they do not."""
+    log_prob_weight: float = 0.0
+    """Weight of an utterance's log-probability beside its value where utterances are ranked."""
 
     def save(self, run: Path) -> None:
         """Write it to the folder of a run."""
@@ -53,8 +56,8 @@ class RunDecoding:
         if not (run / _FILE).is_file():
             return cls()
         fields = Fields.read(run / _FILE, remedy="train again")
-        min_p = None if fields.content.get("min_p") is None else fields.take("min_p", float)
-        return cls(fields.take("include_logits", bool), min_p)
+        given = {name: kind for name, kind in _KINDS.items() if fields.content.get(name) is not None}
+        return cls(**{name: fields.take(name, kind) for name, kind in given.items()})
 
 
 def methods_of(model: SavedModel) -> tuple[Method, ...]:
@@ -105,23 +108,23 @@ def build_policy(
             heads["target_chai_qvalue"],
             candidates=candidates,
         )
-    guidance, ranking = _guidance(model, decoding, beta, method)
-    if not decoding.include_logits and decoding.min_p is not None:
-        ranking["min_p"] = decoding.min_p
-    return UtteranceActor(actor, control, action_length, guidance=guidance, method=method, **{**ranking, **options})
+    guidance, chosen = _guidance(model, decoding, beta, method)
+    return UtteranceActor(actor, control, action_length, guidance=guidance, method=method, **{**chosen, **options})
 
 
 def _guidance(
     model: SavedModel, decoding: RunDecoding, beta: float, method: Method
 ) -> tuple[ValueGuidance | None, dict[str, Any]]:
-    """The values that guide or rank, and how candidates are ranked."""
-    by_value = {"end_value_weight": 1.0, "log_prob_weight": 0.0} if method == "best_of" else {}
-    if "target_utterance_qvalue" in model.heads and by_value:
-        return UtteranceValueGuidance(model.heads["target_utterance_qvalue"]), by_value
-    if "target_qvalue" in model.heads and (beta or by_value):
-        qvalue = model.heads["target_qvalue"]
-        return ValueGuidance(qvalue, beta=beta, include_logits=decoding.include_logits or not beta), by_value
-    return None, {}
+    """The values that guide or rank, and the options of decoding that go with them."""
+    ranks = method == "best_of"
+    chosen = {"end_value_weight": 1.0, "log_prob_weight": decoding.log_prob_weight} if ranks else {}
+    if "target_utterance_qvalue" in model.heads and ranks:
+        return UtteranceValueGuidance(model.heads["target_utterance_qvalue"]), chosen
+    if "target_qvalue" not in model.heads or not (beta or ranks):
+        return None, {}
+    replaces_logits = bool(beta) and not decoding.include_logits
+    guidance = ValueGuidance(model.heads["target_qvalue"], beta=beta, include_logits=not replaces_logits)
+    return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 
 
 def _ranks_utterances(model: SavedModel) -> bool:

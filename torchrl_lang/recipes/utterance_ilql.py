@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,11 +20,12 @@ from torchrl_lang.modules import (
     save_language_model,
     value_module,
 )
-from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import UtteranceILQLLoss
 from torchrl_lang.recipes.offline import build_actor, build_lm, open_data, train_offline
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.utterance_values import UtteranceOptions, saved_qvalues
+from torchrl_lang.recipes.run_policy import RunDecoding
+from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.utterance_values import UtteranceOptions
 
 __all__ = ["UtteranceILQL", "main"]
 
@@ -72,8 +74,9 @@ def main(options: UtteranceILQL) -> float:
     )
 
     def save(folder: Path) -> None:
-        heads: dict[str, Head] = {**saved_qvalues("utterance_qvalue", qvalue, loss), "value": value}
-        save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
+        qvalues = saved_qvalues("utterance_qvalue", qvalue, deepcopy(qvalue), loss)
+        save_language_model(folder, lm, {**qvalues, "value": value}, tokenizer=tokenizer.config())
+        RunDecoding(log_prob_weight=options.log_prob_weight).save(options.out)
 
     best = train_offline(
         options,

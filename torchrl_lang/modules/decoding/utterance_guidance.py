@@ -19,7 +19,7 @@ class UtteranceValueGuidance(ValueGuidance):
     """Values of finished utterances for ranking: the next-token distribution stays the language model's.
 
     The policy of ILQL with one value an utterance (arXiv 2206.11871) samples candidates and plays the one with the
-    highest ``end_value_weight * min_k Q_k + log_prob_weight * log pi``, both read from the last state of the utterance,
+    highest ``end_value_weight * min_k Q_k + log_prob_weight * log pi(u | s)``. Q reads the last state of the utterance,
     in which its end is written: ``UtteranceActor(..., method="best_of", candidates=N, end_value_weight=1,
     log_prob_weight=w)``.
 
