@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{text(results)}")
     if options.quick:
         return
-    name = f"wordle_table_{setting.words}"
+    name = f"wordle_table_{setting.words}_{setting.steps}"
     (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
     panels = {data: summaries(players) for data, players in results["returns"].items()}
     draw_intervals(RESULTS / f"{name}.png", f"Wordle with {setting.words} words: mean return, 95 % intervals", panels)
