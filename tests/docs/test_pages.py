@@ -20,6 +20,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 TOLERANCE = {
     "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
+    "tutorials/wordle_experiments.md": 0.3,
     "tutorials/wordle_offline.md": 0.35,
     "tutorials/trust_values.md": 0.35,
     "tutorials/ppo_own_game.md": 0.2,
@@ -36,6 +37,10 @@ def check_offline_family(space):
     returns, best = space["returns"], space["shortest"].mean_return
     assert all(returns[name] > best - 0.1 for name in ("single-step", "awac", "cql", "ilql"))
     assert all(returns[name] > returns["bc"] + 0.5 for name in ("bcq", "psi", "chai", "utterance-ilql"))
+
+
+def check_wordle_experiments(space):
+    assert (space["rates"][1:] > 0.85).all()
 
 
 def check_wordle_offline(space):
@@ -83,6 +88,7 @@ CHECKS = {
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
     "tutorials/trust_values.md": check_trust_values,
+    "tutorials/wordle_experiments.md": check_wordle_experiments,
     "tutorials/wordle_offline.md": check_wordle_offline,
 }
 
