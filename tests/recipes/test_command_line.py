@@ -167,7 +167,7 @@ def test_errors_that_a_user_can_correct_are_one_line(arguments, message, capsys,
 def test_values_are_not_asked_of_a_run_without_any(data, tmp_path, capsys):
     assert train("bc", data, tmp_path / "bc", "--steps", "2", "--eval-every", "2") == 0
     assert main(["evaluate", "--run", str(tmp_path / "bc"), "--games", "4", "--beta", "8"]) == 2
-    assert "learned no values" in capsys.readouterr().err
+    assert "learned no values of tokens" in capsys.readouterr().err
 
 
 def test_demo_writes_all_it_promises(tmp_path, capsys, monkeypatch):

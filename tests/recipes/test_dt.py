@@ -57,7 +57,8 @@ def test_the_range_is_that_of_the_data_and_the_target_the_mean_of_the_best_tenth
 
 def test_a_target_beyond_the_data_widens_the_range(home):
     plain, _ = built(home)
-    wider, _ = built(home, target_return=3.0)
+    with pytest.warns(UserWarning, match=r"target_return=3 lies outside the returns of the data, \[-"):
+        wider, _ = built(home, target_return=3.0)
     assert (wider.low, wider.high, wider.target) == (plain.low, 3.0, 3.0)
     inside, _ = built(home, target_return=plain.low)
     assert (inside.low, inside.high, inside.target) == (plain.low, plain.high, plain.low)

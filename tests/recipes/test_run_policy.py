@@ -68,7 +68,7 @@ def test_the_policy_is_that_of_the_algorithm(runs):
 
 
 def test_what_an_algorithm_has_not_is_an_error(runs):
-    with pytest.raises(ValueError, match=r"learned no values, so beta=2\.0"):
+    with pytest.raises(ValueError, match=r"learned no values of tokens, so beta=2\.0"):
         load_run(runs / "chai").policy(2.0)
     with pytest.raises(ValueError, match="Only a decision transformer is asked for a return"):
         load_run(runs / "bc").policy(target_return=-1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,7 +55,7 @@ class DT(OfflineOptions):
 def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: int) -> ReturnEmbedding:
     """The embedding of the returns of rows ``[N]``, the held-out ones at their end, for a model of this width.
 
-    Its range holds all returns of the rows and a target that is given as a number.
+    Its range holds all returns of the rows and a target that is given as a number; one that no row has is a warning.
     """
     wholes, lows, highs = [], [], []
     for part in rows.split(10_000):
@@ -69,6 +70,12 @@ def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: 
     trained = torch.cat(wholes)[: number_to_train(len(rows), options.held_out)]
     best = trained.topk(max(round(_BEST * len(trained)), 1)).values.mean()
     target = float(best) if options.target_return == "best" else options.target_return
+    if not min(lows) <= target <= max(highs):
+        warnings.warn(
+            f"target_return={target:g} lies outside the returns of the data, [{min(lows):g}, {max(highs):g}]: what the "
+            "policy does then was never trained.",
+            stacklevel=2,
+        )
     return ReturnEmbedding(width, min(*lows, target), max(*highs, target), mode=options.mode, target=target)
 
 
@@ -98,8 +105,7 @@ def main(options: DT) -> float:
     returns = build_returns(options, dataset.rows, width, control.end_of_action)
     actor = condition_on_returns(build_actor(options, lm), returns)
     print(
-        f"{options.out.name}: asks for the return {returns.target:.2f}; returns of the data lie between "
-        f"{returns.low:.2f} and {returns.high:.2f}",
+        f"{options.out.name}: asks for the return {returns.target:.2f} of {returns.low:.2f} to {returns.high:.2f}",
         flush=True,
     )
     loss = DecisionTransformerLoss(

@@ -118,7 +118,7 @@ class FinishedRun:
             ValueError: the run has no values.
         """
         if not self.has_values:
-            raise ValueError("This run learned no values: there is no beta to choose.")
+            raise ValueError("This run learned no values of tokens: there is no beta to choose.")
         returns = {}
         for beta in sorted(self.betas if betas is None else betas):
             summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)

@@ -93,7 +93,7 @@ def build_policy(
     """
     heads = model.heads
     if beta and "target_qvalue" not in heads:
-        raise ValueError(f"This run learned no values, so beta={beta} has nothing to weigh: leave beta at 0.")
+        raise ValueError(f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0.")
     actor, returns = language_actor(model.lm), heads.get("returns")
     if isinstance(returns, ReturnEmbedding):
         condition_on_returns(actor, returns)
