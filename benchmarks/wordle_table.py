@@ -48,6 +48,9 @@ METHODS: dict[str, list[str]] = {
 STARTS = {"CHAI": "BC"}
 """Methods that start from another one's run."""
 
+POLICY_ALONE = ("AWAC",)
+"""Methods whose values train the policy and do not decode."""
+
 DATA: dict[str, dict[str, Any]] = {
     "mediocre": {"player": "mediocre"},
     "habit": {"player": "habit"},
@@ -133,18 +136,18 @@ def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
     def mean_return(policy: TensorDictModuleBase, games: int, first: int) -> float:
         return finished.task.evaluate(policy, games=games, seed=first + seed)[0].mean_return
 
-    policies = dict(decodings(finished))
+    policies = dict(decodings(finished, by_values=method not in POLICY_ALONE))
     chosen = max(policies, key=lambda name: mean_return(policies[name], setting.choice_games, CHOICE))
     found = {"decoding": chosen, "return": mean_return(policies[chosen], setting.report_games, REPORT)}
     print(f"{folder.name}, {method}: {found['return']:.2f} ({chosen})", flush=True)
     write_file(path, json.dumps(found) + "\n")
 
 
-def decodings(finished: FinishedRun) -> Iterator[tuple[str, TensorDictModuleBase]]:
+def decodings(finished: FinishedRun, *, by_values: bool = True) -> Iterator[tuple[str, TensorDictModuleBase]]:
     """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way."""
-    for beta in finished.betas:
-        yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
-    if finished.has_values:
+    if finished.has_values and by_values:
+        for beta in finished.betas:
+            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
         return
     if "best_of" in methods_of(finished.model):
         for candidates in CANDIDATES:
