@@ -18,6 +18,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
 TOLERANCE = {
+    "tutorials/chat_model.md": 0.3,
     "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
     "tutorials/wordle_experiments.md": 0.3,
@@ -31,6 +32,13 @@ def check_random_walks(space):
     optimality = {name: value for name, (_, value) in space["results"].items()}
     copying = max(value for name, value in optimality.items() if name.startswith("BC"))
     assert optimality["ILQL, beta 2"] > max(copying + 0.03, 0.95)
+
+
+def check_chat_model(space):
+    imitated, learned = (result["mean return of 3"] for result in space["results"])
+    assert learned > max(imitated + 1, 2.8)
+    curve = space["curve"]
+    assert sum(curve[-3:]) / 3 > max(sum(curve[:3]) / 3 + 1, 2.3)
 
 
 def check_offline_family(space):
@@ -84,6 +92,7 @@ CHECKS = {
     "guides/files_and_errors.md": check_files_and_errors,
     "guides/kl_penalties.md": check_kl_penalties,
     "guides/online.md": check_online,
+    "tutorials/chat_model.md": check_chat_model,
     "tutorials/offline_family.md": check_offline_family,
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
