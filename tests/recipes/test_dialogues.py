@@ -176,7 +176,13 @@ def test_a_few_dialogues_are_all_trained_on(tmp_path, monkeypatch, capsys):
     (tmp_path / "dialogues.jsonl").write_text("\n".join(json.dumps(dialogue(number)) for number in range(9)))
     assert main(train("ilql", tmp_path, tmp_path / "run")) == 0
     assert len(trained[0]) == 9
-    assert "run: last checkpoint at step 4, no episodes were held out; model in" in capsys.readouterr().out
+    assert "run: last checkpoint at step 4, as no figure was measured to choose by; model in" in capsys.readouterr().out
+
+
+def test_chai_keeps_its_last_checkpoint(home, runs, tmp_path, capsys):
+    """Its language model does not change, and a low loss of its values is no sign of a good policy."""
+    assert main(train("chai", home, tmp_path / "run", "--start", str(runs / "bc"))) == 0
+    assert "run: last checkpoint at step 4, as no figure was measured to choose by" in capsys.readouterr().out
 
 
 def test_bc_learns_the_dialogues(home, tmp_path):

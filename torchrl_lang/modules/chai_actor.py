@@ -61,7 +61,7 @@ class CHAIActor(TensorDictModuleBase):
         torch.Size([2, 4])
     """
 
-    def __init__(self, policy: UtteranceActor, qvalue: nn.Module, *, candidates: int = 4) -> None:
+    def __init__(self, policy: UtteranceActor, qvalue: nn.Module, *, candidates: int = 8) -> None:
         super().__init__()
         check_sampling_policy("CHAIActor", policy)
         check_writes("qvalue", qvalue, UTTERANCE_VALUE)

@@ -74,8 +74,8 @@ def main(options: CHAI) -> float:
 
     @torch.no_grad()
     def check(rows: TensorDictBase) -> dict[str, float]:
-        """The loss of the held-out rows: the language model's does not change."""
-        return {"held_out_loss": float(total_loss(loss(checked)))}
+        """The loss of the values on held-out rows. No checkpoint is chosen by it: it is least where Q is still zero."""
+        return {"held_out_value_loss": float(total_loss(loss(checked)))}
 
     updater = SoftUpdate(loss, tau=options.tau)
     best = train_offline(options, data, loss, policy, save, check, target_updater=updater, prepare=with_candidates)

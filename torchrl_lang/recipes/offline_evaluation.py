@@ -105,7 +105,7 @@ class GamesEvaluation(Evaluation):
 
 @dataclass(frozen=True)
 class HeldOutEvaluation(Evaluation):
-    """Chooses by the loss of held-out episodes, where there is no environment; without such episodes by no figure."""
+    """Chooses by the policy's loss of held-out episodes, where there is no environment; otherwise by no figure."""
 
     longest: int
     """Tokens of the longest utterance of the data."""
@@ -129,8 +129,8 @@ class HeldOutEvaluation(Evaluation):
         return {"task": DIALOGUES, "action_length": self.longest}
 
     def figures(self, policy: Any, checked: Mapping[str, float], options: OfflineOptions) -> dict[str, float]:
-        """The mean log-probability of the agent's held-out tokens."""
-        return {self.best_by: -checked["held_out_loss"]} if checked else {}
+        """The mean log-probability of the agent's held-out tokens, if it was measured."""
+        return {self.best_by: -checked["held_out_loss"]} if "held_out_loss" in checked else {}
 
     def describe(self, best: float) -> str:
         """The loss."""

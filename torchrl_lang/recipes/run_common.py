@@ -131,7 +131,7 @@ def finish(
     found = checkpoints.metrics("best").get(checkpoints.best_by, math.nan)
     chosen = f"best at {unit} {best}, {describe(found)}"
     if best is None:
-        chosen = f"last checkpoint at {unit} {checkpoints.restore()}, no episodes were held out"
+        chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
     model = options.out / "model"
     save(model)
     print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
