@@ -58,7 +58,7 @@ from torchrl_lang.training import muon_adamw, train_steps, warmup_cosine
 WASTED = 4
 """Number of guesses that the suboptimal player wastes."""
 
-METHODS = {"ILQL": 0.95, "single-step": 0.5, "BC": None}
+METHODS = {"ILQL": 0.99, "single-step": 0.5, "BC": None}
 """Names and the expectile of V; BC compares log-probabilities instead of values."""
 
 KINDS = {"first guess": 2, "third guess": 1}
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
 
     words: int = 50
     experts: int = 3000
-    steps: int = 1000
+    steps: int = 1600
     measurements: int = 10
     compared: int = 100
 
