@@ -283,10 +283,14 @@ class RowLoss(LossModule):
 
     def _reduce_decisions(self, values: Tensor, batch: TransitionBatch) -> Tensor:
         """Reduce one value a decision, ``[N]``: mean or sum over what counts, or all at their places, ``[*B, T]``."""
-        values = torch.where(batch.counts, values, 0)  # not multiplied: a masked value may be infinite
+        return self._reduce(values, batch, batch.place, batch.counts)
+
+    def _reduce(self, values: Tensor, batch: TransitionBatch, place: Tensor, counted: Tensor) -> Tensor:
+        """Reduce values that belong to places of the flattened batch, of which some are ``counted``, each ``[M]``."""
+        values = torch.where(counted, values, 0)  # not multiplied: a masked value may be infinite
         if self.reduction == "none":
-            return batch.at_decisions(values).reshape(batch.shape)
-        return values.sum() if self.reduction == "sum" else values.sum() / batch.number
+            return batch.at_decisions(values, place).reshape(batch.shape)
+        return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
 
 
 def in_chunks(logits_chunk: LogitsChunk, vocabulary: int) -> bool:

@@ -1,4 +1,4 @@
-"""The base of the losses with one value for each utterance: Q heads, and reductions over utterances."""
+"""The base of the losses with one value for each utterance: Q heads, and which utterances count."""
 
 from __future__ import annotations
 
@@ -42,10 +42,3 @@ class UtteranceValueLoss(TargetQLoss):
     def _counted(self, batch: TransitionBatch, place: Tensor) -> Tensor:
         """Bool ``[U]``: utterances that count, by their last decisions, int64 ``[U]`` in the flattened batch."""
         return torch.ones_like(place, dtype=torch.bool) if batch.mask is None else batch.mask.flatten()[place]
-
-    def _reduce(self, values: Tensor, batch: TransitionBatch, place: Tensor, counted: Tensor) -> Tensor:
-        """Reduce one value an utterance, ``[U]``: mean or sum of the ``counted``; or all at ``place``."""
-        values = torch.where(counted, values, 0)  # not multiplied: a masked value may be infinite
-        if self.reduction == "none":
-            return batch.at_decisions(values, place).reshape(batch.shape)
-        return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
