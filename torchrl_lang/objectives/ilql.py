@@ -10,9 +10,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional import cql_term, expectile_loss, margin_term, masked_mean
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.checks import check_token, set_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
@@ -28,7 +29,7 @@ _WEIGHTS = ("value_weight", "qvalue_weight", "cql_weight", "margin_weight", "act
 _METRICS = ("value", "qvalue", "target_qvalue", "advantage")
 
 
-class ILQLLoss(ValueRowLoss):
+class ILQLLoss(ValueRowLoss, AdvantageWeights):
     r"""Implicit language Q-learning over rows of tokens.
 
     At each decision ``j`` with state ``s_j``, token ``a_j``, reward ``r_j`` and successor ``s_{j+1}`` (arXiv
@@ -173,13 +174,10 @@ class ILQLLoss(ValueRowLoss):
         super().__init__(reduction, logits_chunk)
         self._set_networks(actor_network, qvalue_network, value_network, value_trunk, target_trunk)
         one_of("target", target, ("td", "mc", "lambda"))
-        one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         within("expectile", expectile, 0, 1, inclusive=False)
         check_token("end_of_action", end_of_action, actor_network)
         positive("cql_temperature", cql_temperature)
-        if weight_clip is not None:
-            positive("weight_clip", weight_clip)
         finite("margin", margin, low=None)
         self._set_value_bounds(value_min, value_max)
         self.gamma, self.lmbda, self.turn_gamma, self.turn_lmbda = gamma, lmbda, turn_gamma, turn_lmbda
@@ -188,14 +186,13 @@ class ILQLLoss(ValueRowLoss):
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
         self.cql_weight, self.cql_temperature = cql_weight, cql_temperature
         self.margin_weight, self.margin = margin_weight, margin
-        self.advantage_temperature, self.advantage_weighting = advantage_temperature, advantage_weighting
-        self.weight_clip, self.transition_weight = weight_clip, transition_weight
+        self._set_advantage_weights(advantage_temperature, advantage_weighting, weight_clip, transition_weight)
         self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
         for name in ("gamma", "turn_gamma", "lmbda", "turn_lmbda", "qvalue_lmbda"):
             if (number := getattr(self, name)) is not None:
                 within(name, number, 0, 1)
-        for name in (*_WEIGHTS, "transition_weight", "advantage_temperature"):
+        for name in _WEIGHTS:
             finite(name, getattr(self, name))
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any) -> Self:
@@ -265,20 +262,11 @@ class ILQLLoss(ValueRowLoss):
 
     # -- the policy's weights and metrics --------------------------------------------------------------------------
 
-    @property
-    def _weighs_advantages(self) -> bool:
-        return bool(self.actor_weight) and (self.advantage_weighting == "sign" or self.advantage_temperature != 0)
-
-    @property
-    def _transition_weight(self) -> float:
-        return self.transition_weight if self.weight_clip is None else min(self.transition_weight, self.weight_clip)
-
     def _actor_weights(self, value: Tensor, target: Tensor | None) -> Tensor | None:
         if not self._weighs_advantages:
             return None if self.weight_clip is None else torch.ones_like(value).clamp_max(self.weight_clip)
         assert target is not None
-        advantage = target - value.detach()
-        return advantage_weight(advantage, self.advantage_temperature, self.advantage_weighting, self.weight_clip)
+        return self._advantage_weight(target - value.detach())
 
     def _metrics(
         self, batch: TransitionBatch, value: Tensor, qvalues: QValues, target: Tensor | None

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from torchrl_lang.functional import (
     UtteranceSpans,
-    advantage_weight,
     expectile_loss,
     find_utterances,
     masked_mean,
     td_target,
 )
-from torchrl_lang.functional.checks import finite, one_of, positive, within
+from torchrl_lang.functional.checks import finite, one_of, within
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import LogitsChunk, gather_inputs
 from torchrl_lang.objectives.checks import check_actor, check_head, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
@@ -35,7 +35,7 @@ _WEIGHTS = ("value_weight", "qvalue_weight", "actor_weight")
 _METRICS = ("value", "qvalue", "target_qvalue", "advantage")
 
 
-class UtteranceILQLLoss(UtteranceValueLoss):
+class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     r"""Implicit Q-learning over utterances: the per-utterance variant that ILQL is compared with.
 
     An utterance ``u_i`` of a row has the state ``s_i``, the position before its first token, and the sum ``R_i`` of its
@@ -151,18 +151,14 @@ class UtteranceILQLLoss(UtteranceValueLoss):
         self.actor_network = actor_network
         self._set_qvalue(qvalue_network, self.tensor_keys.utterance_value)
         self.convert_to_functional(value_network, "value_network")
-        one_of("advantage_weighting", advantage_weighting, ("exp", "sign"))
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         within("gamma", gamma, 0, 1)
         within("expectile", expectile, 0, 1, inclusive=False)
-        if weight_clip is not None:
-            positive("weight_clip", weight_clip)
         self.gamma, self.expectile, self.end_of_action = gamma, expectile, end_of_action
         self.value_weight, self.qvalue_weight, self.actor_weight = value_weight, qvalue_weight, actor_weight
-        self.advantage_temperature, self.advantage_weighting = advantage_temperature, advantage_weighting
-        self.weight_clip, self.transition_weight = weight_clip, transition_weight
+        self._set_advantage_weights(advantage_temperature, advantage_weighting, weight_clip, transition_weight)
         self.actor_normalizer = actor_normalizer
-        for name in (*_WEIGHTS, "transition_weight", "advantage_temperature"):
+        for name in _WEIGHTS:
             finite(name, getattr(self, name))
 
     @dispatch(source="_all_in_keys")
@@ -201,7 +197,7 @@ class UtteranceILQLLoss(UtteranceValueLoss):
                 rows,
                 head,
                 self._actor_weights(found.get("advantage", torch.zeros_like(value)).detach(), spans),
-                transition_weight=min(self.transition_weight, self.weight_clip or torch.inf),
+                transition_weight=self._transition_weight,
                 normalizer=self.actor_normalizer,
                 reduction=self.reduction,
                 logits_chunk=self.logits_chunk,
@@ -217,11 +213,7 @@ class UtteranceILQLLoss(UtteranceValueLoss):
         with self.value_network_params.to_module(self.value_network):
             return upcast_half(self.value_network(inputs).get(self.tensor_keys.state_value).squeeze(-1))
 
-    @property
-    def _weighs_advantages(self) -> bool:
-        return bool(self.actor_weight) and (self.advantage_weighting == "sign" or self.advantage_temperature != 0)
-
     def _actor_weights(self, advantage: Tensor, spans: UtteranceSpans) -> Tensor:
         """The weight of each decision, ``[N]``, from the advantages of the utterances, ``[U]``."""
         advantage = torch.cat([advantage, advantage.new_zeros(1)])[spans.of_decision]
-        return advantage_weight(advantage, self.advantage_temperature, self.advantage_weighting, self.weight_clip)
+        return self._advantage_weight(advantage)
