@@ -12,6 +12,12 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SHORTER = {
+    "asymmetric_critic.py": {
+        "steps=200": "steps=3",
+        "ITERATIONS, GAMES, TRIES = 30, 128, 4": "ITERATIONS, GAMES, TRIES = 2, 16, 4",
+        "ITERATIONS, 10)": "ITERATIONS, 1)",
+        "first + 10]": "first + 1]",
+    },
     "chat_model.py": {
         "words=150_000": "words=17_000",  # tied values all the same
         "tokenizer, 64, seed=0": "tokenizer, 8, seed=0",

@@ -38,6 +38,8 @@ __all__ = [
     "CANDIDATE_MASK",
     "DONE",
     "IS_EXAMPLE",
+    "PRIVILEGED",
+    "PRIVILEGED_MASK",
     "TRAIN_MASK",
     "RAW_REWARD",
     "REWARD",
@@ -91,6 +93,10 @@ RAW_REWARD = "raw_reward"
 """float: the reward before a divergence penalty was subtracted, with the shape of the reward."""
 TARGET_RETURN = "target_return"
 """float ``[*B, 1]``: the return of the whole episode that a policy is asked for."""
+PRIVILEGED = "privileged"
+"""int64 ``[*B, F]``: tokens of what is known in training only, such as a hidden word; read by critics."""
+PRIVILEGED_MASK = "privileged_mask"
+"""bool ``[*B, F]``: True on real privileged tokens; absent where all are real."""
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"

@@ -78,6 +78,7 @@ def rows_from_rollout(
     *,
     unfinished: Literal["drop", "truncate"],
     carry: Sequence[NestedKey] = (),
+    keep: Sequence[str] = (),
     reward_key: NestedKey | None = REWARD,
 ) -> TensorDict:
     """Rows ``[N]`` of the episodes in a rollout or a collector's batch ``[*B, time]``.
@@ -91,13 +92,14 @@ def rows_from_rollout(
             truncated.
         carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to scatter to the
             tokens' positions, ``[N, T]``: KL penalties need ``["token_log_prob"]``, for instance.
+        keep: entries ``[*B, time, ...]`` of the last ``next`` observation to copy beside the row, ``[N, ...]``.
         reward_key: the step reward under ``"next"`` that ``token_reward`` sums to, turn by turn. The default is the
             transformed reward (for instance by ``RewardScaling``); if it differs from the sum of the environment's
             token rewards of a turn, the difference is added to the turn's last token. None keeps the environment's own
             token rewards.
 
     Returns:
-        A copy of the row entries, ``terminated``, ``truncated`` and the carried entries. If a divergence penalty was
+        A copy of the row entries, ``terminated``, ``truncated``, the carried and the kept entries. If a divergence penalty was
         subtracted from the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be
         penalized a second time.
 
@@ -127,20 +129,20 @@ def rows_from_rollout(
     """
     one_of("unfinished", unfinished, ("drop", "truncate"))
     step = rollout.get("next")
-    missing = [key for key in (*ROW_KEYS, TERMINATED) if step.get(key, None) is None]
+    missing = [key for key in (*ROW_KEYS, TERMINATED, *keep) if step.get(key, None) is None]
     if missing:
         raise missing_entry(
             "rows_from_rollout",
             [("next", key) for key in missing],
             rollout,
-            "Pass a rollout of a language environment.",
+            "Pass a rollout of a language environment that observes them.",
         )
     take = finished_steps(rollout)
     if unfinished == "truncate":
         running = ~rollout.get(("next", DONE)).squeeze(-1)
         running[..., :-1] = False
         take = take | running
-    return rows_at(rollout, take, carry=carry, reward_key=reward_key)
+    return rows_at(rollout, take, keep=keep, carry=carry, reward_key=reward_key)
 
 
 def episode_numbers(done: Tensor, playing: Tensor, begun: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,6 +26,7 @@ from torchrl_lang.modules.freezing import train_top_layers, transformer_blocks
 from torchrl_lang.modules.language_model import causal_lm, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.large_vocabulary import LARGE_VOCABULARY, default_qvalue_head
 from torchrl_lang.modules.mixed_policy import MixedPolicy
+from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.return_conditioned_actor import ReturnConditionedActor, condition_on_returns
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
@@ -56,6 +57,7 @@ __all__ = [
     "CandidateSampler",
     "MixedPolicy",
     "NextTokenDistribution",
+    "PrivilegedTrunk",
     "QValueHead",
     "ReturnConditionedActor",
     "ReturnEmbedding",

@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
@@ -49,7 +49,7 @@ class AdvantageRowLoss(RowLoss):
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.GAE
     value_network: TensorDictModule
-    value_trunk: TensorDictModule | None
+    value_trunk: TensorDictModuleBase | None
 
     gamma: float
     lmbda: float

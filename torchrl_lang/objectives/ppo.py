@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase, dispatch
 from torch import Tensor
 
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
@@ -80,7 +80,8 @@ class PPOLoss(AdvantageRowLoss):
         value_network: ``hidden [N, H] -> state_value [N, 1]``.
 
     Keyword Args:
-        value_trunk: a trunk of its own for the values; by default they read the actor's.
+        value_trunk: a trunk of its own for the values; by default they read the actor's. It may read what the actor
+            must not, see :class:`~torchrl_lang.modules.PrivilegedTrunk`.
         clip_epsilon: ``eps``, or ``(low, high)``.
         value_clip: how far a value may move from what :meth:`estimate` found before it gains nothing by moving on; None
             for no limit.
@@ -153,7 +154,7 @@ class PPOLoss(AdvantageRowLoss):
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         value_network: TensorDictModule,
         *,
-        value_trunk: TensorDictModule | None = None,
+        value_trunk: TensorDictModuleBase | None = None,
         clip_epsilon: float | tuple[float, float] = 0.2,
         value_clip: float | None = None,
         value_weight: float = 0.5,

@@ -13,6 +13,7 @@ from torchrl.data import Binary, Unbounded
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import refuse
 from torchrl_lang.envs.row_state import Rows, Utterance
+from torchrl_lang.envs.specs import token_ids
 from torchrl_lang.envs.wordle.candidate_sets import CandidateSets
 from torchrl_lang.envs.wordle.rules import GREEN, SOLVED, Rules, answer, colours_of_codes
 from torchrl_lang.envs.wordle.transcript import COLOUR_TOKENS, read_turns, unanswered_guesses
@@ -30,6 +31,7 @@ from torchrl_lang.envs.wordle.words import (
 )
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.schema import PRIVILEGED
 
 __all__ = ["WordleEnv"]
 
@@ -48,7 +50,7 @@ class WordleEnv(LanguageEnv):
     tensordict or by keyword, ``reset(hidden_word=...)``. Use the keyword if the environment is wrapped:
     ``TransformedEnv`` and ``ParallelEnv`` remove the entry (see :class:`~torchrl_lang.envs.LanguageEnv`). With
     ``set_state=True`` the game continues from given rows. The hidden word is then the given one, which must agree with
-    all colours so far, or drawn uniformly from the words that do. The hidden word is never part of an observation.
+    all colours so far, or drawn uniformly from the words that do. Only ``privileged`` shows the hidden word.
 
     A game takes ``13 * T + 55`` bytes of state and ``14 * T + 7`` of observation, about 1 KB each with six tries (``T``
     is 74), whatever the list. With ``consistent`` the state takes another ``W / 8`` bytes (288 for 2,300 words), the
@@ -68,6 +70,8 @@ class WordleEnv(LanguageEnv):
         consistent: adds the observation ``consistent``, the words that agree with all colours so far: as bool
             ``[*B, W]``, or with ``"packed"`` as bits, uint8 ``[*B, ceil(W / 8)]``, which
             :func:`~torchrl_lang.envs.wordle.unpack_words` unpacks.
+        privileged: adds the observation ``privileged``, the letters of the hidden word, int64 ``[*B, 5]``, for the
+            critic of :class:`~torchrl_lang.modules.PrivilegedTrunk`. No player may read it.
         seed: seed of the hidden words.
         device: device of the tensors.
 
@@ -103,6 +107,7 @@ class WordleEnv(LanguageEnv):
         guesses: WordList | None = None,
         action_length: int = WORD_LENGTH + 1,
         consistent: bool | Literal["packed"] = False,
+        privileged: bool = False,
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
@@ -113,8 +118,8 @@ class WordleEnv(LanguageEnv):
         word_list = common_words() if words is None else load_words(words)
         self.n_words = len(word_list)
         self.observes_consistent: bool | Literal["packed"] = consistent
-        if consistent is True:
-            self._new_observations = ("consistent",)
+        self.observes_privileged = privileged
+        self._new_observations = ("consistent",) * (consistent is True) + (PRIVILEGED,)
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
         super().__init__(
             wordle_tokenizer(),
@@ -207,19 +212,25 @@ class WordleEnv(LanguageEnv):
         return task
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        if not self.observes_consistent:
-            return {}
-        packed = task["possible"]
-        return {"consistent": packed if self.observes_consistent == "packed" else self._sets.members(packed)}
+        observed = {}
+        if self.observes_consistent:
+            packed = task["possible"]
+            observed["consistent"] = packed if self.observes_consistent == "packed" else self._sets.members(packed)
+        if self.observes_privileged:
+            observed[PRIVILEGED] = self._index.letters.index_select(0, task["word"])
+        return observed
 
     def _task_observation_spec(self) -> dict[str, Any]:
-        if not self.observes_consistent:
-            return {}
+        batch, device, specs = self.batch_size, self.device, {}
         if self.observes_consistent == "packed":
-            shape = (*self.batch_size, -(-self.n_words // 8))
-            return {"consistent": Unbounded(shape=shape, dtype=torch.uint8, device=self.device)}
-        shape = (*self.batch_size, self.n_words)
-        return {"consistent": Binary(n=self.n_words, shape=shape, dtype=torch.bool, device=self.device)}
+            shape = (*batch, -(-self.n_words // 8))
+            specs["consistent"] = Unbounded(shape=shape, dtype=torch.uint8, device=device)
+        elif self.observes_consistent:
+            shape = (*batch, self.n_words)
+            specs["consistent"] = Binary(n=self.n_words, shape=shape, dtype=torch.bool, device=device)
+        if self.observes_privileged:
+            specs[PRIVILEGED] = token_ids(self.tokenizer.vocab_size, batch, WORD_LENGTH, device=device)
+        return specs
 
 
 def _valid_guesses(words: list[str], guesses: WordList | None, device: torch.device | None) -> WordIndex | None:

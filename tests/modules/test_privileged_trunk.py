@@ -1,0 +1,131 @@
+"""Privileged information in front of rows: states, padding, errors, and a critic that predicts with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
+from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.envs import WordleEnv, check_language_env
+from torchrl_lang.envs.wordle import RandomWordPlayer
+from torchrl_lang.modules import PrivilegedTrunk, Trunk, ValueHead, causal_lm, language_actor, value_module
+from torchrl_lang.modules.trunk import trunk_module
+from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.schema import PRIVILEGED, PRIVILEGED_MASK
+from torchrl_lang.training import adamw
+
+WORDS = ["crane", "slate", "mouse", "point"]
+
+
+def with_privileged(count: int = 3, width: int = 4) -> TensorDict:
+    """Ragged rows, the ``i``-th with ``i + 1`` privileged tokens."""
+    batch = rows(count)
+    generator = torch.Generator().manual_seed(5)
+    batch[PRIVILEGED] = torch.randint(TOKENIZER.vocab_size, (count, width), generator=generator)
+    batch[PRIVILEGED_MASK] = torch.arange(width) <= torch.arange(count)[:, None]
+    return batch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_those_of_the_joined_rows(kind: str) -> None:
+    """Each row alone, its privileged tokens written in front of its own."""
+    trunk, batch = Trunk(tiny_lm(kind)).eval(), with_privileged()
+    hidden = PrivilegedTrunk(trunk)(batch.clone())["hidden"]
+    for row, found in zip(batch, hidden, strict=True):
+        extra, own = row[PRIVILEGED][row[PRIVILEGED_MASK]], row["tokens"][row["attention_mask"]]
+        expected = trunk(torch.cat([extra, own])[None])[0, len(extra) :]
+        torch.testing.assert_close(found[: len(own)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_padding_of_the_privileged_tokens_does_not_matter() -> None:
+    """Neither its ids nor its width."""
+    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm()).eval()), with_privileged()
+    other = batch.clone()
+    other[PRIVILEGED] = torch.where(batch[PRIVILEGED_MASK], batch[PRIVILEGED], 1)
+    other[PRIVILEGED] = torch.nn.functional.pad(other[PRIVILEGED], (0, 2), value=3)
+    other[PRIVILEGED_MASK] = torch.nn.functional.pad(batch[PRIVILEGED_MASK], (0, 2))
+    found, expected = (trunk(entries.clone())["hidden"] for entries in (other, batch))
+    real = batch["attention_mask"]
+    torch.testing.assert_close(found[real], expected[real], atol=1e-6, rtol=1e-6)
+
+
+def test_without_a_mask_all_tokens_are_real_and_the_input_stays() -> None:
+    """Only the states are written."""
+    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm()).eval()), with_privileged()
+    batch[PRIVILEGED_MASK] = torch.ones_like(batch[PRIVILEGED_MASK])
+    bare = batch.exclude(PRIVILEGED_MASK)
+    tokens = bare["tokens"].clone()
+    torch.testing.assert_close(trunk(bare)["hidden"], trunk(batch.clone())["hidden"])
+    assert torch.equal(bare["tokens"], tokens)
+    assert set(bare.keys()) == set(batch.exclude(PRIVILEGED_MASK).keys()) | {"hidden"}
+
+
+def test_errors_name_the_entry_and_the_remedy() -> None:
+    """A missing entry, a mask of another shape or dtype, and too long rows."""
+    trunk, batch = PrivilegedTrunk(Trunk(tiny_lm())), with_privileged()
+    with pytest.raises(KeyError, match=r"privileged.*EpisodeRows\(keep="):
+        trunk(batch.exclude(PRIVILEGED))
+    with pytest.raises(ValueError, match=r"privileged_mask must be bool of the shape of privileged, \(3, 4\)"):
+        trunk(batch.clone().set(PRIVILEGED_MASK, torch.ones(3, 2, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="privileged_mask must be bool"):
+        trunk(batch.clone().set(PRIVILEGED_MASK, torch.ones(3, 4)))
+    long = batch.exclude(PRIVILEGED_MASK).set(PRIVILEGED, torch.zeros(3, 500, dtype=torch.int64))
+    with pytest.raises(ValueError, match="exceed the model's"):
+        trunk(long)
+
+
+def test_wordle_observes_the_hidden_word_only_on_request() -> None:
+    """The letters, the same in every turn, and in the rows where they are kept."""
+    env = WordleEnv(WORDS, [6], privileged=True, seed=0)
+    check_language_env(env)
+    assert PRIVILEGED not in WordleEnv(WORDS, [6], seed=0).reset()
+    games = env.rollout(3, RandomWordPlayer(WORDS, seed=0), break_when_any_done=False)
+    kept = rows_from_rollout(games, unfinished="truncate", keep=[PRIVILEGED])
+    for row in kept:
+        hidden, text = env.tokenizer.decode(row[PRIVILEGED]), env.tokenizer.decode(row["tokens"][row["attention_mask"]])
+        assert hidden in WORDS
+        assert row["truncated"] or hidden in text
+    with pytest.raises(KeyError, match="privileged"):
+        rows_from_rollout(games.exclude(("next", PRIVILEGED)), unfinished="truncate", keep=[PRIVILEGED])
+
+
+def wordle_rows() -> TensorDict:
+    """Games of a player that always begins with the same word, so that the hidden word decides the return."""
+    env = WordleEnv(WORDS, [64], max_tries=1, privileged=True, seed=0)
+    games = env.rollout(1, RandomWordPlayer(WORDS, openers=("crane",), seed=0))
+    batch = rows_from_rollout(games, unfinished="truncate", keep=[PRIVILEGED])
+    return batch.set("token_log_prob", torch.zeros_like(batch["token_reward"]))
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_a_critic_that_sees_the_hidden_word_predicts_the_return(privileged: bool) -> None:
+    """It explains all of the returns' variance; the best critic without the word is their mean and explains none."""
+    torch.manual_seed(0)
+    batch = wordle_rows()
+    model = {"vocab_size": 35, "layers": 1, "width": WIDTH, "heads": 2, "max_length": 24}
+    own = Trunk(causal_lm(**model))
+    critic = PrivilegedTrunk(own) if privileged else trunk_module(own)
+    loss = PPOLoss(language_actor(causal_lm(**model)), value_module(ValueHead(WIDTH)), value_trunk=critic, gamma=1.0)
+    optimizer = adamw(loss, 1e-2)
+    for _ in range(80):
+        out = loss(loss.estimate(batch))
+        out["loss_critic"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    explained = float(loss(loss.estimate(batch))["explained_variance"])
+    assert explained > 0.95 if privileged else explained < 0.1
+    assert all(parameter.grad is None for parameter in loss.actor_network.parameters())
+
+
+def test_collectors_rows_keep_the_entry() -> None:
+    """``EpisodeRows(keep=...)`` as the error advises."""
+    from torchrl.collectors import Collector
+
+    env = WordleEnv(WORDS, [4], privileged=True, seed=0)
+    collector = Collector(env, RandomWordPlayer(WORDS, seed=0), frames_per_batch=24, total_frames=24)
+    rows_of = EpisodeRows(keep=[PRIVILEGED])
+    kept = rows_of(next(iter(collector)))
+    collector.shutdown()
+    assert kept[PRIVILEGED].shape == (len(kept), 5)

@@ -1,0 +1,96 @@
+"""A trunk for critics that also read what is known in training only, such as a hidden word or a reference solution."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from torchrl_lang.modules.trunk import Trunk, trunk_module
+from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, missing_entry
+
+__all__ = ["PrivilegedTrunk"]
+
+
+class PrivilegedTrunk(TensorDictModuleBase):
+    """Runs a trunk over rows that begin with privileged information: the values' trunk of an asymmetric critic.
+
+    A critic is used in training only, so it may read what the policy must not: the hidden word of a game, a reference
+    solution, the other player's goal (asymmetric actor-critic, arXiv 1710.06542; for language agents SWEET-RL, arXiv
+    2503.15478). Returns depend on it, so such a critic predicts them better, and advantages have less variance. Since
+    the privileged information precedes every action, the policy gradient stays unbiased.
+
+    The tokens ``privileged`` of each row are put in front of its tokens, without a gap; the states of the row's own
+    positions come back. Attention is causal, so every state of the row sees all privileged tokens.
+
+    Pass it as ``value_trunk`` of :class:`~torchrl_lang.objectives.PPOLoss`, over a language model of its own: the
+    policy's model would learn from the values to expect tokens that it never gets. Let
+    :meth:`~torchrl_lang.objectives.PPOLoss.estimate` compute the values, ``reuse_values=False``. Action values that
+    guide decoding must not read privileged information, because it is not there when the policy acts.
+
+    Args:
+        trunk: the critic's trunk; its positions hold the privileged tokens and the row.
+
+    Reads ``tokens`` (int64) and ``attention_mask`` (bool), both ``[*B, T]``, ``privileged`` (int64 ``[*B, F]``, token
+    ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``, padding on the right). Writes what
+    the trunk writes, ``hidden`` ``[*B, T, H]``.
+
+    Raises:
+        KeyError: the rows have no ``privileged`` entry.
+        ValueError: rows and privileged tokens together exceed the model's positions; the shapes do not fit.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import PrivilegedTrunk, Trunk, causal_lm
+        >>> trunk = PrivilegedTrunk(Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)))
+        >>> rows = TensorDict(
+        ...     tokens=torch.randint(11, (3, 5)),
+        ...     attention_mask=torch.ones(3, 5, dtype=torch.bool),
+        ...     privileged=torch.randint(11, (3, 2)),
+        ...     batch_size=[3],
+        ... )
+        >>> trunk(rows)["hidden"].shape
+        torch.Size([3, 5, 8])
+    """
+
+    def __init__(self, trunk: Trunk) -> None:
+        super().__init__()
+        self.trunk = trunk_module(trunk)
+        self.in_keys = [TOKENS, ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK]
+        self.out_keys = list(self.trunk.out_keys)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the states of the rows' positions into ``tensordict``."""
+        tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
+        privileged, real = _privileged(tensordict)
+        width, extra = tokens.shape[-1], privileged.shape[-1]
+        number = real.sum(-1, keepdim=True)  # [*B, 1]
+        place = torch.arange(extra + width, device=tokens.device)
+        # The token of the joined row at each place: a privileged one, then the row's own, then padding.
+        source = torch.where(place < number, place, extra + place - number).clamp_max(extra + width - 1)
+        joined = torch.cat([privileged.to(tokens.dtype), tokens], -1).gather(-1, source)
+        length = number + attention.sum(-1, keepdim=True)
+        out = self.trunk(tensordict.copy().update({TOKENS: joined, ATTENTION_MASK: place < length}))
+        own = number + torch.arange(width, device=tokens.device)  # the row's positions in the joined row, [*B, T]
+        for key in self.out_keys:
+            state: Tensor = out.get(key)
+            tensordict.set(key, state.gather(-2, own[..., None].expand(*own.shape, state.shape[-1])))
+        return tensordict
+
+
+def _privileged(tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """The privileged tokens and their mask, each ``[*B, F]``."""
+    privileged, mask = tensordict.get(PRIVILEGED, None), tensordict.get(PRIVILEGED_MASK, None)
+    if privileged is None:
+        advice = "Keep it when rows are made, EpisodeRows(keep=['privileged']); WordleEnv(privileged=True) observes it."
+        raise missing_entry("PrivilegedTrunk", [PRIVILEGED], tensordict, advice)
+    if mask is None:
+        return privileged, torch.ones_like(privileged, dtype=torch.bool)
+    if mask.shape != privileged.shape or mask.dtype != torch.bool:
+        raise ValueError(
+            f"{PRIVILEGED_MASK} must be bool of the shape of {PRIVILEGED}, {tuple(privileged.shape)}, got {mask.dtype} "
+            f"of {tuple(mask.shape)}."
+        )
+    return privileged, mask
