@@ -57,9 +57,9 @@ def train(start, privileged):
     for iteration, steps in enumerate(collector):
         rows = loss.estimate(rows_of(steps))
         buffer = row_buffer(rows, 64, seed=iteration)
-        for _, figures in train_steps(loss, buffer.sample, optimizer, steps=8, max_grad_norm=1.0):
-            pass
-        found.append((float(rows["token_reward"].sum(-1).mean()), float(figures["explained_variance"])))
+        steps_taken = list(train_steps(loss, buffer.sample, optimizer, steps=8, max_grad_norm=1.0))
+        explained = steps_taken[-1][1]["explained_variance"]
+        found.append((float(rows["token_reward"].sum(-1).mean()), float(explained)))
     collector.shutdown()
     return found
 

@@ -99,9 +99,9 @@ def rows_from_rollout(
             token rewards.
 
     Returns:
-        A copy of the row entries, ``terminated``, ``truncated``, the carried and the kept entries. If a divergence penalty was
-        subtracted from the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be
-        penalized a second time.
+        A copy of the row entries, ``terminated``, ``truncated``, the carried and the kept entries. If a divergence
+        penalty was subtracted from the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the
+        rows cannot be penalized a second time.
 
     Raises:
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.

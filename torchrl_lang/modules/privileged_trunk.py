@@ -1,4 +1,4 @@
-"""A trunk for critics that also read what is known in training only, such as a hidden word or a reference solution."""
+"""A trunk for critics with privileged information: facts of training only, like a hidden word or reference solution."""
 
 from __future__ import annotations
 
