@@ -28,6 +28,7 @@ SHORTER = {
     "kl_own_env.py": {"* 50 * 40": "* 50 * 3", "% 10": "% 1"},
     "kl_wordle_rows.py": {"steps=150": "steps=3", "range(61)": "range(3)", "% 10": "% 1"},
     "offline_trainer.py": {"[:1000]": "[:100]", "len(rows) * 10": "len(rows)", "games=256": "games=16"},
+    "query_response_reward.py": {"range(16)": "range(2)", "% 5": "% 1"},
     "ppo_wordle.py": {"steps=200": "steps=3", "frames * 60": "frames * 3", "% 10": "% 1"},
 }
 NEEDS = {"trl_wordle.py": "trl"}
