@@ -33,7 +33,8 @@ SHORTER = {
     "search_optuna.py": {
         '"steps": 120, "eval_every": 40, "eval_games": 256': '"steps": 4, "eval_every": 2, "eval_games": 8',
         "games=500": "games=60",
-        "trials=12": "trials=2",
+        "trials=12": "trials=3",
+        '"forkserver"': '"spawn"',  # which is a fork here
     },
 }
 NEEDS = {
