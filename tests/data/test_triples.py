@@ -162,6 +162,8 @@ def test_the_prompts_of_to_rows_are_those_of_the_triples():
 
 
 def test_equal_queries_are_a_group():
+    begun_alike = rows_from_triples(["a", "ab", "ac", "abc", "b", "ab"], ["b"] * 6, [0.0] * 6, LETTERS, T)
+    assert begun_alike["group"].tolist() == [0, 1, 2, 3, 4, 1]
     queries = ["ab", "c", [0, 1], "", "c", torch.tensor([], dtype=torch.int64), "ab"]
     returns = torch.tensor([1.0, 4.0, 2.0, 7.0, 0.0, 9.0, 6.0])
     rows = rows_from_triples(queries, ["a"] * 7, returns, LETTERS, T)
@@ -227,6 +229,15 @@ def test_bad_triples(changed, reason):
     rows_from_triples(**GOOD, tokenizer=LETTERS, row_length=10)
     with pytest.raises(ValueError, match=reason):
         rows_from_triples(**given, tokenizer=LETTERS)
+
+
+@pytest.mark.parametrize("rewards", [[1, 2], torch.tensor([1, 2]), np.array([1.0, 2.0]), [torch.tensor(1.0), True + 1],
+                                     torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True),
+                                     [[0, 1], [0, 2]], torch.tensor([[0, 1], [0, 2]])])  # fmt: skip
+def test_rewards_of_any_kind(rewards):
+    rows = rows_from_triples(["a", "b"], [[1, END], [2, END]], rewards, LETTERS, 10)
+    assert rows["token_reward"].dtype == torch.float32
+    assert rows["token_reward"][rows["action_mask"]].tolist() == [0.0, 1.0, 0.0, 2.0]
 
 
 def test_values_on_padding_are_not_read():

@@ -163,7 +163,7 @@ def _rewards(number: int, value: Any, response: Content, written: int) -> Tensor
     what = f"Reward {number}"
     numbers = _tensor(f"{what} must be a number, or one for each id", value)
     if numbers.ndim == 0:
-        numbers = torch.cat([torch.zeros(written - 1), numbers.double()[None]])
+        numbers = torch.cat([torch.zeros(written - 1), numbers[None]])
     else:
         numbers = _of_ids(what, numbers, response)
         if numbers[written:].any():
