@@ -35,15 +35,26 @@ SHORTER = {
     "kl_wordle_rows.py": {"steps=150": "steps=3", "range(61)": "range(3)", "% 10": "% 1"},
     "offline_trainer.py": {"[:1000]": "[:100]", "len(rows) * 10": "len(rows)", "games=256": "games=16"},
     "ppo_wordle.py": {"steps=200": "steps=3", "frames * 60": "frames * 3", "% 10": "% 1"},
+    "query_response_reward.py": {"range(16)": "range(2)", "% 5": "% 1"},
+    "search_optuna.py": {
+        '"steps": 120, "eval_every": 40, "eval_games": 256': '"steps": 4, "eval_every": 2, "eval_games": 8',
+        "games=500": "games=60",
+        "trials=12": "trials=3",
+        '"forkserver"': '"spawn"',  # which is a fork here
+    },
 }
-NEEDS = {"trl_wordle.py": "trl"}
-"""Examples with packages that are not among those of ``make test``."""
+NEEDS = {
+    "search_optuna.py": ("optuna", "make test installs it, or pip install 'torchrl-lang[search]'"),
+    "trl_wordle.py": ("trl", "make test-suites runs it"),
+}
+"""Examples with packages that are not among those of development, and where these are."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path, tmp_path):
     if path.name in NEEDS:
-        pytest.importorskip(NEEDS[path.name], reason=f"{NEEDS[path.name]} is missing: make test-suites runs it")
+        package, where = NEEDS[path.name]
+        pytest.importorskip(package, reason=f"{package} is missing: {where}")
     source = path.read_text()
     for long, short in SHORTER.get(path.name, {}).items():
         assert long in source, f"{path.name} no longer has {long!r}: shorten it here in another way"

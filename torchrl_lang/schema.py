@@ -37,6 +37,7 @@ __all__ = [
     "CANDIDATE_LOG_PROB",
     "CANDIDATE_MASK",
     "DONE",
+    "GROUP",
     "IS_EXAMPLE",
     "PRIVILEGED",
     "PRIVILEGED_MASK",
@@ -74,6 +75,8 @@ TOKEN_ENTROPY = "token_entropy"
 """float ``[*B, K]``: entropy of the distribution from which each token of an action was sampled."""
 TRAIN_MASK = "train_mask"
 """bool ``[*B, K]`` for an action, ``[*B, T]`` for a row: False on agent tokens excluded from training."""
+GROUP = "group"
+"""int64 ``[*B]``: number of the start of an episode, equal for episodes that began alike."""
 IS_EXAMPLE = "is_example"
 """bool ``[*B, 1]``: the turn was taken by an example policy, not by the trained policy."""
 STATE_POSITION = "state_position"

@@ -30,6 +30,7 @@ from torchrl_lang.data.token_reward_table import TokenRewardTable, token_frequen
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
+from torchrl_lang.data.triples import rows_from_triples
 
 __all__ = [
     "BadLine",
@@ -69,6 +70,7 @@ __all__ = [
     "row_buffer",
     "row_returns",
     "rows_from_rollout",
+    "rows_from_triples",
     "seed_of_games",
     "to_messages",
     "to_row",

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang.data.chat_reading import read_chat_turns
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
-from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, fits, stack_episodes
+from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, overflow, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer, encodes_to
 from torchrl_lang.functional.checks import at_least_one, one_of
@@ -58,11 +58,8 @@ def to_rows(
     at_least_one("row_length", row_length)
     one_of("on_overflow", on_overflow, ("error", "truncate"))
     encoded = [encode_episode(episode, tokenizer, token_reward) for episode in episodes]
-    over = [index for index, layout in enumerate(encoded) if not fits(layout, row_length)]
-    if over:
-        longest = max(len(encoded[index].tokens) for index in over)
-        what = f"{len(over)} of {len(encoded)} episodes (the first is {over[0]}) are longer than "
-        what += f"row_length={row_length} tokens, the longest has {longest}"
+    what, longest = overflow(encoded, row_length, "episodes")
+    if what:
         if on_overflow == "error":
             raise ValueError(f"{what}: give a row_length of {longest} or on_overflow='truncate'.")
         warnings.warn(f"{what}: they were truncated.", stacklevel=2)

@@ -16,7 +16,7 @@ from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
 from torchrl_lang.storage import shorten
 
-__all__ = ["EncodedEpisode", "TokenReward", "cut_episode", "fits", "encode_episode", "stack_episodes"]
+__all__ = ["EncodedEpisode", "TokenReward", "cut_episode", "encode_episode", "fits", "overflow", "stack_episodes"]
 
 TokenReward = Callable[[Sequence[int]], Sequence[float]]
 """Maps the ids of a row to one reward per token for writing it; rewards of the environment's tokens are ignored."""
@@ -112,6 +112,16 @@ def fits(encoded: EncodedEpisode, row_length: int) -> bool:
     """Whether the episode fits a row; the end-of-dialogue token of a truncated episode may be left out."""
     spare = int(encoded.terminated and encoded.truncated)
     return len(encoded.tokens) - spare <= row_length
+
+
+def overflow(encoded: Sequence[EncodedEpisode], row_length: int, name: str) -> tuple[str, int]:
+    """A sentence about the episodes, called by ``name``, that do not fit, empty if all do; and the longest length."""
+    over = [index for index, layout in enumerate(encoded) if not fits(layout, row_length)]
+    if not over:
+        return "", row_length
+    longest = max(len(encoded[index].tokens) for index in over)
+    what = f"{len(over)} of {len(encoded)} {name} (the first is {over[0]}) are longer than "
+    return what + f"row_length={row_length} tokens, the longest has {longest}", longest
 
 
 def cut_episode(encoded: EncodedEpisode, row_length: int) -> EncodedEpisode:

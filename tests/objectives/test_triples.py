@@ -1,0 +1,148 @@
+"""PPO and GRPO on queries, responses and rewards: the same update as on an environment's rows, and they learn."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torchrl.objectives.llm import GRPOLoss
+
+from torchrl_lang.data import (
+    CharTokenizer,
+    Episode,
+    Turn,
+    row_buffer,
+    row_returns,
+    rows_from_rollout,
+    rows_from_triples,
+    to_rows,
+)
+from torchrl_lang.envs import PromptEnv
+from torchrl_lang.functional import group_advantages
+from torchrl_lang.modules import (
+    RowTokenActor,
+    UtteranceActor,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    row_log_prob,
+    value_module,
+)
+from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.training import adamw, total_loss, train_steps
+from torchrl_lang.transforms import KLConstrainedTransform, RowReference, frozen_copy
+
+LETTERS = CharTokenizer.from_alphabet("abcdef")
+QUERIES = ["ab", "c", "", "fade"]
+T, K, WIDTH = 14, 4, 16
+
+
+def make_loss(**options):
+    torch.manual_seed(0)
+    lm = causal_lm(
+        vocab_size=LETTERS.vocab_size, layers=1, width=WIDTH, heads=2, max_length=T + K, initializer_range=0.3
+    )
+    value = ValueHead(WIDTH)
+    policy = UtteranceActor(language_actor(lm), LETTERS.control, K, seed=0, value=value)
+    return PPOLoss(policy, value_module(value), **options)
+
+
+def share_of_as(_, completions):
+    return [completion.count("a") / 4 - 0.1 * len(completion) for completion in completions]
+
+
+def played(loss):
+    """The rows of a rollout, and the same content as triples with log-probabilities."""
+    env = PromptEnv(QUERIES, share_of_as, LETTERS, row_length=T, action_length=K, batch_size=[32], seed=1)
+    steps = env.rollout(1, loss.actor_network, break_when_any_done=False)
+    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
+    steps = steps[:, 0]
+    queries = [QUERIES[seed] for seed in env.game_seed.tolist()]
+    rewards = steps["next", "reward"].squeeze(-1)
+    return rows, (queries, steps["action"], rewards), steps["token_log_prob"]
+
+
+def one_step(loss, rows, *, kl):
+    """The parameters after one step of PPO on all rows at once."""
+    if kl:
+        other = copy.deepcopy(loss.actor_network)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.1)
+        rows = KLConstrainedTransform(RowReference(frozen_copy(other)), 0.3)(rows)
+        assert rows["kl"].any()
+    # Not Adam: it would magnify the rounding errors of gradients that are zero, such as those of the keys' bias.
+    rows, optimizer = loss.estimate(rows), torch.optim.SGD(loss.parameters(), 0.1)
+    total_loss(loss(rows)).backward()
+    optimizer.step()
+    return {name: parameter.detach() for name, parameter in loss.named_parameters()}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["log_probs given", "log_probs computed"])
+@pytest.mark.parametrize("kl", [False, True], ids=["", "kl"])
+def test_a_step_on_triples_is_the_step_on_a_rollout(known, kl):
+    loss = make_loss()
+    before = {name: parameter.detach().clone() for name, parameter in loss.named_parameters()}
+    rows, triples, log_probs = played(loss)
+    of_triples = rows_from_triples(*triples, LETTERS, T, log_probs=log_probs if known else None)
+    if not known:
+        with torch.no_grad():
+            of_triples["token_log_prob"] = row_log_prob(loss.actor_network, of_triples)
+    one, other = (one_step(copy.deepcopy(loss), each, kl=kl) for each in (rows, of_triples))
+    assert any((one[name] - before[name]).abs().max() > 1e-3 for name in one)
+    for name, parameter in one.items():
+        torch.testing.assert_close(other[name], parameter, rtol=0, atol=1e-6, msg=name)
+
+
+def test_the_gradient_of_grpo_is_the_advantage_times_that_of_the_log_probability():
+    """On fresh rows the ratio is 1: the gradient is that of ``-mean A log pi`` over the agent's tokens."""
+    loss = make_loss()
+    policy, end = loss.actor_network, LETTERS.control.end_of_action
+    queries, responses = ["ab", "c", "ab", "c"], [[0, end], [1, 2, end], [3, end], [end]]
+    rows = rows_from_triples(queries, responses, [1.0, 4.0, 0.0, 2.0], LETTERS, T)
+    with torch.no_grad():
+        rows["token_log_prob"] = row_log_prob(policy, rows)
+    advantage = group_advantages(row_returns(rows).float(), rows["group"])
+    root = 0.5**0.5
+    torch.testing.assert_close(advantage, torch.tensor([root, root, -root, -root]))
+    rows["advantage"] = advantage[:, None, None]
+    grpo = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
+    grpo.set_keys(action="tokens", sample_log_prob="token_log_prob")
+    weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(grpo(rows).loss_objective, weights, allow_unused=True)
+    weighted = root * row_log_prob(policy, rows).sum(-1) * torch.tensor([1, 1, -1, -1])
+    expected = torch.autograd.grad(-weighted.sum() / 8, weights, allow_unused=True)  # 2 + 3 + 2 + 1 tokens
+    for one, other in zip(found, expected, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_it_learns_the_known_optimum(method):
+    """Each of four letters has one right answer, the letter after it; chance is a tenth."""
+    tokenizer = CharTokenizer.from_alphabet("abcd")
+    queries = list("abcd") * 16
+    prompts = to_rows([Episode([Turn(query)], terminated=False) for query in queries], tokenizer, 8)
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=10, layers=1, width=WIDTH, heads=2, max_length=10, initializer_range=0.1)
+    actor, value = language_actor(lm), ValueHead(WIDTH)
+    policy = UtteranceActor(actor, tokenizer.control, 2, seed=0)
+    ppo = PPOLoss(policy, value_module(value))
+    grpo = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
+    grpo.set_keys(action="tokens", sample_log_prob="token_log_prob")
+    loss = ppo if method == "ppo" else grpo
+    optimizer = adamw(loss, 1e-2)
+    for _ in range(25):
+        answers = policy(prompts.copy())
+        right = torch.tensor([(tokenizer.encode(query)[0] + 1) % 4 for query in queries])
+        rewards = (answers["action"][:, 0] == right).float()
+        rows = rows_from_triples(queries, answers["action"], rewards, tokenizer, 8, log_probs=answers["token_log_prob"])
+        if method == "ppo":
+            rows = ppo.estimate(rows)
+        else:
+            rows["advantage"] = group_advantages(rewards, rows["group"])[:, None, None]
+        for _ in train_steps(loss, row_buffer(rows, 32).sample, optimizer, steps=4, max_grad_norm=1.0):
+            pass
+    assert rewards.mean() > 0.9
