@@ -13,6 +13,8 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
+from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent, agilerl_agent, read_agilerl
+from torchrl_lang.modules.agilerl_gpt import AgileRLConfig, AgileRLForCausalLM
 from torchrl_lang.modules.candidate_sampler import CandidateSampler
 from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
@@ -52,6 +54,9 @@ __all__ = [
     "UTTERANCE_VALUE",
     "ActionValueHead",
     "ActorParts",
+    "AgileRLAgent",
+    "AgileRLConfig",
+    "AgileRLForCausalLM",
     "CHAIActor",
     "CandidateSampler",
     "MixedPolicy",
@@ -73,6 +78,7 @@ __all__ = [
     "UtteranceValueGuidance",
     "ValueGuidance",
     "ValueHead",
+    "agilerl_agent",
     "causal_lm",
     "condition_on_returns",
     "default_qvalue_head",
@@ -84,6 +90,7 @@ __all__ = [
     "load_language_model",
     "push_agent",
     "qvalue_module",
+    "read_agilerl",
     "row_log_prob",
     "save_agent",
     "save_language_model",
