@@ -75,7 +75,7 @@ FINDINGS = (
     ),
     Finding("detach_full_policy", "detach_full_policy", "the policy gets no gradient", _nothing),
     Finding("clone", "clone", "computes the same", _nothing),
-    Finding("clone, its optimizer", "optimizer_of_a_clone", "begins anew", _nothing),
+    Finding("clone, its optimizer", "optimizer_of_a_clone", "is empty", _nothing),
     Finding(
         "save_checkpoint, second Q head", "saved_q2", "holds the first Q head in its place: it is lost", _something
     ),

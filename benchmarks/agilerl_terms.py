@@ -3,7 +3,7 @@
 AgileRL computes the terms in its own process, see :mod:`benchmarks.rival_agilerl`; its weights come over by
 :mod:`torchrl_lang.modules.agilerl_export`. A row of the table is the largest relative difference among the terms
 (values, action values, CQL, margin, policy, their sum, and the sum's gradients in the embeddings of the values' and of
-the policy's transformer). Further rows say what AgileRL's options and methods do when they are called.
+the policy's transformer). Further rows describe what AgileRL's options and methods do when they are called.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def build(sizes: dict[str, Any], dataset: Rows) -> ILQL:
 
 
 def serve(folder: Path, prepare: Callable[[ILQL, list[Batch]], Callable[[str], dict[str, Any]]]) -> None:
-    """Read the folder, say what was read, and answer each line of standard input.
+    """Read the folder, report what was read, and answer each line of standard input.
 
     ``prepare`` gets the agent and the batches, and returns the function that answers.
     """

@@ -15,7 +15,7 @@ __all__ = ["agilerl_loss"]
 
 
 def agilerl_loss(agent: AgileRLAgent, **options: Any) -> ILQLLoss:
-    """The loss that goes on training an agent of AgileRL's ILQL, with its three trunks, targets and options.
+    """The loss that continues to train an agent of AgileRL's ILQL, with its three trunks, targets and options.
 
     Its weights are shared with ``agent``, except those of the targets, which are copied. AgileRL gives the weights of
     the terms with each call: give them here.
