@@ -152,7 +152,7 @@ def our_terms(agent: AgileRLAgent, batch: TensorDictBase, case: Case) -> tuple[F
     """Our terms, unweighted, their weighted sum as ``total``, and its gradients in the embeddings."""
     agent = agent if case.options.get("double_q", True) else one_head(agent)
     options = renamed({name: value for name, value in case.options.items() if name in (*RENAMED, "exp_weights")})
-    loss = agilerl_loss(agent, **WEIGHTS, **options, target="mc" if case.mc_returns else "td")
+    loss, _ = agilerl_loss(agent, **WEIGHTS, **options, target="mc" if case.mc_returns else "td")
     loss.zero_grad()
     out = loss(batch)
     total = sum(value for key, value in out.items() if key.startswith("loss_"))

@@ -39,6 +39,7 @@ RENAMED = {
     "cql_temp": "cql_temperature",
 }
 """Options of AgileRL's ``ILQL`` and their names in :class:`~torchrl_lang.objectives.ILQLLoss`."""
+_NETWORK: dict[str, type] = {"n_head": int, "activation": str, "layer_norm_eps": float, "dropout": float}
 _BLOCK = {
     "ln_1": "ln_1",
     "ln_2": "ln_2",
@@ -100,6 +101,7 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
     if described.content.get("format") != "AgileRL ILQL" or described.content.get("version") != 1:
         raise described.error("does not describe an agent of AgileRL's ILQL")
     network, options = described.object("net_config"), described.object("options")
+    sizes = {name: network.take(name, kind) for name, kind in _NETWORK.items()}
     missing = sorted(set(agilerl_export.OPTIONS) - options.content.keys())
     if missing:
         raise options.error(f"lacks the options {missing}")
@@ -107,7 +109,7 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
     if wrong := non_finite(weights.items()):
         raise FileError(folder, f"holds weights that are not finite: {', '.join(wrong[:3])}", _REMEDY)
     try:
-        return agilerl_agent(weights, network.content, options.content)
+        return agilerl_agent(weights, sizes, options.content)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise FileError(folder, f"holds no agent as ILQL builds it ({error})", _REMEDY) from error
 
