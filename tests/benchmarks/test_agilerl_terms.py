@@ -15,7 +15,8 @@ from benchmarks.agilerl_findings import FINDINGS
 from benchmarks.agilerl_terms import CASES, MAX_DIFFERENCE, PADDED, SIZES, WORKER, difference, make_batches, our_terms
 from benchmarks.rival_agilerl import FOLDER, AgileRL, install, installed
 from tests.agilerl_agents import make_agent
-from torchrl_lang.modules import agilerl_agent, read_agilerl
+from torchrl_lang.modules import read_agilerl
+from torchrl_lang.modules.agilerl_checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl_export import OPTIONS
 from torchrl_lang.schema import check_row
 from torchrl_lang.storage import FileError

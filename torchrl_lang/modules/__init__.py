@@ -13,8 +13,7 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
-from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent, agilerl_agent, read_agilerl
-from torchrl_lang.modules.agilerl_gpt import AgileRLConfig, AgileRLForCausalLM
+from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent, read_agilerl
 from torchrl_lang.modules.candidate_sampler import CandidateSampler
 from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
@@ -55,8 +54,6 @@ __all__ = [
     "ActionValueHead",
     "ActorParts",
     "AgileRLAgent",
-    "AgileRLConfig",
-    "AgileRLForCausalLM",
     "CHAIActor",
     "CandidateSampler",
     "MixedPolicy",
@@ -78,7 +75,6 @@ __all__ = [
     "UtteranceValueGuidance",
     "ValueGuidance",
     "ValueHead",
-    "agilerl_agent",
     "causal_lm",
     "condition_on_returns",
     "default_qvalue_head",

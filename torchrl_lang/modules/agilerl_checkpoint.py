@@ -91,6 +91,16 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         FileNotFoundError: there is no such folder.
         FileError: a file is given, such as AgileRL's checkpoint; or a file is missing or damaged, or is not of an agent
             of ILQL with the heads that its constructor builds.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.modules import read_agilerl
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     _ = (pathlib.Path(home) / "checkpoint.pt").write_bytes(b"")
+        ...     read_agilerl(f"{home}/checkpoint.pt")
+        Traceback (most recent call last):
+            ...
+        torchrl_lang.storage.errors.FileError: ...checkpoint.pt is a file; AgileRL's checkpoints are pickles, which ...
     """
     folder = Path(folder)
     if folder.is_file():
@@ -101,7 +111,7 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
     if described.content.get("format") != "AgileRL ILQL" or described.content.get("version") != 1:
         raise described.error("does not describe an agent of AgileRL's ILQL")
     network, options = described.object("net_config"), described.object("options")
-    sizes = {name: network.take(name, kind) for name, kind in _NETWORK.items()}
+    sizes: dict[str, Any] = {name: network.take(name, kind) for name, kind in _NETWORK.items()}
     missing = sorted(set(agilerl_export.OPTIONS) - options.content.keys())
     if missing:
         raise options.error(f"lacks the options {missing}")
