@@ -20,6 +20,7 @@ NAMES = (
     "data_pipeline",
     "training_step",
     "rivals",
+    "agilerl_terms",
     "large_vocabulary",
     "decoding",
     "online",

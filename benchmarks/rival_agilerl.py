@@ -107,19 +107,22 @@ class AgileRL:
         batches: the rows it learns from.
         sizes: ``vocabulary``, ``pad``, ``layers``, ``width``, ``heads``, ``max_length``.
         python: of the environment that has AgileRL.
+        worker: the program that it runs.
 
     Raises:
         Unavailable: it does not start.
         RuntimeError: it has not read the same rows.
     """
 
-    def __init__(self, batches: Sequence[TensorDictBase], sizes: dict[str, int], python: Path) -> None:
+    def __init__(
+        self, batches: Sequence[TensorDictBase], sizes: dict[str, int], python: Path, worker: Path = WORKER
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         hand_over(batches, sizes, folder)
         self._errors = (folder / "errors.txt").open("w+")
         self._process = subprocess.Popen(
-            [str(python), "-P", str(WORKER), str(folder)],  # -P: the files beside the worker are no modules to it
+            [str(python), "-P", str(worker), str(folder)],  # -P: the files beside the worker are no modules to it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -135,11 +138,11 @@ class AgileRL:
 
     def losses(self, batch: int) -> float:
         """The losses of a batch, forward and backward."""
-        return self._ask("losses", batch)
+        return self.ask(f"losses {batch}")["loss"]
 
     def step(self, batch: int) -> float:
         """A training step: the losses, backward, its AdamW, its soft update of the targets."""
-        return self._ask("step", batch)
+        return self.ask(f"step {batch}")["loss"]
 
     def close(self) -> None:
         """End the process and delete its files."""
@@ -153,12 +156,13 @@ class AgileRL:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, what: str, batch: int) -> float:
+    def ask(self, line: str) -> dict[str, Any]:
+        """The worker's answer to a line."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then there is no answer either, and that is reported
-            self._process.stdin.write(f"{what} {batch}\n")
+            self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
-        return self._answer()["loss"]
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

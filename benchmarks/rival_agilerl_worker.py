@@ -2,7 +2,7 @@
 
 It runs in AgileRL's own virtual environment and imports nothing of this project. It first prints what
 it has loaded; then it answers each line of standard input, ``losses 3`` or ``step 3`` for batch 3, with the loss. Every
-answer is a line of JSON.
+answer is a line of JSON. The worker that computes single terms (``agilerl_terms_worker.py``) shares ``serve``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ WEIGHTS = {
     "cql_loss_weight": 0.01,
     "dm_loss_weight": 0.0,
 }
+
+
+Batch = dict[str, torch.Tensor]
 
 
 class Ids(Tokenizer):
@@ -106,7 +110,11 @@ def build(sizes: dict[str, Any], dataset: Rows) -> ILQL:
     return ILQL(dataset, network, lr=1e-4, tau=0.7, gamma=0.99, alpha=0.01).train()
 
 
-def main(folder: Path) -> None:
+def serve(folder: Path, prepare: Callable[[ILQL, list[Batch]], Callable[[str], dict[str, Any]]]) -> None:
+    """Read the folder, report what was read, and answer each line of standard input.
+
+    ``prepare`` gets the agent and the batches, and returns the function that answers.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints stays out of the answers
     torch.set_num_threads(1)
@@ -116,20 +124,30 @@ def main(folder: Path) -> None:
     data = [read(folder / str(batch), tokenizer) for batch in range(sizes["batches"])]
     batches = [rows.collate(rows.points, "cpu") for rows in data]
     ilql = build(sizes, data[0])
+    reply = prepare(ilql, batches)
 
-    def answer(**what: Any) -> None:
+    def answer(what: dict[str, Any]) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
     answer(
-        version=version("agilerl"),
-        torch=torch.__version__,
-        tokens=[int(batch["attn_mask"].sum()) for batch in batches],
-        decisions=[sum(len(point.action_idxs) for point in rows) for rows in data],
-        rewards=[float(batch["rewards"].sum()) for batch in batches],
-        trunk=sum(parameter.numel() for parameter in ilql.model.parameters()),
+        {
+            "version": version("agilerl"),
+            "torch": torch.__version__,
+            "tokens": [int(batch["attn_mask"].sum()) for batch in batches],
+            "decisions": [sum(len(point.action_idxs) for point in rows) for rows in data],
+            "rewards": [float(batch["rewards"].sum()) for batch in batches],
+            "trunk": sum(parameter.numel() for parameter in ilql.model.parameters()),
+        }
     )
     for line in sys.stdin:
+        answer(reply(line))
+
+
+def training(ilql: ILQL, batches: list[Batch]) -> Callable[[str], dict[str, Any]]:
+    """Answer ``losses 3`` and ``step 3``."""
+
+    def reply(line: str) -> dict[str, Any]:
         what, batch = line.split()
         loss, _, _ = ilql.get_loss(batches[int(batch)], **WEIGHTS)
         loss.backward()
@@ -137,8 +155,10 @@ def main(folder: Path) -> None:
             ilql.optimizer.step()
             ilql.soft_update()
         ilql.optimizer.zero_grad()
-        answer(loss=loss.item())
+        return {"loss": loss.item()}
+
+    return reply
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), training)

@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
 """Commands that take the name of a task or of an algorithm."""
 WHOLE: dict[str, tuple[str, Load]] = {
     "evaluate": ("evaluate a finished run", _recipe("evaluate", "Evaluate")),
+    "convert-agilerl": ("make a run of an agent of AgileRL's ILQL", _recipe("convert_agilerl", "ConvertAgileRL")),
     "demo": ("generate, train and compare on Wordle in ten minutes", _recipe("demo", "Demo")),
     "textworld": ("the same on TextWorld in half an hour", _recipe("textworld_demo", "TextWorldDemo")),
 }

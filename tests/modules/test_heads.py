@@ -9,7 +9,7 @@ from torchrl_lang.functional import cql_term, margin_term
 from torchrl_lang.modules import QValueHead, ValueHead, qvalue_module, value_module
 
 N, H = 10, 8
-BOTH = pytest.mark.parametrize("kind", ["mlp", "residual"])
+BOTH = pytest.mark.parametrize("kind", ["mlp", "residual", "deep"])
 SIZES = pytest.mark.parametrize("vocab_size", [5, 300])  # either side of where `taken` changes its way
 
 
@@ -19,6 +19,11 @@ def one_by_one(head, hidden):
     for k in range(head.out_weight.shape[0]):
         if head.kind == "mlp":
             x = F.linear(hidden, head.in_weight[k], head.in_bias[k]).relu()
+        elif head.kind == "deep":
+            x = F.linear(hidden, head.in_weight[k], head.in_bias[k])
+            x = F.layer_norm(x, (2 * H,), head.norm1_weight[k, 0], head.norm1_bias[k, 0]).relu()
+            x = F.linear(x, head.mid_weight[k], head.mid_bias[k])
+            x = F.layer_norm(x, (2 * H,), head.norm2_weight[k, 0], head.norm2_bias[k, 0]).relu()
         else:
             x = F.layer_norm(hidden, (H,), head.norm1_weight[k, 0], head.norm1_bias[k, 0])
             x = F.gelu(F.linear(x, head.in_weight[k], head.in_bias[k]))
@@ -134,7 +139,7 @@ def test_config_builds_a_head_of_the_same_shape(kind):
 def test_tensordict_modules_read_the_right_state(kind):
     states = TensorDict(hidden=torch.randn(N, H), hidden_pre_norm=torch.randn(N, H), batch_size=[N])
     q, v = QValueHead(H, 5, kind=kind), ValueHead(H, kind=kind)
-    read = states["hidden" if kind == "mlp" else "hidden_pre_norm"]
+    read = states["hidden_pre_norm" if kind == "residual" else "hidden"]
     torch.testing.assert_close(qvalue_module(q)(states.clone())["action_value"], q(read))
     torch.testing.assert_close(value_module(v)(states.clone())["state_value"], v(read))
 
@@ -148,4 +153,4 @@ def test_bf16_autocast():
 
 def test_unknown_kind():
     with pytest.raises(ValueError, match="kind must be one of"):
-        QValueHead(H, 5, kind="deep")
+        QValueHead(H, 5, kind="wide")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
@@ -77,8 +78,19 @@ def test_an_actor_that_is_no_hugging_face_model_is_refused(tmp_path):
 
 def test_heads_without_weights_are_refused(tmp_path):
     lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-    heads = qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8))
-    loss = ILQLLoss(language_actor(lm), *heads)
+    head = ValueHead(8)
+    TensorDict.from_module(head).data.to_module(head, preserve_module_state=False)  # plain tensors, no parameters
     with pytest.raises(ValueError, match="'target'] have no weights"):
-        save_language_model(tmp_path / "model", lm, {"target": loss.target_qvalue_network().module})
+        save_language_model(tmp_path / "model", lm, {"target": head})
     assert not (tmp_path / "model").exists()
+
+
+def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path):
+    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+    loss = ILQLLoss(language_actor(lm), qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8)))
+    target = loss.target_qvalue_network().module
+    loss.target_qvalue_network_params.data.apply_(lambda weight: weight.add_(1.0))
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    saved = load_language_model(save_language_model(tmp_path, lm, {"target": target})).heads["target"]
+    expected = loss.target_qvalue_network_params.get("module")
+    assert all(torch.equal(value, expected[name]) for name, value in saved.state_dict().items())

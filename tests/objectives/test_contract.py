@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, assert_allclose_td
+from torchrl.objectives import SoftUpdate
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
@@ -218,6 +219,27 @@ def test_deepcopy_is_independent(make_loss, rows):
         for parameter in twin.parameters():
             parameter.add_(0.5)
     assert_same(loss(rows), before, rtol=0, atol=0)
+
+
+def test_target_parameters_do_not_become_trainable(make_loss, rows):
+    """An updater can be made, for a copy of a loss in training too, and moves what the loss reads."""
+    loss = make_loss()
+    if not hasattr(loss, "qvalue_network"):
+        pytest.skip("no targets")
+    loss(rows)
+    loss = copy.deepcopy(loss)
+    names = [name for name, _ in loss.named_children() if name.startswith("target_")]
+    targets = [leaf for name in names for leaf in getattr(loss, name).values(True, True)]
+    assert targets
+    assert not any(leaf.requires_grad for leaf in targets)
+    updater = SoftUpdate(loss, tau=0.5)
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    read = "target_qvalue" if "target_qvalue" in loss.out_keys else "td_target"
+    before = loss(rows)[read]
+    updater.step()
+    assert not torch.allclose(loss(rows)[read], before)
 
 
 def test_gradient_checkpointing_changes_no_gradient(make_loss, rows):

@@ -13,6 +13,7 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
+from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent, read_agilerl
 from torchrl_lang.modules.candidate_sampler import CandidateSampler
 from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
@@ -53,6 +54,7 @@ __all__ = [
     "UTTERANCE_VALUE",
     "ActionValueHead",
     "ActorParts",
+    "AgileRLAgent",
     "CHAIActor",
     "CandidateSampler",
     "MixedPolicy",
@@ -86,6 +88,7 @@ __all__ = [
     "load_language_model",
     "push_agent",
     "qvalue_module",
+    "read_agilerl",
     "row_log_prob",
     "save_agent",
     "save_language_model",

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from transformers.utils import logging
 
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.modules.agilerl_gpt import register_agilerl
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
 from torchrl_lang.storage import FileError
@@ -130,6 +131,7 @@ def load_causal_lm(
         torchrl_lang.storage.errors.FileError: ... lacks the weights transformer.h.2.attn.c_attn.bias, ... and 9 more,
         which its configuration describes: save or download the model again.
     """
+    register_agilerl()
     if not kwargs.pop("use_safetensors", True):
         raise ValueError("Weights load from safetensors files only: convert the model first, without use_safetensors.")
     if quantize is not None:

@@ -38,6 +38,7 @@ MANIFEST = "torchrl_lang.json"
 CARD = "README.md"
 """Name of the model card."""
 
+_VALUE_LM = "value_lm"
 _VERSION = 2  # 1, without the field: folders without checksums
 _REMEDY = "save the model again, or copy the folder again"
 
@@ -51,6 +52,8 @@ class SavedModel(NamedTuple):
     """Value heads and embeddings of returns by the name they were saved under; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, if one was saved."""
+    value_lm: PreTrainedModel | None = None
+    """The model whose states the heads read, if not ``lm``'s."""
 
 
 def save_language_model(
@@ -59,6 +62,7 @@ def save_language_model(
     heads: Mapping[str, Head] | None = None,
     *,
     tokenizer: Mapping[str, Any] | None = None,
+    value_lm: PreTrainedModel | None = None,
 ) -> Path:
     """Write a language model and its value heads to ``folder``, atomically.
 
@@ -76,6 +80,7 @@ def save_language_model(
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
             :class:`~torchrl_lang.modules.ReturnEmbedding`.
         tokenizer: ``tokenizer.config()``.
+        value_lm: a second model, whose states the heads read in place of those of ``lm``; written to a folder within.
 
     Raises:
         ValueError: the actor's trunk is not a Hugging Face model, so there is no plain format for it; a head is tied to
@@ -91,7 +96,8 @@ def save_language_model(
         >>> sorted(saved.heads), saved.lm.config.vocab_size
         (['value'], 11)
     """
-    return write_model(folder, lm, heads or {}, {"tokenizer": None if tokenizer is None else dict(tokenizer)})
+    described = {"tokenizer": None if tokenizer is None else dict(tokenizer)}
+    return write_model(folder, lm, heads or {}, described, value_lm=value_lm)
 
 
 def write_model(
@@ -101,19 +107,25 @@ def write_model(
     described: Mapping[str, Any],
     *,
     card: str | None = None,
+    value_lm: PreTrainedModel | None = None,
 ) -> Path:
     """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
     folder, tokenizer = Path(folder), described["tokenizer"]
     target = folder.resolve()  # replace the folder that a link points to, not the link
     _check_replaceable(target)
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
-    manifest = {"version": _VERSION, "heads": describe_heads(heads, model), **described}
-    model = merged_copy(model)
-    if wrong := non_finite(model.named_parameters()):
+    read = model if value_lm is None else unwrapped(value_lm)
+    manifest = {"version": _VERSION, "heads": describe_heads(heads, read), **described}
+    models = {".": merged_copy(model)}
+    if value_lm is not None:
+        models[_VALUE_LM] = merged_copy(read)
+        manifest[_VALUE_LM] = True
+    if wrong := [name for each in models.values() for name in non_finite(each.named_parameters())]:
         raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
     with write_folder(target) as new:
         with quiet_transformers():
-            model.save_pretrained(new)
+            for place, each in models.items():
+                each.save_pretrained(new / place)
             if tokenizer is not None:
                 write_tokenizer(tokenizer, new)
         write_heads(new / HEADS, heads)
@@ -152,9 +164,10 @@ def read_model(folder: str | Path, **kwargs: Any) -> tuple[SavedModel, Fields | 
     lm = load_causal_lm(folder, **kwargs)
     if manifest is None:
         return SavedModel(lm, {}, None), None
-    heads = read_heads(folder / HEADS, manifest.object("heads"), lm, remedy=_REMEDY)
+    value_lm = load_causal_lm(folder / _VALUE_LM, **kwargs) if manifest.take(_VALUE_LM, bool, False) else None
+    heads = read_heads(folder / HEADS, manifest.object("heads"), value_lm or lm, remedy=_REMEDY)
     tokenizer = manifest.take("tokenizer", dict, None)
-    return SavedModel(lm, heads, tokenizer), manifest
+    return SavedModel(lm, heads, tokenizer, value_lm), manifest
 
 
 def _read_manifest(folder: Path) -> Fields | None:
@@ -214,7 +227,7 @@ def _check_replaceable(target: Path) -> None:
     remedy = "give another folder, or delete it"
     if not {CHECKSUMS, MANIFEST} <= found:
         raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
-    listed = Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content
-    others = sorted(found - listed.keys() - {CHECKSUMS})
+    listed = {name.split("/")[0] for name in Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content}
+    others = sorted(found - listed - {CHECKSUMS})
     if others:
         raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")

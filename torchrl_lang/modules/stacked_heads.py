@@ -13,7 +13,7 @@ from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 __all__ = ["OUT_STD", "HeadKind", "StackedHeads", "cast_like"]
 
-HeadKind = Literal["mlp", "residual"]
+HeadKind = Literal["mlp", "residual", "deep"]
 
 OUT_STD = 0.01
 """Standard deviation of the initial weights of a last layer."""
@@ -25,6 +25,8 @@ class StackedHeads(nn.Module):
     ``"mlp"``: ``Linear(H, 2H)``, ReLU, ``Linear(2H, out)``, read from ``hidden``.
     ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
     ``hidden_pre_norm``.
+    ``"deep"``: two hidden layers ``relu(LN(W x))`` of width ``2H``, then ``Linear(2H, out)``, read from ``hidden``; the
+    heads of AgileRL.
 
     States are cast to the dtype of the weights, so heads in float32 over a model in half precision (the usual choice)
     compute values in float32. Under autocast everything runs in its precision.
@@ -35,21 +37,21 @@ class StackedHeads(nn.Module):
 
     def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
-        one_of("kind", kind, ("mlp", "residual"))
+        one_of("kind", kind, ("mlp", "residual", "deep"))
         for name, size in (("width", width), ("the number of heads", n), ("the number of outputs", out)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{type(self).__name__}: {name} must be an integer of at least 1, got {size!r}.")
         self.kind = kind
-        inner, features = (2 * width, 2 * width) if kind == "mlp" else (4 * width, width)
+        inner, features = (4 * width, width) if kind == "residual" else (2 * width, 2 * width)
         self.in_weight = _linear_init(n, inner, width)
         self.in_bias = _linear_init(n, inner, fan_in=width)
-        if kind == "residual":
-            self.norm1_weight = nn.Parameter(torch.ones(n, 1, width))
-            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, width))
-            self.mid_weight = _linear_init(n, width, inner)
-            self.mid_bias = _linear_init(n, width, fan_in=inner)
-            self.norm2_weight = nn.Parameter(torch.ones(n, 1, width))
-            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, width))
+        if kind != "mlp":
+            self.norm1_weight = nn.Parameter(torch.ones(n, 1, features))
+            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, features))
+            self.mid_weight = _linear_init(n, features, inner)
+            self.mid_bias = _linear_init(n, features, fan_in=inner)
+            self.norm2_weight = nn.Parameter(torch.ones(n, 1, features))
+            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, features))
         self.dropout = nn.Dropout(dropout)
         self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, OUT_STD))
         self.out_bias = nn.Parameter(torch.zeros(n, out))
@@ -62,7 +64,7 @@ class StackedHeads(nn.Module):
     @property
     def in_key(self) -> str:
         """The key of the trunk's states that these heads read."""
-        return HIDDEN if self.kind == "mlp" else HIDDEN_PRE_NORM
+        return HIDDEN_PRE_NORM if self.kind == "residual" else HIDDEN
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
@@ -75,10 +77,19 @@ class StackedHeads(nn.Module):
         if self.kind == "mlp":
             first = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return first.relu().unflatten(-1, (n, inner)).transpose(0, 1)
-        x = F.layer_norm(hidden, hidden.shape[-1:]) * self.norm1_weight + self.norm1_bias  # [n, N, H]
+        if self.kind == "deep":
+            x = torch.baddbmm(self.in_bias.unsqueeze(1), hidden.expand(n, -1, -1), self.in_weight.mT)
+            x = torch.baddbmm(self.mid_bias.unsqueeze(1), self._norm1(x).relu(), self.mid_weight.mT)
+            return self._norm2(x).relu()
+        x = self._norm1(hidden)  # [n, N, H]
         x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
         x = torch.baddbmm(self.mid_bias.unsqueeze(1), F.gelu(x), self.mid_weight.mT)
-        x = hidden + self.dropout(x)
+        return self._norm2(hidden + self.dropout(x))
+
+    def _norm1(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]) * self.norm1_weight + self.norm1_bias
+
+    def _norm2(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:]) * self.norm2_weight + self.norm2_bias
 
     def outputs(self, hidden: Tensor) -> Tensor:

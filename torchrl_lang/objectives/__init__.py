@@ -1,5 +1,6 @@
 """Losses over rows: each reads whole episodes, one a row, and returns terms named ``loss_*``."""
 
+from torchrl_lang.objectives.agilerl import agilerl_loss
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.bcq import BCQLoss
 from torchrl_lang.objectives.chai import CHAILoss
@@ -22,4 +23,5 @@ __all__ = [
     "PsiLoss",
     "QBackupLoss",
     "UtteranceILQLLoss",
+    "agilerl_loss",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase, TensorDictParams
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
@@ -273,7 +273,7 @@ class StateTables:
     def target(self) -> Tensor:
         """Clipped minimum of the target heads."""
         loss = self.loss
-        return self._possible(loss._clipped(self._least(loss.target_qvalue_network_params, self.target_rows)))
+        return self._possible(loss._clipped(self._least(loss.target_qvalue_network_params.data, self.target_rows)))
 
     def online(self) -> Tensor:
         """Minimum of the online heads."""
@@ -284,7 +284,7 @@ class StateTables:
         assert self.behavior is not None
         return self._possible(self.behavior.log_softmax(self.place))
 
-    def _least(self, params: TensorDictParams, rows: TensorDictBase) -> Tensor:
+    def _least(self, params: TensorDictBase, rows: TensorDictBase) -> Tensor:
         network = self.loss.qvalue_network
         states = gather_inputs(network.in_keys, rows, self.place)
         with params.to_module(network):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 from tensordict import NestedKey, TensorDictParams
 from tensordict.nn import TensorDictModule
+from torch.nn import Parameter
 
 from torchrl_lang.objectives.base import RowLoss
 from torchrl_lang.objectives.checks import check_head
@@ -34,5 +36,7 @@ class TargetQLoss(RowLoss):
         For a :class:`~torchrl_lang.modules.ValueGuidance` or another policy that reads values.
         """
         network = deepcopy(self.qvalue_network)
-        self.target_qvalue_network_params.to_module(network, preserve_module_state=False)
+        # Parameters of its own over the same memory, so that it has a state_dict and can be saved.
+        frozen = self.target_qvalue_network_params.data.apply(partial(Parameter, requires_grad=False))
+        frozen.to_module(network, preserve_module_state=False)
         return network

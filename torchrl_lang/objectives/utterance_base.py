@@ -36,7 +36,7 @@ class UtteranceValueLoss(TargetQLoss):
     @torch.no_grad()
     def _target_qvalues(self, states: TensorDictBase) -> Tensor:
         """Minimum of the target heads, ``[U]``."""
-        with self.target_qvalue_network_params.to_module(self.qvalue_network):
+        with self.target_qvalue_network_params.data.to_module(self.qvalue_network):
             return upcast_half(self.qvalue_network(states.detach()).get(self.tensor_keys.utterance_value)).amin(-1)
 
     def _counted(self, batch: TransitionBatch, place: Tensor) -> Tensor:

@@ -129,9 +129,10 @@ class QValueRowLoss(TargetQLoss):
     @torch.no_grad()
     def _target_values(self, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:
         """Clipped minimum of the target heads at the taken action, ``[N]``."""
+        # Of `.data`: what to_module has lent to a module comes back as trainable parameters.
         rows = self._target_rows(batch, rows)
         states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
-        with self.target_qvalue_network_params.to_module(self.qvalue_network):
+        with self.target_qvalue_network_params.data.to_module(self.qvalue_network):
             key = self.tensor_keys.action_value
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
         return self._clipped(target)
@@ -141,7 +142,7 @@ class QValueRowLoss(TargetQLoss):
         if not self.has_target_trunk:
             return rows
         trunk = self._value_trunk
-        with self.target_value_trunk_params.to_module(trunk):
+        with self.target_value_trunk_params.data.to_module(trunk):
             return trunk(batch.rows.copy())
 
     def _clipped(self, target: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torchrl_lang.recipes.offline_evaluation import (
 )
 from torchrl_lang.recipes.options import option, read_options, required
 from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.storage import file_digest
 from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
@@ -38,6 +39,7 @@ __all__ = [
     "OfflineOptions",
     "build_actor",
     "build_lm",
+    "evaluation_of",
     "held_out_rows",
     "lm_of_run",
     "number_to_train",
@@ -110,17 +112,27 @@ def open_data(options: OfflineOptions) -> OfflineData:
         options.check_unused(options.data)
         dataset = load_dataset(options.data)
         task = open_task(dataset, given)
-    if task is None:
-        evaluation: Evaluation = HeldOutEvaluation(longest_utterance(dataset.rows), first_text(dataset.episode(0)))
-        if not evaluation.action_length:
-            raise ValueError(f"{options.data} has no turn of the agent to learn from.")
-    else:
-        check_tokenizer(task, dataset.tokenizer, dataset.folder)
-        recorded = dataset.manifest["notes"]
-        evaluation = GamesEvaluation(task, recorded if "task" in recorded else task.notes())
+    evaluation = evaluation_of(dataset, task, options.data)
     contents = {key: entry["sha256"] for key, entry in dataset.manifest["entries"].items()}
     record: dict[str, Any] = {"notes": evaluation.notes(), "dataset": contents}
     return OfflineData(dataset, evaluation, record | ({"dialogues": file_digest(options.data)} if is_file else {}))
+
+
+def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evaluation:
+    """How a policy that learned from the dataset is evaluated: in games of the task, or on held-out episodes.
+
+    Raises:
+        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer. The message names
+            ``source``.
+    """
+    if task is None:
+        evaluation = HeldOutEvaluation(longest_utterance(dataset.rows), first_text(dataset.episode(0)))
+        if not evaluation.action_length:
+            raise ValueError(f"{source} has no turn of the agent to learn from.")
+        return evaluation
+    check_tokenizer(task, dataset.tokenizer, dataset.folder)
+    recorded = dataset.manifest["notes"]
+    return GamesEvaluation(task, recorded if "task" in recorded else task.notes())
 
 
 def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:

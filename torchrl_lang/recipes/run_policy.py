@@ -14,6 +14,7 @@ from torchrl_lang.modules import (
     ReturnConditionedActor,
     ReturnEmbedding,
     SavedModel,
+    Trunk,
     UtteranceActor,
     UtteranceValueGuidance,
     ValueGuidance,
@@ -123,7 +124,10 @@ def _guidance(
     if "target_qvalue" not in model.heads or not (beta or ranks):
         return None, {}
     replaces_logits = bool(beta) and not decoding.include_logits
-    guidance = ValueGuidance(model.heads["target_qvalue"], beta=beta, include_logits=not replaces_logits)
+    trunk = None if model.value_lm is None else Trunk(model.value_lm)
+    guidance = ValueGuidance(
+        model.heads["target_qvalue"], beta=beta, include_logits=not replaces_logits, value_trunk=trunk
+    )
     return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 
 

@@ -1,0 +1,131 @@
+"""AgileRL's terms beside ours: what is handed over, and, where AgileRL is installed, that they agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from benchmarks import agilerl_terms
+from benchmarks.agilerl_findings import FINDINGS
+from benchmarks.agilerl_terms import CASES, MAX_DIFFERENCE, PADDED, SIZES, WORKER, difference, make_batches, our_terms
+from benchmarks.rival_agilerl import FOLDER, AgileRL, install, installed
+from tests.agilerl_agents import make_agent
+from torchrl_lang.modules import read_agilerl
+from torchrl_lang.modules.agilerl_checkpoint import agilerl_agent
+from torchrl_lang.modules.agilerl_export import OPTIONS
+from torchrl_lang.schema import check_row
+from torchrl_lang.storage import FileError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+ROOT = Path(__file__).parents[2]
+needs_agilerl = pytest.mark.skipif(not installed(), reason=f"no AgileRL in {FOLDER.name}: run its benchmark once")
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[TensorDictBase]:
+    return make_batches(8)
+
+
+def test_the_batches_are_finished_games_and_two_kinds_of_unfinished_ones(batches: list[TensorDictBase]) -> None:
+    games, alike, unlike = batches
+    for batch in batches:
+        check_row(batch, vocab_size=SIZES["vocabulary"])
+    assert games["terminated"].all()
+    assert not alike["terminated"].any()
+    assert not unlike["terminated"].any()
+    assert (alike["attention_mask"].sum(-1) == 24).all()
+    assert len(set(unlike["attention_mask"].sum(-1).tolist())) == len(unlike)
+    assert (unlike["token_reward"][~unlike["action_mask"]] == 0).all()
+
+
+def test_every_option_of_the_loss_is_tried() -> None:
+    tried = {name for case in CASES for name in case.options}
+    assert set(OPTIONS) - tried == {"alpha", "batch_size", "lr", "weight_decay"}  # no part of a loss
+    assert [case.name for case in CASES if case.reason] == ["unfinished rows of several lengths, beta=1"]
+
+
+def test_our_side_needs_no_agilerl_and_every_option_changes_something(batches: list[TensorDictBase]) -> None:
+    agent = make_agent(
+        vocab=SIZES["vocabulary"], length=SIZES["max_length"], **{"exp_weights": True, "detach_q": False}
+    )
+    ours = agilerl_agent(agent.weights, agent.net_config, {name: getattr(agent, name) for name in OPTIONS})
+    ours = ours._replace(options={**ours.options, "value_min": None, "value_max": None, "weight_clip": None})
+    plain, gradients = our_terms(ours, batches[0], CASES[0])
+    for case in CASES[1:]:
+        if case.batch == 0 and not case.name.startswith(("per_token", "get_loss")):
+            terms, its = our_terms(ours, batches[0], case)
+            same = terms == plain and all(torch.equal(its[key], value) for key, value in gradients.items())
+            assert not same, case.name
+
+
+def test_without_agilerl_the_benchmark_reports_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agilerl_terms, "installed", lambda: False)
+    (found,) = agilerl_terms.run(quick=True)
+    assert "AgileRL was not started" in found["note"]
+
+
+def test_the_page_for_agilerls_users_names_every_option_and_finding() -> None:
+    page = (ROOT / "docs" / "coming_from" / "agilerl.md").read_text(encoding="utf-8")
+    constructor = (
+        "dataset net_config index batch_size lr alpha beta gamma tau mutation transition_weight clip_weight value_max "
+        "value_min detach_v detach_q detach_pi double_q per_token exp_weights dm_margin cql_temp weight_decay device"
+    )
+    forward = (
+        "prefix_embs prefix_attn_mask remove_prefix_position_embs qv_kwargs policy_kwargs target_kwargs "
+        "skip_policy_on_train detach_full_policy attn_mask"
+    )
+    losses = "awac_weight v_loss_weight q_loss_weight cql_loss_weight dm_loss_weight mc_returns"
+    methods = "clone save_checkpoint load_checkpoint soft_update hard_update copy_model_to_actor_target score clean_up"
+    absent = "test learn evolvable_attributes"
+    for name in " ".join((constructor, forward, losses, methods, absent)).split():
+        assert f"`{name}" in page, name
+
+
+# -- with AgileRL ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rival(batches: list[TensorDictBase]) -> Iterator[AgileRL]:
+    with AgileRL(batches, SIZES, install(), WORKER) as found:
+        yield found
+
+
+@needs_agilerl
+@pytest.mark.slow
+def test_terms_agree_where_definitions_do(rival: AgileRL, batches: list[TensorDictBase], tmp_path: Path) -> None:
+    agent = read_agilerl(rival.ask(json.dumps({"export": str(tmp_path)}))["folder"])
+    for case in CASES:
+        worst = max(difference(rival, agent, batches[case.batch], case).values())
+        assert worst < MAX_DIFFERENCE if not case.reason else worst > MAX_DIFFERENCE, case.name
+        assert case.reason in ("", PADDED)
+
+
+@needs_agilerl
+@pytest.mark.slow
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.probe)
+def test_agilerl_does_what_the_page_describes(finding, rival: AgileRL) -> None:
+    assert finding.holds(rival.ask(json.dumps({"probe": finding.probe})))
+
+
+@needs_agilerl
+@pytest.mark.slow
+def test_logits_are_equal_and_its_own_checkpoint_is_refused(
+    rival: AgileRL, batches: list[TensorDictBase], tmp_path: Path
+) -> None:
+    agent = read_agilerl(rival.ask(json.dumps({"export": str(tmp_path / "agent")}))["folder"])
+    real = batches[0]["attention_mask"]
+    theirs = torch.tensor(rival.ask(json.dumps({"logits": 0}))["logits"])
+    ours = agent.policy(batches[0]["tokens"]).logits
+    torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-5)
+    own = tmp_path / "checkpoint.pt"
+    rival.ask(json.dumps({"checkpoint": str(own)}))
+    with pytest.raises(FileError, match=r"pickles.*agilerl_export.py"):
+        read_agilerl(own)

@@ -1,0 +1,237 @@
+"""Agents of AgileRL: here they compute what a plain reading of their weights does, and what is no agent is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.agilerl_agents import ILQL_OPTIONS, LENGTH, VOCAB, WIDTH, make_agent, outputs, states
+from tests.modules.toys import TOKENIZER
+from torchrl_lang.modules import (
+    RowCache,
+    Trunk,
+    UtteranceActor,
+    language_actor,
+    load_agent,
+    load_language_model,
+    read_agilerl,
+    save_agent,
+    save_language_model,
+    split_actor,
+    transformer_blocks,
+)
+from torchrl_lang.modules.agilerl_checkpoint import RENAMED, renamed
+from torchrl_lang.modules.agilerl_export import OPTIONS, export
+from torchrl_lang.modules.agilerl_gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM
+from torchrl_lang.storage import FileError
+
+TOKENS = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1))
+
+
+def converted(agent, tmp_path):
+    return read_agilerl(export(agent, tmp_path / "agent"))
+
+
+def check(agent, ours):
+    """Every output of the agent at every position."""
+    logits = ours.policy(TOKENS[None]).logits[0]
+    torch.testing.assert_close(logits, outputs(agent, "pi", states(agent, "actor", TOKENS)), rtol=1e-5, atol=1e-5)
+    online, target = states(agent, "model", TOKENS), states(agent, "actor_target", TOKENS)
+    torch.testing.assert_close(Trunk(ours.values)(TOKENS[None])[0], online, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(Trunk(ours.target)(TOKENS[None])[0], target, rtol=1e-5, atol=1e-5)
+    names = ("q", "q2") if agent.double_q else ("q",)
+    for head, networks, hidden in (
+        (ours.value, ("v",), online),
+        (ours.qvalue, names, online),
+        (ours.target_qvalue, [f"target_{name}" for name in names], target),
+    ):
+        expected = torch.stack([outputs(agent, network, hidden) for network in networks], 1)
+        torch.testing.assert_close(head(hidden), expected[:, 0] if head is ours.value else expected)
+
+
+def test_an_agent_computes_the_same_here(tmp_path):
+    agent = make_agent()
+    check(agent, converted(agent, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"double_q": False}, {"bias": False}, {"embeddings": VOCAB + 3}, *({"activation": each} for each in ACTIVATIONS)],
+    ids=str,
+)
+def test_so_do_agents_of_other_kinds(more, tmp_path):
+    agent = make_agent(**more)
+    check(agent, converted(agent, tmp_path))
+
+
+def test_its_options_have_our_names(tmp_path):
+    ours = converted(make_agent(), tmp_path)
+    assert ours.options == {
+        "gamma": 0.9, "expectile": 0.8, "advantage_temperature": 0.7, "advantage_weighting": "sign",
+        "weight_clip": 3.0, "transition_weight": 0.2, "value_min": -3.0, "value_max": 2.0, "detach_value": False,
+        "detach_qvalue": True, "detach_actor": False, "margin": 0.1, "cql_temperature": 0.8,
+    }  # fmt: skip
+    assert ours.training == {"tau": 0.02, "lr": 1e-4, "weight_decay": 0.01, "batch_size": 4}
+    assert renamed({"exp_weights": True}) == {"advantage_weighting": "exp"}
+    # What remains is the number of heads, and what is never read.
+    used = {*RENAMED, "exp_weights", "alpha", "lr", "weight_decay", "batch_size"}
+    assert set(OPTIONS) - used == {"double_q", "per_token"}
+
+
+def test_a_second_head_that_a_checkpoint_lost_is_replaced_by_its_target(tmp_path):
+    agent = make_agent()
+    for key in [key for key in agent.weights if key.startswith("q.")]:
+        agent.weights[key.replace("q.", "q2.", 1)] = agent.weights[key].clone()
+    with pytest.warns(UserWarning, match="the first Q head twice"):
+        ours = converted(agent, tmp_path)
+    assert torch.equal(ours.qvalue.out_weight[1], ours.target_qvalue.out_weight[1])
+    assert not torch.equal(ours.qvalue.out_weight[0], ours.target_qvalue.out_weight[0])
+
+
+def test_no_dropout_acts_in_evaluation_mode_but_it_is_kept(tmp_path):
+    agent = make_agent(dropout=0.4)
+    ours = converted(agent, tmp_path)
+    check(agent, ours)
+    first = ours.policy.train()(TOKENS[None]).logits
+    assert not torch.equal(first, ours.policy(TOKENS[None]).logits)
+
+
+# -- what the model does here ------------------------------------------------------------------------------------------
+
+
+def test_it_decodes_with_a_cache_and_checkpoints_its_gradients(tmp_path):
+    ours = converted(make_agent(), tmp_path)
+    for lm in (ours.policy, ours.values):
+        trunk, cache = Trunk(lm), RowCache(len(TOKENS))
+        assert trunk.supports_cache
+        cache.extend(trunk, TOKENS[None, :5])
+        (rest,) = cache.extend(trunk, TOKENS[None, 5:], torch.arange(5, len(TOKENS))[None])
+        whole = trunk(TOKENS[None])
+        torch.testing.assert_close(rest, whole[:, 5:])
+        assert transformer_blocks(lm) is lm.transformer.gpt.h
+        gradients = []
+        for enabled in (False, True):
+            lm.zero_grad()
+            trunk.train().gradient_checkpointing(enabled)(TOKENS[None]).square().sum().backward()
+            gradients.append(lm.get_input_embeddings().weight.grad.clone())
+        torch.testing.assert_close(*gradients)
+    assert Trunk(ours.policy).width == 2 * WIDTH
+
+
+def test_it_is_saved_with_values_on_a_model_of_their_own(tmp_path):
+    ours = converted(make_agent(), tmp_path)
+    heads = {"target_qvalue": ours.target_qvalue}
+    for _ in range(2):  # the second time it is replaced
+        save_language_model(tmp_path / "model", ours.policy, heads, value_lm=ours.target)
+    saved = load_language_model(tmp_path / "model")
+    assert torch.equal(saved.lm(TOKENS[None]).logits, ours.policy(TOKENS[None]).logits)
+    states = Trunk(saved.value_lm)(TOKENS[None])
+    assert torch.equal(states, Trunk(ours.target)(TOKENS[None]))
+    assert torch.equal(saved.heads["target_qvalue"](states), ours.target_qvalue(states))
+    (tmp_path / "model" / "value_lm" / "model.safetensors").unlink()
+    with pytest.raises(FileError, match=r"value_lm/model.safetensors is missing"):
+        load_language_model(tmp_path / "model")
+
+
+def test_a_model_without_a_second_one_has_none(tmp_path):
+    ours = converted(make_agent(), tmp_path)
+    assert load_language_model(save_language_model(tmp_path / "model", ours.policy)).value_lm is None
+
+
+def test_a_policy_is_an_agent_to_save(tmp_path):
+    policy = converted(make_agent(vocab=TOKENIZER.vocab_size), tmp_path).policy
+    actor = UtteranceActor(language_actor(policy), TOKENIZER.control, 3, method="greedy")
+    agent = load_agent(save_agent(tmp_path / "saved", actor, TOKENIZER))
+    rows = torch.randint(TOKENIZER.vocab_size, (2, 5))
+    trunk = split_actor(agent.policy.decoder.actor).trunk.module
+    assert torch.equal(trunk(rows), Trunk(policy)(rows))
+
+
+def test_weights_of_a_policy_are_drawn_as_others():
+    config = AgileRLConfig(
+        vocab_size=5, n_embd=8, n_inner=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    lm = AgileRLForCausalLM(config)
+    assert 0.01 < lm.transformer.gpt.h[0].mlp.c_fc.weight.std() < 0.03
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"activation": "PReLU"}, "activation"), ({"hidden_size": 12}, "hidden_size must be n_embd=8 or twice that")],
+)
+def test_wrong_sizes_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        AgileRLForCausalLM(AgileRLConfig(**({"n_embd": 8, "hidden_size": 8, "num_attention_heads": 2} | config)))
+
+
+def test_agilerls_own_file_is_refused_and_the_way_named(tmp_path):
+    """Its structure: dictionaries of weights beside the dataset, which is an object of a class."""
+    agent = make_agent()
+    path = tmp_path / "checkpoint.pt"
+    parts = {f"{name}_state_dict": agent.weights for name in ("model", "actor", "q")}
+    torch.save({**parts, **ILQL_OPTIONS, "dataset": agent.net_config}, path)
+    with pytest.raises(FileError, match=r"is a file; AgileRL's checkpoints are pickles.*agilerl_export.py"):
+        read_agilerl(path)
+
+
+def edit(folder, change):
+    described = json.loads((folder / "agent.json").read_text())
+    change(described)
+    (folder / "agent.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(format="other"), "does not describe an agent"),
+        (lambda content: content.update(version=2), "does not describe an agent"),
+        (lambda content: content["options"].pop("tau"), r"lacks the options \['tau'\]"),
+        (lambda content: content["net_config"].pop("n_head"), "n_head"),
+        (lambda content: content["net_config"].update(activation="PReLU"), "activation 'PReLU' is none of Tanh"),
+        (lambda content: content["net_config"].update(n_head="two"), "n_head"),
+        (lambda content: content["net_config"].update(n_head=3), "holds no agent as ILQL builds it"),
+        (lambda content: content.pop("net_config"), "net_config"),
+    ],
+)
+def test_a_damaged_description_is_refused(change, message, tmp_path):
+    edit(export(make_agent(), tmp_path), change)
+    with pytest.raises(FileError, match=message):
+        read_agilerl(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("pi.model.mlp_linear_layer_2.weight"), "mlp_linear_layer_2.weight"),
+        (lambda weights: [weights.pop(key) for key in [*weights] if key.startswith("q2.")], "no network 'q2'"),
+        (lambda weights: weights["v.model.mlp_linear_layer_1.bias"].fill_(torch.nan), "not finite"),
+        (lambda weights: weights.update({"model.transformer.ln_f.weight": torch.ones(3)}), "holds no agent"),
+        (lambda weights: weights.update({"model.transformer.wte.weight": torch.ones(3, WIDTH)}), "3 embeddings for 11"),
+    ],
+)
+def test_damaged_weights_are_refused(change, message, tmp_path):
+    path = export(make_agent(), tmp_path) / "agent.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+    with pytest.raises(FileError, match=message):
+        read_agilerl(tmp_path)
+
+
+def test_no_folder_and_no_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        read_agilerl(tmp_path / "none")
+    with pytest.raises(FileError, match=r"agent.json is missing"):
+        read_agilerl(tmp_path)
+
+
+def test_its_positions_are_those_of_its_rows(tmp_path):
+    trunk = Trunk(converted(make_agent(), tmp_path).policy)
+    assert trunk.max_length == LENGTH

@@ -1,0 +1,165 @@
+"""An agent of AgileRL in training here: its terms by hand, its targets, options, copies and checkpoints."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate
+
+from tests.agilerl_agents import VOCAB, make_agent, outputs, states
+from tests.objectives.conftest import make_rows
+from torchrl_lang.modules.agilerl_checkpoint import agilerl_agent
+from torchrl_lang.modules.agilerl_export import OPTIONS
+from torchrl_lang.objectives import agilerl_loss
+from torchrl_lang.training import Checkpointer, adamw, total_loss
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")
+
+
+def converted(**more):
+    agent = make_agent(**more)
+    return agent, agilerl_agent(agent.weights, agent.net_config, {name: getattr(agent, name) for name in OPTIONS})
+
+
+@pytest.fixture
+def rows():
+    batch = make_rows()
+    batch["tokens"] = batch["tokens"] % VOCAB
+    return batch
+
+
+def by_hand(agent, rows):
+    """Terms of AgileRL's loss, decision by decision, where no padded action counts."""
+    found, count, real = dict.fromkeys(("value", "qvalue", "cql", "actor"), 0.0), 0, 0
+    heads = ("q", "q2") if agent.double_q else ("q",)
+    for row in rows:
+        tokens = row["tokens"][row["attention_mask"]]
+        online, target = states(agent, "model", tokens), states(agent, "actor_target", tokens)
+        log_prob = outputs(agent, "pi", states(agent, "actor", tokens)).log_softmax(-1)
+        v = outputs(agent, "v", online)[:, 0]
+        agents = row["action_mask"][: len(tokens)]
+        decisions = agents[1:].nonzero().flatten().tolist()
+        real += len(tokens) - 1
+        for p in range(len(tokens) - 1):
+            if p not in decisions:
+                weight = min(agent.transition_weight, agent.clip_weight)
+                found["actor"] -= weight * log_prob[p, tokens[p + 1]]
+        for j, p in enumerate(decisions):
+            a, last = tokens[p + 1], j + 1 == len(decisions)
+            values = torch.stack([outputs(agent, f"target_{head}", target)[p, a] for head in heads])
+            goal = values.min().clamp(agent.value_min, agent.value_max)
+            u, after = goal - v[p], len(tokens) - 1 if last else decisions[j + 1]
+            found["value"] += (agent.tau if u >= 0 else 1 - agent.tau) * u**2
+            boot = 0.0 if last and bool(row["terminated"]) else agent.gamma * v[after]
+            for head in heads:
+                q = outputs(agent, head, online)[p]
+                found["qvalue"] += (row["token_reward"][p + 1] + boot - q[a]) ** 2
+                found["cql"] -= (q / agent.cql_temp).log_softmax(-1)[a]
+            weight = agent.beta if u > 0 else 1 - agent.beta
+            found["actor"] -= min(weight, agent.clip_weight) * log_prob[p, a]
+            count += 1
+    return {name: value / (real if name == "actor" else count) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_the_terms_are_those_of_the_agent(double_q, rows):
+    agent, ours = converted(double_q=double_q)
+    out = agilerl_loss(ours, cql_weight=1.0)[0](rows)
+    for name, expected in by_hand(agent, rows).items():
+        torch.testing.assert_close(out[f"loss_{name}"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_given_options_take_the_place_of_the_agents(rows):
+    loss, _ = agilerl_loss(converted()[1], gamma=0.5, actor_weight=0.0)
+    assert loss.gamma == 0.5
+    assert loss.expectile == 0.8
+    assert loss(rows)["loss_actor"] == 0
+
+
+def test_the_targets_are_its_own_and_follow(rows):
+    ours = converted()[1]
+    loss, updater = agilerl_loss(ours)
+    wte = ("module", "model", "gpt", "wte", "weight")
+    before = ours.target.get_input_embeddings().weight.clone()
+    assert torch.equal(loss.target_value_trunk_params[wte], before)
+    assert torch.equal(loss.target_qvalue_network_params["module", "out_weight"], ours.target_qvalue.out_weight)
+    updater.step()
+    online = ours.values.get_input_embeddings().weight
+    torch.testing.assert_close(loss.target_value_trunk_params[wte], before.lerp(online, 0.02))
+    assert torch.equal(ours.target.get_input_embeddings().weight, before)  # the agent's own was copied
+
+
+def trained(loss, updater, rows, steps=2):
+    optimizer = adamw(loss, 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        total_loss(loss(rows)).backward()
+        optimizer.step()
+        updater.step()
+    return optimizer
+
+
+def test_a_clone_of_a_loss_in_training(rows):
+    """It computes the same, its targets move with it, and training one leaves the other as it was."""
+    loss, updater = agilerl_loss(converted()[1])
+    trained(loss, updater, rows)
+    twin = deepcopy(loss)
+    its_updater = SoftUpdate(twin, tau=0.1)  # sets the targets to the trained weights
+    twin.load_state_dict(loss.state_dict())
+    expected = loss(rows)
+    for key, value in twin(rows).items():
+        torch.testing.assert_close(value, expected[key])
+    trained(twin, its_updater, rows)
+    after = twin(rows)
+    assert (loss(rows) == expected).all()
+    assert all(not torch.allclose(after[key], expected[key]) for key in ("loss_qvalue", "loss_actor", "target_qvalue"))
+
+
+def test_a_checkpoint_restores_targets_and_optimizer_and_training_continues(rows, tmp_path):
+    def parts(seed):
+        loss, updater = agilerl_loss(converted(seed=seed)[1])
+        optimizer = trained(loss, updater, rows, steps=3 if seed == 0 else 1)
+        checkpoint = Checkpointer(tmp_path).register("loss", loss).register("optimizer", optimizer)
+        return loss, optimizer, updater, checkpoint
+
+    loss, optimizer, updater, checkpoint = parts(0)
+    other, other_optimizer, other_updater, other_checkpoint = parts(1)
+    checkpoint.save(3)
+    assert other_checkpoint.restore() == 3
+    mine, its = loss.state_dict(), other.state_dict()
+    targets = [key for key in mine if key.startswith("target_")]
+    assert {key.split(".")[0] for key in targets} >= {"target_qvalue_network_params", "target_value_trunk_params"}
+    assert all(torch.equal(its[key], value) for key, value in mine.items())
+    moments = [list(each.state_dict()["state"].values()) for each in (optimizer, other_optimizer)]
+    assert moments[0]
+    for one, two in zip(*moments, strict=True):
+        assert all(torch.equal(torch.as_tensor(one[key]), torch.as_tensor(two[key])) for key in one)
+    before = {key: value.clone() for key, value in its.items()}
+    for each, optim, update in ((loss, optimizer, updater), (other, other_optimizer, other_updater)):
+        optim.zero_grad()
+        total_loss(each(rows)).backward()
+        optim.step()
+        update.step()
+    after = other.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in loss.state_dict().items())
+    assert any(not torch.equal(after[key], before[key]) for key in targets)
+    assert not torch.equal(
+        after["value_network_params.module.in_weight"], before["value_network_params.module.in_weight"]
+    )
+
+
+def test_all_rows_have_padded_actions_that_do_not_count(rows):
+    """Each row alone, weighted by its decisions: AgileRL's own batches differ from that."""
+    loss, _ = agilerl_loss(converted()[1])
+    whole, count = loss(rows)["loss_qvalue"], rows["action_mask"][:, 1:].sum()
+    alone = 0.0
+    for i in range(len(rows)):
+        width = int(rows[i]["attention_mask"].sum())
+        row = TensorDict(
+            {key: value if key == "terminated" else value[:, :width] for key, value in rows[i : i + 1].items()}, [1]
+        )
+        alone += loss(row)["loss_qvalue"] * row["action_mask"][:, 1:].sum() / count
+    torch.testing.assert_close(whole, alone)

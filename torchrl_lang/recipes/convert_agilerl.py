@@ -1,0 +1,65 @@
+"""Make a finished run of an agent that AgileRL's ILQL trained: `evaluate`, `play` and `train --start` then take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchrl_lang.data import load_dataset
+from torchrl_lang.data.dataset_format import MANIFEST
+from torchrl_lang.modules import read_agilerl, save_language_model
+from torchrl_lang.recipes.datasets import check_place, open_task
+from torchrl_lang.recipes.offline import evaluation_of
+from torchrl_lang.recipes.options import required, write_options
+from torchrl_lang.recipes.task_options import TaskOptions
+
+__all__ = ["ConvertAgileRL", "main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertAgileRL(TaskOptions):
+    """Make a finished run of an agent that AgileRL's ILQL trained."""
+
+    task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
+
+    source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl_export.py beside AgileRL")
+    data: Path = required("folder of a dataset of the agent's task, with the agent's tokens, see `generate`")
+    out: Path = required("folder of the run, which does not exist yet")
+
+
+def main(options: ConvertAgileRL) -> Path:
+    """Write the run: its policy, and the target Q heads on their own transformer, as values that guide it.
+
+    The online values stay in ``source``, see :func:`~torchrl_lang.objectives.agilerl_loss`.
+
+    Raises:
+        FileExistsError: there is something in ``out``.
+        ValueError: the agent has another number of tokens than the dataset, or positions for less than its rows.
+    """
+    check_place(options.out)
+    if options.out.exists() and any(options.out.iterdir()):
+        raise FileExistsError(f"{options.out} is not empty: give another folder as out.")
+    agent, dataset = read_agilerl(options.source), load_dataset(options.data)
+    evaluation = evaluation_of(dataset, open_task(dataset, options.given_task()), options.data)
+    config, rows = agent.policy.config, dataset.rows["tokens"].shape[-1]
+    if config.vocab_size != dataset.tokenizer.vocab_size:
+        raise ValueError(
+            f"The agent has {config.vocab_size} tokens, the dataset's tokenizer {dataset.tokenizer.vocab_size}: give a "
+            "dataset with the agent's tokens, in the same order."
+        )
+    if config.max_position_embeddings < rows:
+        raise ValueError(
+            f"The agent reads {config.max_position_embeddings} tokens, the rows have {rows}: give a dataset whose rows "
+            "are shorter."
+        )
+    save_language_model(
+        options.out / "model",
+        agent.policy,
+        {"target_qvalue": agent.target_qvalue},
+        tokenizer=dataset.tokenizer.config(),
+        value_lm=agent.target,
+    )
+    write_options(options.out / "config.json", options, notes=evaluation.notes(), agilerl=agent.options)
+    print(f"{options.out.name}: converted; model in {options.out / 'model'}", flush=True)
+    return options.out
