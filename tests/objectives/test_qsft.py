@@ -262,7 +262,9 @@ def test_the_target_follows_the_model():
     with torch.no_grad():
         for weight in loss.parameters():
             weight.add_(1.0)
+    loss(make_rows())
     updater.step()
+    assert not any(weight.requires_grad for weight in target.values(True, True))
     for name in before.keys(True, True):
         torch.testing.assert_close(target.get(name), before.get(name) + 0.25)
     assert any(name.startswith("target_actor_network_params") for name in loss.state_dict())

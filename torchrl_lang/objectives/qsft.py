@@ -38,7 +38,7 @@ class QSFTLoss(RowLoss):
     This is least where ``p(a | s)`` is ``pi(a | s) E[w]``, plus a part of the remaining mass: a value that is the
     smaller, the rarer the token in the data, which ``p / pi`` undoes in the backup. No head is added, so a pretrained
     model starts as it is. The policy is ``pi(a | s) exp(beta p(a | s))``, see
-    :func:`~torchrl_lang.modules.likelihood_guidance`. With ``w = 1`` everywhere the loss is behaviour cloning.
+    :class:`~torchrl_lang.modules.LikelihoodGuidance`. With ``w = 1`` everywhere the loss is behaviour cloning.
 
     Values must be probabilities: the paper asks for discounted returns in [0, 1]. Give ``value_min`` and ``value_max``,
     the least and the greatest return to go, and values are probabilities in units of that interval: ``w = (y -
@@ -209,9 +209,10 @@ class QSFTLoss(RowLoss):
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
         behavior = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
-        with self.target_actor_network_params.to_module(model):
+        params = self.target_actor_network_params.data  # a module makes parameters of the tensors that it is given
+        with params.to_module(model):
             states = self._states(split_actor(model).trunk(batch.rows.copy()))
-        target = Behavior(RowScorer(model), states, lambda: self.target_actor_network_params.to_module(model))
+        target = Behavior(RowScorer(model), states, lambda: params.to_module(model))
 
         def backup(place: Tensor, certain: Tensor) -> Tensor:
             tables = [self._possible(policy.log_softmax(place), certain) for policy in (target, behavior)]
