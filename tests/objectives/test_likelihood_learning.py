@@ -126,16 +126,25 @@ def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
 
 
 def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):
-    """Soft value iteration with the imitated policy as the reference."""
-    actor, vocabulary = tabular_actor(env), env.tokenizer.vocab_size
+    """Soft value iteration with the imitated policy as the reference; all tokens that can be written stand in the data.
+
+    Of others consistency says nothing, so that a policy that may write them could keep any probability for them.
+    """
+    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
+    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    actor = tabular_actor(env)
     actor.load_state_dict(imitation.actor.state_dict())
+    policy, reference = (
+        UtteranceActor(one, control, 2, forbidden=forbidden, cached=False) for one in (actor, imitation.actor)
+    )
     table = Table(vocabulary, 1)
     value = TensorDictModule(table, in_keys=["hidden"], out_keys=["state_value"])
-    loss = OREOLoss(actor, value, imitation, beta=BETA, kl_weight=0.0)
-    train(loss, walks, (800, 0.1), (400, 0.01))
-    expected, policy = soft_values(BETA, 1.0)
-    torch.testing.assert_close(table.rows.detach()[starts(env), 0], BETA * expected.float(), rtol=0, atol=0.15)
-    torch.testing.assert_close(probabilities(actor, env), policy.float(), rtol=0, atol=0.05)
+    loss = OREOLoss(policy, value, frozen_copy(reference), beta=BETA, kl_weight=0.0)
+    train(loss, walks, *FAST, (100, 0.005))
+    expected, best = soft_values(BETA, 1.0)
+    torch.testing.assert_close(table.rows.detach()[starts(env), 0], BETA * expected.float(), rtol=0, atol=0.2)
+    found = probabilities(actor, env)
+    torch.testing.assert_close(found / found.sum(-1, keepdim=True), best.float(), rtol=0, atol=0.05)
 
 
 # -- better than imitation ---------------------------------------------------------------------------------------------
@@ -147,7 +156,7 @@ def cloned(env, walks):
     vocabulary = env.tokenizer.vocab_size
     lm = causal_lm(vocab_size=vocabulary, layers=1, width=WIDTH, heads=2, max_length=48, initializer_range=0.1)
     actor = language_actor(lm)
-    train(BCLoss(actor, actor_normalizer="action"), walks, (150, 5e-3))
+    train(BCLoss(actor, actor_normalizer="action"), walks, (150, 5e-3), (100, 5e-4))
     return frozen_copy(actor)
 
 
@@ -160,8 +169,8 @@ def actor(env, cloned):
     return actor
 
 
-def play(env, actor, *, guidance=None, method="greedy"):
-    policy = UtteranceActor(actor, env.tokenizer.control, 2, guidance=guidance, method=method, seed=0)
+def play(env, actor, **options):
+    policy = UtteranceActor(actor, env.tokenizer.control, 2, seed=0, **{"method": "greedy", **options})
     return float(play_games(env, policy, games=256, seed=1).returns.mean())
 
 
@@ -170,9 +179,9 @@ def test_imitation_does_not_arrive(env, cloned):
     assert play(env, cloned.actor, method="sample") < BEST - 3
 
 
-@pytest.mark.parametrize("rest", ["pad", None])
-def test_q_sft_walks_straight(env, walks, cloned, actor, rest):
-    control = env.tokenizer.control
+def test_q_sft_walks_straight_by_its_values(env, walks, cloned, actor):
+    """Where the data's habit is the wrong move, the value itself has to guide: its product with the habit agrees."""
+    control, threshold = env.tokenizer.control, 0.2
     loss = QSFTLoss(
         UtteranceActor(actor, control, 2),
         cloned,
@@ -180,12 +189,14 @@ def test_q_sft_walks_straight(env, walks, cloned, actor, rest):
         turn_gamma=0.9,
         value_min=WORST,
         value_max=0.0,
-        threshold=0.1,
-        rest=None if rest is None else control.pad,
+        threshold=threshold,
+        rest=control.pad,
     )
-    train(loss, walks, (400, 5e-3))
-    assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=32.0)) == BEST
+    train(loss, walks, (300, 5e-3), (100, 1e-3))
+    by_value = LikelihoodGuidance(actor, beta=32.0, ratio=True)
+    assert play(env, cloned.actor, guidance=by_value, min_p=threshold) == BEST
     assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=0.0)) == WORST
+    assert play(env, cloned.actor, guidance=LikelihoodGuidance(actor, beta=32.0)) == WORST
 
 
 @pytest.mark.parametrize("level", ["token", "utterance"])
@@ -196,9 +207,9 @@ def test_oreo_walks_straight(env, walks, cloned, actor, level):
         value_module(ValueHead(WIDTH)),
         reference,
         beta=BETA,
-        kl_weight=0.01,
+        kl_weight=0.05,
         level=level,
     )
-    train(loss, walks, (300, 5e-3))
+    train(loss, walks, (150, 2e-3), (100, 5e-4))
     assert play(env, actor) == BEST
     assert play(env, actor, method="sample") > play(env, cloned.actor, method="sample") + 1.5

@@ -17,7 +17,7 @@ def weighted_cross_entropy(
     """Cross-entropy against a target that gives ``weight`` to the taken action and what remains to others.
 
     ``-(w log p(a) + (1 - w) / (V - 1) sum_{b != a} log p(b))``, with the remaining mass spread evenly (Q-SFT, arXiv
-    2411.05193, eq. 3), or ``-(w log p(a) + (1 - w) log p(rest))``, with one action that nobody takes for all of it. If
+    2411.05193, eq. 3), or ``-(w log p(a) + (1 - w) log p(rest))``, with an action that is never taken for all of it. If
     actions come from ``pi``, the second is least at ``p(a) = pi(a) E[w | a]``; the first adds to that ``sum_{b != a}
     pi(b) E[1 - w | b] / (V - 1)``, which is small where there are many actions.
 

@@ -44,6 +44,9 @@ class OREOLoss(StateValueLoss):
     random, a path's luck counts as the policy's doing: the residuals do not vanish, and the policy prefers what was
     lucky.
 
+    Consistency does not determine tokens that the data do not take at a state: a policy may keep any probability for
+    them, and its value is the higher. ``kl_weight`` holds them at the reference.
+
     What an action is, ``level``: a token; an utterance, of whose tokens the log-ratios are added (the paper's
     step-level variant); or all that the agent writes in a row (its response-level variant), with one residual at the
     first state. The value learns at every decision at each level. The paper's ``kl_weight`` is 0.01, 0.1 and 0.3 at the

@@ -34,7 +34,7 @@ class QSFT(OfflineOptions):
         "ratio", "what guides the policy: the value, which is the ratio p / pi, or p itself, as in the paper"
     )
     rest: Literal["padding", "all"] = option(
-        "padding", "tokens that get the probability that is left: padding, which nobody writes, or all alike"
+        "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
     )
     threshold: float = option(
         0.05,

@@ -23,7 +23,7 @@ class LikelihoodGuidance(ValueGuidance):
     times its probability under ``pi``, so the policy leaves the data's habits only for much better tokens.
 
     With ``ratio`` the term is ``beta * min(1, p(a | s) / pi(a | s))``, the value itself, which is what the loss backs
-    up. It says nothing of tokens that hardly occur: give the actor the loss's ``threshold`` as ``min_p``. That is not
+    up. It is only noise at tokens that hardly occur: give the actor the loss's ``threshold`` as ``min_p``. That is not
     in the paper.
 
     Both are at most 1, so ``beta`` is the greatest change of a log-ratio of two tokens.
