@@ -108,6 +108,7 @@ class QSFTLoss(RowLoss):
     """
 
     out_keys = ["loss_qvalue", "loss_transition", "likelihood", "td_target"]
+    reference: FrozenActor
     target_actor_network_params: TensorDictParams
 
     def __init__(
@@ -215,8 +216,10 @@ class QSFTLoss(RowLoss):
         target = Behavior(RowScorer(model), states, lambda: params.to_module(model))
 
         def backup(place: Tensor, certain: Tensor) -> Tensor:
-            tables = [self._possible(policy.log_softmax(place), certain) for policy in (target, behavior)]
-            return self.value_min + span * likelihood_ratio_value(*tables, self.threshold).clamp_max(1.0)
+            log_prob, log_behavior = (
+                self._possible(policy.log_softmax(place), certain) for policy in (target, behavior)
+            )
+            return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
 
         found = batch.reward + self._discount(batch) * next_values(self, batch, backup)
         return found.clamp(self.value_min, self.value_max)
