@@ -59,8 +59,9 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
     }
     assert ways["CHAI"] == ways["ILQL, utterances"] == ["best of 4", "best of 8", "best of 16"]
     assert ways["BCQ"] == ways["psi"] == ["greedy, beta 1"]
-    assert ways["ILQL"] == ways["CQL"] == ways["Q-SFT"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
+    assert ways["ILQL"] == ways["CQL"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
     assert "beta" not in players["AWAC: decoding"][0]
+    assert ways["Q-SFT"] == [f"greedy, beta {beta}" for beta in (4, 8, 16, 32, 64)]
     assert len(ways["DT"]) in (4, 8)
     assert all("return" in name for name in ways["DT"])
 

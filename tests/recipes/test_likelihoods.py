@@ -1,4 +1,4 @@
-"""The recipes of Q-SFT and OREO: what they start from, what reaches the loss, and what a run saves."""
+"""The recipes of Q-SFT and OREO: what they start from, what reaches the loss, what a run saves and what it learns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_policy_to_start_from_is_needed(runs, recipe, capsys):
 
 def test_options_of_q_sft_reach_its_loss_and_its_policy(runs, monkeypatch):
     more = ["--beta", "3", "--threshold", "0.2", "--tau", "0.25", "--gamma", "0.9", "--turn-gamma", "0.8"]
-    seen = seen_by_training(runs, qsft, monkeypatch, *more)
+    seen = seen_by_training(runs, qsft, monkeypatch, *more, "--guide", "ratio")
     loss, rule = seen["loss"], seen["policy"].decoder.rule
     dataset, _ = open_dataset(runs / "data")
     assert (loss.value_min, loss.value_max) == return_range(dataset.rows, dataset.tokenizer, 0.9, 0.8)
@@ -65,7 +65,7 @@ def test_options_of_q_sft_reach_its_loss_and_its_policy(runs, monkeypatch):
     assert all(
         weight is of_reference[name] for name, weight in seen["policy"].named_parameters() if name in of_reference
     )
-    more = ["--guide", "likelihood", "--rest", "all", "--value-min", "-9", "--value-max", "1"]
+    more = ["--rest", "all", "--value-min", "-9", "--value-max", "1"]
     seen = seen_by_training(runs, qsft, monkeypatch, *more)
     loss, rule = seen["loss"], seen["policy"].decoder.rule
     assert (loss.value_min, loss.value_max, loss.rest) == (-9.0, 1.0, None)
@@ -126,3 +126,20 @@ def test_a_run_is_logged_and_continues_where_it_was_stopped(runs, recipe, monkey
     held_out = "held_out_value_loss" if recipe == "qsft" else "held_out_loss"
     for name in ("return", loss, held_out):
         assert whole[name] == pytest.approx(halves[name], rel=1e-5, nan_ok=True), name
+
+
+@pytest.mark.slow
+def test_shortest_paths_that_the_data_do_not_take(tmp_path):
+    """With the presets of the task, from an imitation that hardly arrives."""
+    graph = ["--nodes", "10", "--max-turns", "7", "--games", "1000"]
+    assert main(["generate", "random_walks", "--out", str(tmp_path / "data"), *graph]) == 0
+    common = ["--data", str(tmp_path / "data"), "--batch-size", "48", "--eval-games", "128"]
+    found = {}
+    for name, steps in {"bc": 100, "qsft": 300, "oreo": 300}.items():
+        start = [] if name == "bc" else ["--start", str(tmp_path / "bc")]
+        more = ["--out", str(tmp_path / name), "--steps", str(steps), "--eval-every", str(steps)]
+        assert main(["train", name, *common, *start, *more]) == 0
+        found[name] = read_columns(tmp_path / name / "log.csv")["optimality"][-1]
+    assert found["bc"] < 0.5
+    assert found["qsft"] > 0.95
+    assert found["oreo"] > 0.9

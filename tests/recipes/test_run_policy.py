@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules import CHAIActor, LikelihoodGuidance, ReturnConditionedActor, UtteranceActor
 from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.storage import FileError
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
@@ -79,7 +81,10 @@ def test_likelihoods_guide_the_model_that_they_began_as(runs):
     assert any(not torch.equal(trained[name], weight) for name, weight in start.model.lm.state_dict().items())
     rule = run.policy(4.0).decoder.rule
     assert isinstance(rule.guidance, LikelihoodGuidance)
-    assert (rule.guidance.beta, rule.guidance.ratio, rule.min_p) == (4.0, True, 0.05)
+    assert (rule.guidance.beta, rule.guidance.ratio, rule.min_p) == (4.0, False, None)
+    by_value = dataclasses.replace(run, decoding=RunDecoding(min_p=0.3, likelihood_ratio=True)).policy(4.0).decoder.rule
+    assert (by_value.guidance.ratio, by_value.min_p) == (True, 0.3)
+    assert RunDecoding.read(runs / "qsft") == RunDecoding(min_p=0.3)
     plain = run.policy().decoder.rule
     assert (plain.guidance, plain.min_p) == (None, None)
     assert load_run(runs / "oreo").model.heads.keys() == {"value"}

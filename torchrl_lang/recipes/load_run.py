@@ -27,6 +27,9 @@ __all__ = ["BETAS", "FinishedRun", "Method", "load_model", "load_run", "refuse_r
 BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Weights of the values that :meth:`FinishedRun.choose_beta` tries."""
 
+_OF_LIKELIHOODS = (4.0, 8.0, 16.0, 32.0, 64.0)
+"""Likewise of values that are probabilities, which differ by less than 1."""
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -68,6 +71,8 @@ class FinishedRun:
         """Weights of the action values to try; 1 alone where the values replace the language model's logits."""
         if not self.has_values:
             return ()
+        if self.likelihoods is not None:
+            return _OF_LIKELIHOODS
         return BETAS if self.decoding.include_logits else (1.0,)
 
     def policy(

@@ -26,7 +26,11 @@ class OREO(OfflineOptions):
     reward_scale: float = option(
         0.1, "reward that is worth one nat of divergence from the reference, the paper's beta", above=0
     )
-    kl_weight: float = option(0.01, "weight of the divergence from the reference, the paper's alpha", at_least=0)
+    kl_weight: float = option(
+        0.3,
+        "weight of the divergence from the reference, the paper's alpha (0.01 there): keeps tokens without data rare",
+        at_least=0,
+    )
     value_weight: float = option(1.0, "weight of V's loss; the policy's has weight 1", at_least=0)
     level: PathLevel = option("token", "what an action is: a token, an utterance, or all of a row")
 

@@ -27,17 +27,18 @@ class QSFT(OfflineOptions):
     """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
 
     preset: ClassVar[str] = "ilql"
-    defining: ClassVar[tuple[str, ...]] = ("beta",)
+    defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
 
-    beta: float = option(16.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", at_least=0)
     guide: Literal["ratio", "likelihood"] = option(
-        "ratio", "what guides the policy: the value, which is the ratio p / pi, or p itself, as in the paper"
+        "likelihood",
+        "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
     )
     rest: Literal["padding", "all"] = option(
         "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
     )
     threshold: float = option(
-        0.05,
+        0.3,
         "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
         "in the paper",
         at_least=0,
@@ -47,7 +48,8 @@ class QSFT(OfflineOptions):
     value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
     gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
     turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
-    tau: float = option(0.02, "soft update rate of the target", above=0, at_most=1)
+    # All values begin at the greatest return, and what is less has to travel back through the target.
+    tau: float = option(0.2, "soft update rate of the target", above=0, at_most=1)
 
 
 def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_gamma: float) -> tuple[float, float]:
