@@ -39,13 +39,15 @@ METHODS: dict[str, list[str]] = {
     "CQL": ["cql"],
     "BCQ": ["bcq"],
     "psi": ["psi"],
+    "Q-SFT": ["qsft"],
+    "OREO": ["oreo"],
     "CHAI": ["chai"],
     "ILQL, utterances": ["utterance-ilql"],
     "ILQL": ["ilql"],
 }
 """Names in the table, and the arguments of ``train``."""
 
-STARTS = {"CHAI": "BC"}
+STARTS = {"Q-SFT": "BC", "OREO": "BC", "CHAI": "BC"}
 """Methods that start from another one's run."""
 
 POLICY_ALONE = ("AWAC",)

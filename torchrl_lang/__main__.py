@@ -60,6 +60,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "cql": _recipe("cql", "CQL"),
             "psi": _recipe("psi", "Psi"),
             "bcq": _recipe("bcq", "BCQ"),
+            "qsft": _recipe("qsft", "QSFT"),
+            "oreo": _recipe("oreo", "OREO"),
             "chai": _recipe("chai", "CHAI"),
             "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
             "ppo": _recipe("ppo", "PPO"),

@@ -61,17 +61,19 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
     assert ways["BCQ"] == ways["psi"] == ["greedy, beta 1"]
     assert ways["ILQL"] == ways["CQL"] == [f"greedy, beta {beta}" for beta in (1, 2, 4, 8, 16)]
     assert "beta" not in players["AWAC: decoding"][0]
+    assert ways["Q-SFT"] == [f"greedy, beta {beta}" for beta in (4, 8, 16, 32, 64)]
     assert len(ways["DT"]) in (4, 8)
     assert all("return" in name for name in ways["DT"])
 
 
-def test_chai_trains_the_run_that_it_starts_from(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", wordle_table.STARTS)
+def test_the_run_that_a_method_starts_from_is_trained(tmp_path, monkeypatch, method):
     commands = []
     monkeypatch.setattr(wordle_table, "run_in_parallel", commands.append)
-    wordle_table.train(TINY, tmp_path, "mediocre", ["CHAI"], 0)
+    wordle_table.train(TINY, tmp_path, "mediocre", [method], 0)
     first, second = commands
     assert list(first) == ["BC"]
-    assert second["CHAI"][-2:] == ["--start", str(tmp_path / "bc")]
+    assert second[method][-2:] == ["--start", str(tmp_path / "bc")]
 
 
 def test_each_method_has_a_folder_of_its_own():

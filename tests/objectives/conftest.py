@@ -18,7 +18,16 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
-from torchrl_lang.objectives import BCLoss, BCQLoss, CQLLoss, DecisionTransformerLoss, ILQLLoss, PsiLoss
+from torchrl_lang.objectives import (
+    BCLoss,
+    BCQLoss,
+    CQLLoss,
+    DecisionTransformerLoss,
+    ILQLLoss,
+    OREOLoss,
+    PsiLoss,
+    QSFTLoss,
+)
 from torchrl_lang.transforms import frozen_copy
 
 VOCAB, WIDTH, T = 12, 16, 14
@@ -94,6 +103,16 @@ def make_qbackup(kind, **options):
     return kind(make_actor(), make_heads()[0], **options)
 
 
+def make_qsft(**options):
+    """Q-SFT with a reference of other weights, and returns far inside their interval."""
+    return QSFTLoss(make_actor(), frozen_copy(make_actor(seed=5)), value_min=-20.0, value_max=20.0, **options)
+
+
+def make_oreo(**options):
+    """OREO with a reference of other weights."""
+    return OREOLoss(make_actor(), make_heads()[1], frozen_copy(make_actor(seed=5)), beta=0.5, **options)
+
+
 # Every loss of the library stands here and goes through the contract suite.
 LOSSES = {
     "bc": make_bc,
@@ -132,6 +151,14 @@ LOSSES = {
     ),
     "bcq-own-trunks": lambda **options: make_qbackup(
         BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options
+    ),
+    "qsft": make_qsft,
+    "qsft-rest": lambda **options: make_qsft(
+        rest=0, threshold=0.2, turn_gamma=0.5, transition_weight=0.1, logits_chunk=3, **options
+    ),
+    "oreo": make_oreo,
+    "oreo-own-trunk": lambda **options: make_oreo(
+        value_trunk=make_actor(seed=3)[0], transition_weight=0.1, logits_chunk=3, **options
     ),
 }
 

@@ -13,7 +13,7 @@ from transformers import GPT2Model
 from tests.modules.toys import without_blocks
 from tests.objectives.conftest import LOSSES, T, losses_of, make_actor, make_rows, total
 from tests.objectives.utterances import number_of_utterances
-from torchrl_lang.objectives import UtteranceILQLLoss
+from torchrl_lang.objectives import OREOLoss, UtteranceILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
@@ -295,6 +295,8 @@ def test_gradient_is_that_of_finite_differences(make_loss, rows):
     loss = make_loss().double()
     data = rows.clone().set("token_reward", rows["token_reward"].double())
     loss.value_weight = loss.qvalue_weight = loss.advantage_temperature = 0.0
+    if isinstance(loss, OREOLoss):
+        loss.actor_weight = 0.0  # its gradient stops at later tokens: test_oreo.py
     weight = next(p for name, p in loss.named_parameters() if name.endswith("wte.weight"))
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     total(loss(data)).backward()

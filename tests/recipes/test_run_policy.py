@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
 from torchrl_lang.__main__ import main
-from torchrl_lang.modules import CHAIActor, ReturnConditionedActor, UtteranceActor
+from torchrl_lang.modules import CHAIActor, LikelihoodGuidance, ReturnConditionedActor, UtteranceActor
 from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.storage import FileError
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "3"]
-ALGORITHMS = ("bc", "ilql", "cql", "bcq", "psi", "utterance-ilql", "chai", "dt")
+ALGORITHMS = ("bc", "ilql", "cql", "bcq", "psi", "utterance-ilql", "chai", "dt", "qsft", "oreo")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,9 @@ def runs(tmp_path_factory):
     graph = ["--nodes", "10", "--max-turns", "7", "--games", "120"]
     assert main(["generate", "random_walks", "--out", str(folder / "data"), *graph]) == 0
     for name in ALGORITHMS:
-        start = {"chai": ["--start", str(folder / "bc")], "utterance-ilql": ["--log-prob-weight", "0.5"]}.get(name, [])
+        start = {"utterance-ilql": ["--log-prob-weight", "0.5"]}.get(name, [])
+        if name in ("chai", "qsft", "oreo"):
+            start = ["--start", str(folder / "bc")]
         more = ["--data", str(folder / "data"), "--out", str(folder / name), *TINY, *start]
         assert main(["train", name, *more]) == 0
     return folder
@@ -35,6 +40,7 @@ def test_every_run_is_evaluated(runs, name, capsys):
     expected = {
         "bc": ["sample", "greedy"],
         "dt": ["sample", "greedy"],
+        "oreo": ["sample", "greedy"],
         "bcq": ["beta 1 sample", "beta 1 greedy"],
         "psi": ["beta 1 sample", "beta 1 greedy"],
         "utterance-ilql": ["best_of", "greedy"],
@@ -67,6 +73,23 @@ def test_the_policy_is_that_of_the_algorithm(runs):
     assert (decoder.candidates, decoder.end_value_weight, decoder.log_prob_weight) == (3, 1.0, 0.5)
 
 
+def test_likelihoods_guide_the_model_that_they_began_as(runs):
+    run, start = load_run(runs / "qsft"), load_run(runs / "bc")
+    for name, weight in start.model.lm.state_dict().items():
+        torch.testing.assert_close(run.model.lm.state_dict()[name], weight)
+    trained = run.likelihoods.state_dict()
+    assert any(not torch.equal(trained[name], weight) for name, weight in start.model.lm.state_dict().items())
+    rule = run.policy(4.0).decoder.rule
+    assert isinstance(rule.guidance, LikelihoodGuidance)
+    assert (rule.guidance.beta, rule.guidance.ratio, rule.min_p) == (4.0, False, None)
+    by_value = dataclasses.replace(run, decoding=RunDecoding(min_p=0.3, likelihood_ratio=True)).policy(4.0).decoder.rule
+    assert (by_value.guidance.ratio, by_value.min_p) == (True, 0.3)
+    assert RunDecoding.read(runs / "qsft") == RunDecoding(min_p=0.3)
+    plain = run.policy().decoder.rule
+    assert (plain.guidance, plain.min_p) == (None, None)
+    assert load_run(runs / "oreo").model.heads.keys() == {"value"}
+
+
 def test_what_an_algorithm_has_not_is_an_error(runs):
     with pytest.raises(ValueError, match=r"learned no values of tokens, so beta=2\.0"):
         load_run(runs / "chai").policy(2.0)
@@ -74,7 +97,9 @@ def test_what_an_algorithm_has_not_is_an_error(runs):
         load_run(runs / "bc").policy(target_return=-1.0)
 
 
-@pytest.mark.parametrize(("recipe", "option"), [("ppo", "--start"), ("chai", "--start"), ("psi", "--prior")])
+@pytest.mark.parametrize(
+    ("recipe", "option"), [("ppo", "--start"), ("chai", "--start"), ("qsft", "--start"), ("psi", "--prior")]
+)
 def test_a_policy_that_is_asked_for_returns_is_not_taken_without_them(runs, recipe, option, tmp_path, capsys):
     data = [] if recipe == "ppo" else ["--data", str(runs / "data"), *TINY]
     assert main(["train", recipe, *data, option, str(runs / "dt"), "--out", str(tmp_path / "run")]) == 2

@@ -25,8 +25,10 @@ from torchrl_lang.recipes.evaluate import Evaluate
 from torchrl_lang.recipes.ilql import ILQL
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import add_options, options_from
+from torchrl_lang.recipes.oreo import OREO
 from torchrl_lang.recipes.ppo import PPO
 from torchrl_lang.recipes.psi import Psi
+from torchrl_lang.recipes.qsft import QSFT
 from torchrl_lang.recipes.rejection import Rejection
 from torchrl_lang.recipes.tasks import TASKS, register, task_class, task_from_notes
 from torchrl_lang.recipes.tasks.random_walks import RandomWalksData, RandomWalksTask
@@ -35,7 +37,7 @@ from torchrl_lang.recipes.utterance_ilql import UtteranceILQL
 from torchrl_lang.storage import Fields, FileError
 
 FOLDERS = {
-    **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI), "data"),
+    **dict.fromkeys((BC, DT, ILQL, CQL, BCQ, Psi, UtteranceILQL, CHAI, QSFT, OREO), "data"),
     PPO: "start",
     Rejection: "start",
     Evaluate: "run",

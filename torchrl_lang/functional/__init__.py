@@ -23,7 +23,9 @@ from torchrl_lang.functional.decisions import (
 from torchrl_lang.functional.divergences import categorical_entropy, categorical_kl, projected_kl
 from torchrl_lang.functional.filters import filter_logits, min_p_filter, top_k_filter, top_p_filter
 from torchrl_lang.functional.kl_estimates import KLDirection, KLEstimator, kl_estimate
+from torchrl_lang.functional.likelihoods import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.functional.linear_terms import LinearTerm, linear_cross_entropy, linear_margin
+from torchrl_lang.functional.path_consistency import PathLevel, action_log_ratio, soft_returns
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.random_stream import RandomStream, generators, seeded_generators
 from torchrl_lang.functional.return_conditions import (
@@ -52,10 +54,12 @@ __all__ = [
     "KLDirection",
     "KLEstimator",
     "LinearTerm",
+    "PathLevel",
     "RandomStream",
     "ReturnConditions",
     "ReturnMode",
     "UtteranceSpans",
+    "action_log_ratio",
     "advantage_weight",
     "bcq_value",
     "bootstrap_mask",
@@ -72,6 +76,7 @@ __all__ = [
     "huber_loss",
     "kl_estimate",
     "lambda_returns",
+    "likelihood_ratio_value",
     "linear_cross_entropy",
     "linear_margin",
     "margin_term",
@@ -88,14 +93,16 @@ __all__ = [
     "seeded_generators",
     "shift_left",
     "shift_right",
+    "soft_returns",
     "standardized",
     "td_target",
     "top_k_filter",
     "top_p_filter",
     "trained_states",
     "turn_end_mask",
+    "two_clock_advantages",
     "utterance_ends",
     "utterance_states",
-    "two_clock_advantages",
+    "weighted_cross_entropy",
     "with_known_values",
 ]

@@ -19,6 +19,7 @@ from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.distribution import UtteranceDistribution
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -57,6 +58,7 @@ __all__ = [
     "AgileRLAgent",
     "CHAIActor",
     "CandidateSampler",
+    "LikelihoodGuidance",
     "MixedPolicy",
     "NextTokenDistribution",
     "PrivilegedTrunk",

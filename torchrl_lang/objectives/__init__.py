@@ -7,9 +7,11 @@ from torchrl_lang.objectives.chai import CHAILoss
 from torchrl_lang.objectives.cql import CQLLoss
 from torchrl_lang.objectives.decision_transformer import DecisionTransformerLoss
 from torchrl_lang.objectives.ilql import ILQLLoss
+from torchrl_lang.objectives.oreo import OREOLoss
 from torchrl_lang.objectives.ppo import PPOLoss
 from torchrl_lang.objectives.psi import PsiLoss
 from torchrl_lang.objectives.qbackup_base import QBackupLoss
+from torchrl_lang.objectives.qsft import QSFTLoss
 from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
 
 __all__ = [
@@ -19,9 +21,11 @@ __all__ = [
     "CQLLoss",
     "DecisionTransformerLoss",
     "ILQLLoss",
+    "OREOLoss",
     "PPOLoss",
     "PsiLoss",
     "QBackupLoss",
+    "QSFTLoss",
     "UtteranceILQLLoss",
     "agilerl_loss",
 ]

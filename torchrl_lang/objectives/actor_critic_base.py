@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
@@ -20,11 +19,11 @@ from torchrl_lang.functional import (
     two_clock_advantages,
     with_known_values,
 )
-from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, gather_inputs
+from torchrl_lang.objectives.base import RowLoss, TransitionBatch
 from torchrl_lang.objectives.checks import set_estimator
+from torchrl_lang.objectives.state_values import StateValueLoss
 from torchrl_lang.schema import missing_entry
 
 __all__ = ["AdvantageRowLoss"]
@@ -32,7 +31,7 @@ __all__ = ["AdvantageRowLoss"]
 _ESTIMATED = ("advantage", "value_target", "state_value")
 
 
-class AdvantageRowLoss(RowLoss):
+class AdvantageRowLoss(StateValueLoss):
     """Base of the losses with advantages, estimated once a batch. Abstract: a loss fills in ``forward`` and sets the
     options, see :class:`~torchrl_lang.objectives.PPOLoss`.
     """
@@ -48,15 +47,12 @@ class AdvantageRowLoss(RowLoss):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.GAE
-    value_network: TensorDictModule
-    value_trunk: TensorDictModuleBase | None
 
     gamma: float
     lmbda: float
     turn_gamma: float
     turn_lmbda: float
     bootstrap: Bootstrap
-    detach_value: bool
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: float) -> Self:
         """Set the two clocks of :meth:`estimate`, by TorchRL's names, and return the loss.
@@ -158,17 +154,6 @@ class AdvantageRowLoss(RowLoss):
         place = torch.arange(going_on.shape[0], device=going_on.device) * batch.decision.shape[1]
         last = self._values(states, place + _last(batch)[going_on])
         return out.to(last.dtype).index_copy(0, going_on, last)
-
-    def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with the states that the values' trunk writes."""
-        trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
-        return trunk(rows.copy())
-
-    def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
-        """V at places of the flattened batch, ``[N]``."""
-        inputs = gather_inputs(self.value_network.in_keys, states, place)
-        out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
 
 
 def _last(batch: TransitionBatch) -> Tensor:

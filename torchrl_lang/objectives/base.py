@@ -121,6 +121,9 @@ class RowLoss(LossModule):
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    # Discount inside an utterance, and of the step to the next one where that differs, of the losses that have them.
+    gamma: float
+    turn_gamma: float | None
     # Id of the token that ends an utterance; None for that of an UtteranceActor.
     end_of_action: int | None = None
     # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
@@ -227,6 +230,12 @@ class RowLoss(LossModule):
         if end is None and decoder is not None:
             end = decoder.control.end_of_action
         return turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, end)
+
+    def _discount(self, batch: TransitionBatch) -> Tensor | float:
+        """Discount of the step after each decision, ``[N]`` or one number for all."""
+        if self.turn_gamma is None:
+            return self.gamma
+        return torch.where(self._turn_ends(batch), self.turn_gamma, self.gamma).flatten()[batch.place]
 
     def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
         """In the first call look at the values of the rows that count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -15,7 +15,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs, in_chunks
 
-__all__ = ["ActorNormalizer", "actor_loss"]
+__all__ = ["ActorNormalizer", "actor_loss", "environment_loss"]
 
 ActorNormalizer = Literal["all", "action"]
 
@@ -84,3 +84,19 @@ def actor_loss(
     counts = shift_left(batch.attention_mask) if normalizer == "all" else batch.decision
     counts = counts if batch.mask is None else counts & batch.mask
     return total / counts.sum().clamp_min(1)
+
+
+def environment_loss(
+    batch: TransitionBatch,
+    rows: TensorDictBase,
+    head: TensorDictModule | None,
+    *,
+    transition_weight: float,
+    reduction: str,
+    **options: Any,
+) -> Tensor:
+    """The part of :func:`actor_loss` of the environment's tokens alone; zero without a weight."""
+    nothing = torch.zeros_like(batch.reward)
+    if not transition_weight:
+        return nothing.new_zeros(batch.shape if reduction == "none" else ())
+    return actor_loss(batch, rows, head, nothing, transition_weight=transition_weight, reduction=reduction, **options)

@@ -13,10 +13,9 @@ from torchrl_lang.functional import huber_loss, min_p_filter
 from torchrl_lang.functional.checks import positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import TransitionBatch
-from torchrl_lang.objectives.checks import vocabulary
-from torchrl_lang.objectives.qbackup_base import Behavior, QBackupLoss, StateTables
+from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
+from torchrl_lang.objectives.qbackup_base import QBackupLoss, StateTables
 
 __all__ = ["PsiLoss"]
 
@@ -87,7 +86,8 @@ class PsiLoss(QBackupLoss):
         positive("reward_scale", reward_scale)
         within("threshold", threshold, 0, 1)
         self.reward_scale, self.threshold = reward_scale, threshold
-        _check_prior(prior, actor_network)
+        if prior is not None:
+            check_frozen("PsiLoss", "prior", prior, actor_network)
         self.reference = prior
 
     @property
@@ -97,10 +97,7 @@ class PsiLoss(QBackupLoss):
     def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
         if self.reference is None:
             return super()._behavior(batch, actor_rows)
-        self.reference.check_unchanged()
-        scorer = RowScorer(RowScorer(self.reference.actor).language_actor)
-        with self.reference.eval_mode(), torch.no_grad():
-            return Behavior(scorer, scorer.states(batch), self.reference.eval_mode)
+        return frozen_behavior(self.reference, batch)
 
     def _reward(self, batch: TransitionBatch, behavior: Behavior | None) -> Tensor:
         assert behavior is not None
@@ -115,19 +112,3 @@ class PsiLoss(QBackupLoss):
 
     def _error(self, difference: Tensor) -> Tensor:
         return huber_loss(difference)
-
-
-def _check_prior(prior: FrozenActor | None, actor: object) -> None:
-    """Raise unless a prior is frozen and writes the same tokens as the actor."""
-    if prior is None:
-        return
-    if not isinstance(prior, FrozenActor):
-        raise TypeError(
-            f"PsiLoss needs prior as a FrozenActor, got {type(prior).__name__}: make one with frozen_copy(actor)."
-        )
-    theirs, ours = vocabulary(prior.actor), vocabulary(actor)
-    if theirs is not None and ours is not None and theirs < ours:
-        raise ValueError(
-            f"The prior has probabilities for {theirs} tokens and the policy can write {ours}: train both on data of "
-            "one tokenizer."
-        )

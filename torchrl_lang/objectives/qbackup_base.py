@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,20 +15,18 @@ from torchrl_lang.functional import masked_mean, td_target
 from torchrl_lang.functional.checks import finite, one_of, within
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs
+from torchrl_lang.objectives.behavior import Behavior
 from torchrl_lang.objectives.checks import check_token, set_estimator, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.objectives.qvalues import QValues
+from torchrl_lang.objectives.successors import next_values
 from torchrl_lang.objectives.value_base import QValueRowLoss
 
-__all__ = ["Behavior", "QBackupLoss", "StateTables"]
-
-# Action values of one head in memory at a time: 16 MB of float32.
-_VALUES_AT_ONCE = 2**22
+__all__ = ["QBackupLoss", "StateTables"]
 
 
 class QBackupLoss(QValueRowLoss):
@@ -167,12 +163,6 @@ class QBackupLoss(QValueRowLoss):
         nothing = {name: zero if name.startswith("loss_") else zero.new_full((), torch.nan) for name in self.out_keys}
         return TensorDict({**nothing, **losses, **metrics})
 
-    def _discount(self, batch: TransitionBatch) -> Tensor | float:
-        """Discount of the step after each decision, ``[N]`` or one number for all."""
-        if self.turn_gamma is None:
-            return self.gamma
-        return torch.where(self._turn_ends(batch), self.turn_gamma, self.gamma).flatten()[batch.place]
-
     # -- what an algorithm fills in --------------------------------------------------------------------------------
 
     @property
@@ -205,53 +195,15 @@ class QBackupLoss(QValueRowLoss):
 
     # -- the successors --------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _next_value(self, batch: TransitionBatch, behavior: Behavior | None, value_rows: TensorDictBase) -> Tensor:
         """``B`` of each decision's successor, ``[N]``; zero where the task ended or nothing counts."""
-        index = (batch.counts & ~batch.terminated).nonzero().squeeze(-1)
-        place = batch.state_place[batch.state[index] + 1]
-        certain = self.scorer.certain(batch, place)
-        target_rows = self._target_rows(batch, value_rows)
-        backups = [
-            self._backup(StateTables(self, place[part], certain[part], behavior, value_rows, target_rows))
-            for part in self._parts(place.shape[0])
-        ]
-        found = torch.cat(backups)
-        return found.new_zeros(batch.place.shape).index_copy(0, index, found)
+        with torch.no_grad():
+            target_rows = self._target_rows(batch, value_rows)
 
-    def _parts(self, number: int) -> Iterator[slice]:
-        """Slices of the states whose values over the vocabulary exist at a time; one where there are no states."""
-        size = self.logits_chunk
-        if size == "auto":
-            known = vocabulary(self.actor_network)
-            size = None if known is None else max(_VALUES_AT_ONCE // known, 1)
-        size = size or max(number, 1)
-        return (slice(start, start + size) for start in range(0, max(number, 1), size))
+        def backup(place: Tensor, certain: Tensor) -> Tensor:
+            return self._backup(StateTables(self, place, certain, behavior, value_rows, target_rows))
 
-
-@dataclass
-class Behavior:
-    """The policy that made the data, or what stands for it: a language model's own distribution, at temperature 1."""
-
-    scorer: RowScorer
-    states: States
-    """What its trunk wrote, each ``[B, T, ...]``."""
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """In which its head runs, without gradients in any case."""
-
-    @torch.no_grad()
-    def log_softmax(self, place: Tensor) -> Tensor:
-        """Log-probability of every token at ``M`` places, ``[M, V]``."""
-        with self.context():
-            return self.scorer.log_softmax(self.states, place)
-
-    @torch.no_grad()
-    def log_prob(self, batch: TransitionBatch) -> Tensor:
-        """Log-probability of the tokens that were written, ``[N]``."""
-        if batch.empty:
-            return torch.zeros_like(batch.reward)
-        with self.context():
-            return self.scorer.log_prob(batch, self.states)
+        return next_values(self, batch, backup)
 
 
 @dataclass

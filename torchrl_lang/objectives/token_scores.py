@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk
 
-__all__ = ["TokenScores", "checked_reference", "score_decisions"]
+__all__ = ["TokenScores", "checked_reference", "over_decisions", "score_decisions"]
 
 
 class TokenScores(NamedTuple):
@@ -33,6 +33,8 @@ class TokenScores(NamedTuple):
     """``[N]``: of the distribution that it would be drawn from."""
     kl: Tensor | None
     """``[N]``: exact divergence from the reference; None without one."""
+    ref_log_prob: Tensor | None
+    """``[N]``: log-probability of the token under the reference; None without one."""
 
 
 def score_decisions(
@@ -72,18 +74,35 @@ def score_decisions(
             with torch.no_grad():
                 ref_log_prob = theirs.log_softmax(their_states, place)
             out.append(categorical_kl(log_prob, ref_log_prob))
+            out.append(ref_log_prob.gather(-1, action[:, None]).squeeze(-1))
         return tuple(out)
 
-    chunks = list(_chunks(scorer, batch, states, logits_chunk))
-    if len(chunks) == 1:
-        parts = [score(batch.place, batch.action)]
-    else:
-        parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
-    log_prob, entropy, *kl = (torch.cat(column) for column in zip(*parts, strict=True))
+    log_prob, entropy, *of_reference = over_decisions(score, scorer, batch, states, logits_chunk)
     # The last slot of an utterance admits its end alone: nothing is left to chance there, nor to learn.
     certain = scorer.certain(batch)
-    divergence = torch.where(certain, 0.0, kl[0]) if kl else None
-    return TokenScores(scorer.with_certain_ends(batch, log_prob), torch.where(certain, 0.0, entropy), divergence)
+    log_prob, entropy = scorer.with_certain_ends(batch, log_prob), torch.where(certain, 0.0, entropy)
+    if not of_reference:
+        return TokenScores(log_prob, entropy, None, None)
+    kl, ref_log_prob = of_reference
+    return TokenScores(log_prob, entropy, torch.where(certain, 0.0, kl), theirs.with_certain_ends(batch, ref_log_prob))
+
+
+def over_decisions(
+    score: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    scorer: RowScorer,
+    batch: DecisionBatch,
+    states: States,
+    logits_chunk: LogitsChunk,
+) -> tuple[Tensor, ...]:
+    """What ``score(place, action)`` finds at the decisions, ``[N]`` each.
+
+    By chunks, each of which, where there are several, the backward pass computes again.
+    """
+    chunks = list(_chunks(scorer, batch, states, logits_chunk))
+    if len(chunks) == 1:
+        return score(batch.place, batch.action)
+    parts = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in chunks]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _utterance_end(actor: object) -> tuple[int, int] | None:
@@ -106,7 +125,7 @@ def checked_reference(
         return None
     if not isinstance(reference, FrozenActor):
         raise TypeError(
-            f"kl_estimator='exact' needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
+            f"An exact divergence needs reference=, a FrozenActor, got {type(reference).__name__}: make one with "
             "frozen_copy(actor) or adapters_off(actor)."
         )
     theirs = RowScorer(reference.actor)

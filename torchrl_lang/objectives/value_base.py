@@ -142,7 +142,7 @@ class QValueRowLoss(TargetQLoss):
         if not self.has_target_trunk:
             return rows
         trunk = self._value_trunk
-        with self.target_value_trunk_params.data.to_module(trunk):
+        with self.target_value_trunk_params.data.to_module(trunk):  # a module makes parameters of tensors
             return trunk(batch.rows.copy())
 
     def _clipped(self, target: Tensor) -> Tensor:

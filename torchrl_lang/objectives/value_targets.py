@@ -11,7 +11,7 @@ from torchrl_lang.functional import lambda_returns, returns_to_go, td_target
 from torchrl_lang.functional.advantages import two_clock_advantages
 from torchrl_lang.objectives.base import TransitionBatch
 
-__all__ = ["Clocks", "Target", "qvalue_target", "value_target"]
+__all__ = ["Clocks", "Target", "bootstrap_value", "qvalue_target", "value_target"]
 
 Target = Literal["td", "mc", "lambda"]
 
@@ -39,7 +39,7 @@ def value_target(
     returns = lambda_returns(
         batch.next_reward,
         batch.at_decisions(qvalue),
-        _bootstrap(batch, next_value),
+        bootstrap_value(batch, next_value),
         batch.decision,
         clocks.gamma,
         clocks.lmbda,
@@ -61,7 +61,7 @@ def qvalue_target(
     found = two_clock_advantages(
         batch.next_reward,
         batch.at_decisions(value),
-        _bootstrap(batch, next_value),
+        bootstrap_value(batch, next_value),
         batch.decision,
         batch.decision,  # all steps have the discounts that ``gamma`` gives
         turn_gamma=gamma,
@@ -70,7 +70,7 @@ def qvalue_target(
     return found.value_target.flatten()[batch.place]
 
 
-def _bootstrap(batch: TransitionBatch, next_value: Tensor) -> Tensor:
+def bootstrap_value(batch: TransitionBatch, next_value: Tensor) -> Tensor:
     """The value after each row's last decision, ``[B]``: V of the bootstrap state, zero where the task ended."""
     last = batch.last.nonzero().squeeze(-1)
     rows, width = batch.decision.shape

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tensordict.nn import TensorDictModuleBase
+from transformers import PreTrainedModel
 
 from torchrl_lang.modules import (
     CHAIActor,
+    LikelihoodGuidance,
     ReturnConditionedActor,
     ReturnEmbedding,
     SavedModel,
@@ -24,12 +26,15 @@ from torchrl_lang.modules import (
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, write_file
 
-__all__ = ["Method", "RunDecoding", "build_policy", "methods_of"]
+__all__ = ["LIKELIHOODS", "Method", "RunDecoding", "build_policy", "methods_of"]
+
+LIKELIHOODS = "likelihoods"
+"""Folder in a run for a second language model, whose token probabilities are values that guide the first one."""
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 _FILE = "decoding.json"
-_KINDS: dict[str, type] = {"include_logits": bool, "min_p": float, "log_prob_weight": float}
+_KINDS: dict[str, type] = {"include_logits": bool, "min_p": float, "log_prob_weight": float, "likelihood_ratio": bool}
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,12 @@ class RunDecoding:
     include_logits: bool = True
     """Whether the language model's logits count beside the action values."""
     min_p: float | None = None
-    """Least probability of a token under the language model, relative to the likeliest one's, where they do not."""
+    """Least probability of a token under the language model, relative to the likeliest one's, where they do not, or
+    where they are ratios of likelihoods."""
     log_prob_weight: float = 0.0
     """Weight of an utterance's log-probability beside its value where utterances are ranked."""
+    likelihood_ratio: bool = False
+    """Whether the values of a second language model are its probabilities relative to the first one's."""
 
     def save(self, run: Path) -> None:
         """Write it to the folder of a run."""
@@ -72,6 +80,7 @@ def build_policy(
     action_length: int,
     decoding: RunDecoding,
     *,
+    likelihoods: PreTrainedModel | None = None,
     beta: float = 0.0,
     method: Method = "sample",
     target_return: float | None = None,
@@ -84,6 +93,7 @@ def build_policy(
         control: of its tokenizer.
         action_length: number of tokens of an utterance.
         decoding: of the run.
+        likelihoods: the run's language model whose probabilities are values, if any.
         beta: weight of its action values.
         method: of decoding.
         target_return: what a decision transformer is asked for; default what its training chose.
@@ -93,7 +103,7 @@ def build_policy(
         ValueError: the model has no such values, or reads no returns.
     """
     heads = model.heads
-    if beta and "target_qvalue" not in heads:
+    if beta and "target_qvalue" not in heads and likelihoods is None:
         raise ValueError(f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0.")
     actor, returns = language_actor(model.lm), heads.get("returns")
     if isinstance(returns, ReturnEmbedding):
@@ -109,6 +119,10 @@ def build_policy(
             heads["target_chai_qvalue"],
             candidates=candidates,
         )
+    if likelihoods is not None and beta:
+        values = LikelihoodGuidance(language_actor(likelihoods), beta=beta, ratio=decoding.likelihood_ratio)
+        chosen = {"min_p": decoding.min_p if decoding.likelihood_ratio else None, "guidance": values}
+        return UtteranceActor(actor, control, action_length, method=method, **{**chosen, **options})
     guidance, chosen = _guidance(model, decoding, beta, method)
     return UtteranceActor(actor, control, action_length, guidance=guidance, method=method, **{**chosen, **options})
 

@@ -1,0 +1,313 @@
+"""OREO: plain loops, numbers by hand, what gets a gradient, passes of the trunk, the closed form of a bandit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from transformers import GPT2Model
+
+from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_oreo, make_rows, total
+from tests.objectives.oracle_likelihoods import oreo_losses
+from tests.objectives.test_qsft import logits_of, numpy_rows, uneven
+from torchrl_lang.functional import action_log_ratio, soft_returns
+from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob, value_module
+from torchrl_lang.objectives import OREOLoss
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.transforms import ConstantKLController, frozen_copy
+
+CONTROL = ControlTokens(pad=0, end_of_action=1, forbidden=(3,))
+
+
+def make(spoken=False, **options):
+    """A policy and a reference whose ratios are far from 1."""
+
+    def written(seed):
+        return UtteranceActor(uneven(seed), CONTROL, 20, temperature=0.7) if spoken else uneven(seed)
+
+    weights = {"beta": 0.4, "kl_weight": 1.0}
+    return OREOLoss(written(0), make_heads()[1], frozen_copy(written(2)), **{**weights, **options})
+
+
+def sample_rows(variant):
+    rows = make_rows(seed=3)
+    if variant == "all-terminated":
+        rows["terminated"][:] = True
+    if variant == "train-mask":
+        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    if variant == "spoken":  # nothing that the actor cannot write
+        rows["tokens"] = torch.where((rows["tokens"] == 3) | (rows["tokens"] == 0), 2, rows["tokens"])
+    return rows
+
+
+def expected_of(loss, rows, variant, **options):
+    """Outputs and slopes by plain loops over what the networks say."""
+    logits = [logits_of(uneven(seed), rows) for seed in (0, 2)]
+    tables = [table / 0.7 if variant == "spoken" else table for table in logits]
+    if variant == "spoken":
+        for table in tables:
+            table[..., [0, 3]] = -1e9
+    log_probs = [table - np.log(np.exp(table - table.max(-1, keepdims=True)).sum(-1, keepdims=True)) - table.max(
+        -1, keepdims=True) for table in tables]  # fmt: skip
+    with torch.no_grad():
+        hidden = uneven(0)[0](rows.select("tokens", "attention_mask"))["hidden"]
+        value = loss.value_network.module(hidden).squeeze(-1).double().numpy()
+    return oreo_losses(numpy_rows(rows), value, *log_probs, beta=loss.beta, logits=logits[0], **options)
+
+
+OPTIONS = [
+    {},
+    {"beta": 2.0},
+    {"level": "utterance"},
+    {"level": "utterance", "end_of_action": 1},
+    {"level": "row"},
+    {"level": "utterance", "logits_chunk": 3, "transition_weight": 0.3},
+    {"transition_weight": 0.3, "actor_normalizer": "action"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", ["plain", "train-mask", "spoken", "all-terminated"])
+def test_outputs_and_slopes_match_plain_loops(options, variant):
+    rows, loss = sample_rows(variant), make(variant == "spoken", **options)
+    plain = {key: value for key, value in options.items() if key not in ("logits_chunk", "beta", "actor_normalizer")}
+    plain["normalizer"] = options.get("actor_normalizer", "all")
+    if variant == "spoken":
+        plain["end_of_action"] = 1
+    expected, slope = expected_of(loss, rows, variant, **plain)
+    out = loss(rows)
+    assert expected.keys() == set(out.keys())
+    for name, value in expected.items():
+        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+    # The policy's gradient is that of its tokens' log-probabilities with these slopes.
+    out["loss_actor"].backward()
+    found = {name: p.grad.clone() for name, p in loss.actor_network.named_parameters() if p.grad is not None}
+    loss.zero_grad()
+    log_prob = row_log_prob(loss.actor_network, rows)
+    (torch.from_numpy(slope).float()[:, :-1] * log_prob[:, 1:]).sum().backward()
+    for name, p in loss.actor_network.named_parameters():
+        if p.grad is not None and name in found:
+            torch.testing.assert_close(
+                found[name], p.grad, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            )
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+DECISION = torch.tensor([True, True, False, True, True, False])
+ENDS = torch.tensor([False, True, False, False, True, False])
+RATIO = torch.tensor([1.0, 2.0, 9.0, 4.0, 8.0, 9.0])
+ACTIONS = [
+    ("token", [1.0, 2.0, 4.0, 8.0], [0, 1, 3, 4]),
+    ("utterance", [3.0, 12.0], [0, 3]),
+    ("row", [15.0], [0]),
+]
+
+
+@pytest.mark.parametrize(("level", "expected", "places"), ACTIONS)
+def test_actions_by_hand(level, expected, places):
+    ratio, begins = action_log_ratio(RATIO, DECISION, ENDS, level)
+    assert ratio[begins].tolist() == expected
+    assert begins.nonzero().flatten().tolist() == places
+
+
+def test_utterances_without_a_reply_between_them():
+    decision, ends = torch.tensor([True, True, True]), torch.tensor([True, False, True])
+    ratio, begins = action_log_ratio(torch.tensor([1.0, 2.0, 4.0]), decision, ends, "utterance")
+    assert ratio[begins].tolist() == [1.0, 6.0]
+    with pytest.raises(ValueError, match="level must be one of"):
+        action_log_ratio(ratio, decision, ends, "step")
+
+
+def test_soft_returns_by_hand():
+    reward = torch.tensor([1.0, 0.0, 7.0, 0.0, 10.0, 7.0])
+    # From the right, beta 2 and bootstrap 3: 10 - 16 + 3, -8, jumps the reply, -4, 1 - 2.
+    found = soft_returns(reward, RATIO, torch.tensor(3.0), DECISION, beta=2.0)
+    assert found[DECISION].tolist() == [-16.0, -15.0, -11.0, -3.0]
+
+
+class Fixed(nn.Module):
+    """V as it is given, whatever the state."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value))
+
+    def forward(self, hidden):
+        return self.value.expand(*hidden.shape[:-1], 1)
+
+
+def fixed_value(value):
+    return TensorDictModule(Fixed(value), in_keys=["hidden"], out_keys=["state_value"])
+
+
+def one_row(*, terminated=True):
+    """Two decisions, one a turn, rewards 1 and 2."""
+    return TensorDict(
+        tokens=torch.tensor([[4, 5, 6, 7, 8]]),
+        attention_mask=torch.ones(1, 5, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, False, True, False]]),
+        token_reward=torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0]]),
+        terminated=torch.tensor([[terminated]]),
+        batch_size=[1],
+    )
+
+
+BY_HAND = [
+    # The policy is the reference, so that V is to be the reward to go: residuals of V = 4.
+    ("token", True, [4 - 3, 0, 4 - 2, 0]),
+    ("token", False, [4 - 7, 0, 4 - 6, 0]),  # V bootstraps
+    ("utterance", True, [4 - 3, 0, 4 - 2, 0]),
+    ("row", True, [4 - 3, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("level", "terminated", "residual"), BY_HAND)
+def test_one_row_by_hand(level, terminated, residual):
+    actor = make_actor()
+    loss = OREOLoss(actor, fixed_value(4.0), frozen_copy(actor), level=level, reduction="none", value_weight=0.5)
+    out = loss(one_row(terminated=terminated))
+    assert out["loss_actor"][0, :4].tolist() == [x**2 for x in residual]
+    value = [1, 0, 4, 0] if terminated else [9, 0, 4, 0]
+    assert out["loss_value"][0, :4].tolist() == [0.5 * x for x in value]
+    assert (out["kl"], out["log_ratio"]) == (0, 0)
+
+
+def test_a_certain_end_has_no_ratio():
+    """In the last slot of an utterance there is nothing to learn, so it costs no divergence."""
+    rows = one_row()
+    rows["tokens"][0, 1] = rows["tokens"][0, 3] = 1
+    actors = [UtteranceActor(uneven(seed), CONTROL, 1) for seed in (0, 2)]
+    out = OREOLoss(actors[0], make_heads()[1], frozen_copy(actors[1]))(rows)
+    assert (out["log_ratio"], out["kl"]) == (0, 0)
+    free = [UtteranceActor(uneven(seed), CONTROL, 2) for seed in (0, 2)]
+    assert abs(OREOLoss(free[0], make_heads()[1], frozen_copy(free[1]))(rows)["log_ratio"]) > 0.1
+
+
+def test_masked_tokens_that_cannot_be_written_leave_the_path_whole():
+    """Another player's, such as a forbidden id: no ratio, and the row's other residuals stay."""
+    rows = one_row()
+    rows["tokens"][0, 3] = 3
+    rows["train_mask"] = torch.tensor([[True, True, True, False, True]])
+    loss = make(spoken=True)
+    out = loss(rows)
+    total(out).backward()
+    assert all(value.isfinite().all() for value in out.values())
+    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
+
+
+# -- passes and gradients ----------------------------------------------------------------------------------------------
+
+
+def test_two_passes_of_the_trunk_and_one_of_the_values(monkeypatch):
+    calls, forward = [], GPT2Model.forward
+    losses = make_oreo(transition_weight=0.5), make_oreo(value_trunk=make_actor(seed=3)[0])
+
+    def count(*args, **options):
+        calls.append(torch.is_grad_enabled())
+        return forward(*args, **options)
+
+    monkeypatch.setattr(GPT2Model, "forward", count)
+    for loss, expected in zip(losses, ([False, True], [False, True, True]), strict=True):
+        calls.clear()
+        loss(make_rows())
+        assert sorted(calls) == expected
+
+
+def trained(loss, *terms):
+    """What gets a gradient from the sum of some terms."""
+    loss.zero_grad()
+    out = loss(make_rows())
+    sum(out[term] for term in terms).backward()
+    return {name.split("_")[0] for name, p in loss.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_gradients_go_where_they_belong():
+    own = {"value_trunk": make_actor(seed=3)[0]}
+    assert trained(make(**own), "loss_value") == {"value"}
+    assert trained(make(**own), "loss_actor", "loss_kl") == {"actor"}
+    assert trained(make(), "loss_value") == {"value", "actor"}  # by way of the trunk
+    assert trained(make(detach_value=True), "loss_value") == {"value"}
+
+
+def test_weights_scale_their_terms():
+    rows, plain = make_rows(), make(value_weight=1.0, kl_weight=1.0)(make_rows())
+    out = make(value_weight=0.5, actor_weight=3.0, kl_weight=ConstantKLController(0.25))(rows)
+    for name, factor in {"value": 0.5, "actor": 3.0, "kl": 0.25}.items():
+        torch.testing.assert_close(out[f"loss_{name}"], factor * plain[f"loss_{name}"])
+    none = make(value_weight=0.0, actor_weight=0.0, kl_weight=0.0)(rows)
+    assert not total(none).any()
+    torch.testing.assert_close(none["kl"], plain["kl"])
+
+
+# -- the closed form ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["token", "utterance", "row"])
+def test_a_bandit_ends_at_the_closed_form(level):
+    """``pi = pi_ref exp(r / beta) / Z`` and ``V = beta log Z``, from one row for each token."""
+    beta, rewards = 0.5, torch.linspace(-1.0, 1.0, VOCAB)
+    rows = TensorDict(
+        tokens=torch.stack([torch.full((VOCAB,), 4), torch.arange(VOCAB)], -1),
+        attention_mask=torch.ones(VOCAB, 2, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True]]).expand(VOCAB, 2),
+        token_reward=torch.stack([torch.zeros(VOCAB), rewards], -1),
+        terminated=torch.ones(VOCAB, 1, dtype=torch.bool),
+        batch_size=[VOCAB],
+    )
+    actor = uneven(0)
+    loss = OREOLoss(actor, value_module(ValueHead(WIDTH)), frozen_copy(actor), beta=beta, kl_weight=0.0, level=level)
+    reference = torch.from_numpy(logits_of(actor, rows))[0, 0].log_softmax(-1)
+    assert reference.max() > reference.min() + 2  # far from even
+    optimizer = torch.optim.Adam(loss.parameters(), 1e-2)
+    for step in range(600):
+        if step == 400:
+            optimizer.param_groups[0]["lr"] = 1e-3
+        optimizer.zero_grad()
+        total(loss(rows)).backward()
+        optimizer.step()
+    score = reference + rewards.double() / beta
+    policy = torch.from_numpy(logits_of(actor, rows))[0, 0].softmax(-1)
+    torch.testing.assert_close(policy, score.softmax(-1), rtol=0, atol=5e-3)
+    assert loss(rows)["value"].item() == pytest.approx(beta * score.logsumexp(-1).item(), abs=0.01)
+    assert loss(rows)["residual"] < 0.01
+
+
+# -- wrong options -----------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ({"beta": 0.0}, "beta must be positive"),
+    ({"beta": math.nan}, "beta must be positive"),
+    ({"value_weight": -1.0}, "value_weight must be a finite number"),
+    ({"actor_weight": math.nan}, "actor_weight must be a finite number"),
+    ({"kl_weight": -0.1}, "kl_weight must be a finite number"),
+    ({"transition_weight": math.inf}, "transition_weight must be a finite number"),
+    ({"level": "step"}, "level must be one of"),
+    ({"end_of_action": VOCAB}, f"end_of_action={VOCAB} is no token id"),
+    ({"actor_normalizer": "rows"}, "actor_normalizer must be one of"),
+    ({"reduction": "max"}, "reduction must be one of"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=str)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_parts_that_do_not_fit():
+    value = make_heads()[1]
+    with pytest.raises(TypeError, match=r"needs reference=, a FrozenActor, got \w+: make one with frozen_copy"):
+        OREOLoss(make_actor(), value, make_actor())
+    with pytest.raises(ValueError, match="Policy and reference must be the same kind of actor"):
+        OREOLoss(make_actor(), value, frozen_copy(UtteranceActor(make_actor(), CONTROL, 4)))
+    with pytest.raises(
+        TypeError, match=r"OREOLoss needs value_network .* got ValueHead: wrap it, value_module\(head\)"
+    ):
+        OREOLoss(make_actor(), ValueHead(WIDTH), frozen_copy(make_actor()))

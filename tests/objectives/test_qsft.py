@@ -1,0 +1,320 @@
+"""Q-SFT: plain loops, numbers by hand, what the backup reads, passes of the trunk, what it shares with imitation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate
+from transformers import GPT2Model
+
+from tests.objectives.conftest import VOCAB, make_actor, make_qsft, make_rows
+from tests.objectives.oracle_likelihoods import qsft_losses
+from torchrl_lang.functional import likelihood_ratio_value, weighted_cross_entropy
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.objectives import BCLoss, QSFTLoss
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.transforms import frozen_copy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+CONTROL = ControlTokens(pad=0, end_of_action=1, forbidden=(3,))
+
+
+def uneven(seed):
+    """An actor whose probabilities differ by factors, not by percents."""
+    actor = make_actor(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in actor.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.25)
+    return actor
+
+
+def make(action_length=None, **options):
+    """A loss over three different models: the trained one, its target and the reference."""
+    actor = uneven(0)
+    written = actor if action_length is None else UtteranceActor(actor, CONTROL, action_length)
+    loss = QSFTLoss(written, frozen_copy(uneven(2)), **{"value_min": -9.0, "value_max": 9.0, **options})
+    other = TensorDict.from_module(uneven(1))
+    for name, weight in loss.target_actor_network_params.items(True, True):
+        weight.data.copy_(other.get(name))
+    return loss
+
+
+def logits_of(actor, rows):
+    with torch.no_grad():
+        return actor(rows.select("tokens", "attention_mask"))["logits"].double().numpy()
+
+
+def numpy_rows(rows):
+    return {key: value.numpy() for key, value in rows.items()}
+
+
+OPTIONS = [
+    {},
+    {"gamma": 0.5, "turn_gamma": 0.9},
+    {"turn_gamma": 0.5, "end_of_action": 1},
+    {"value_min": -20.0, "value_max": 5.0},
+    {"threshold": 0.3},
+    {"threshold": 1.0},
+    {"rest": 0},
+    {"rest": 0, "threshold": 0.1, "logits_chunk": 2},
+    {"transition_weight": 0.3, "actor_normalizer": "action"},
+    {"transition_weight": 0.3, "logits_chunk": 3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", ["plain", "train-mask", "utterances", "all-terminated"])
+def test_outputs_match_plain_loops(options, variant):
+    rows = make_rows(seed=3)
+    rows["token_reward"] *= 0.5
+    if variant == "all-terminated":
+        rows["terminated"][:] = True
+    if variant == "train-mask":
+        rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    length = 2 if variant == "utterances" else None
+    out = make(length, **options)(rows)
+    plain = {"value_min": -9.0, "value_max": 9.0, **options}
+    plain.pop("logits_chunk", None)
+    plain["normalizer"] = plain.pop("actor_normalizer", "all")
+    if length is not None:
+        plain |= {"end_of_action": 1, "forbidden": (0, 3), "action_length": length}
+    tables = [logits_of(uneven(seed), rows) for seed in (0, 1, 2)]
+    expected = qsft_losses(numpy_rows(rows), *tables, **plain)
+    for name, value in expected.items():
+        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_models_differ_enough_for_the_loops_to_notice():
+    """The ratios are on both sides of 1, so that neither the maximum nor its bound is always the same."""
+    rows = make_rows(seed=3)
+    target, behavior = (torch.from_numpy(logits_of(uneven(seed), rows)).log_softmax(-1) for seed in (1, 2))
+    found = likelihood_ratio_value(target.flatten(0, 1), behavior.flatten(0, 1), 0.9)
+    assert (found > 1).any()
+    assert (found < 1).any()
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+CROSS_ENTROPY = [  # p = (1/2, 1/4, 1/8, 1/8), in units of log 2: 1, 2, 3, 3
+    (1.0, None, 1.0),
+    (0.0, None, 8 / 3),
+    (0.4, None, 0.4 * 1 + 0.6 * 8 / 3),
+    (0.4, 3, 0.4 * 1 + 0.6 * 3),
+    (0.0, 1, 2.0),
+]
+
+
+@pytest.mark.parametrize(("weight", "rest", "expected"), CROSS_ENTROPY)
+def test_weighted_cross_entropy_by_hand(weight, rest, expected):
+    log_prob = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    found = weighted_cross_entropy(log_prob, torch.tensor([0]), torch.tensor([weight]), rest)
+    assert found.item() == pytest.approx(expected * math.log(2), rel=1e-6)
+
+
+def test_the_cross_entropy_is_least_where_the_docstring_says():
+    """Four actions of a policy with their weights, by gradient descent: ``pi w``, and the even share of the rest."""
+    pi, w = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.2, 0.9, 0.5, 0.7])
+    for rest in (3, None):
+        logits = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.Adam([logits], 0.05)
+        for _ in range(1500):
+            log_prob = logits.log_softmax(-1).expand(4, 4)
+            loss = (pi * weighted_cross_entropy(log_prob, torch.arange(4), w, rest)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        left = (pi * (1 - w)).sum() - pi * (1 - w)
+        expected = pi * w + (left / 3 if rest is None else torch.tensor([0, 0, 0, (pi * (1 - w)).sum()]))
+        torch.testing.assert_close(logits.detach().softmax(-1), expected, rtol=0, atol=2e-3)
+
+
+def two_tokens(*, terminated, rewards=(0.25, 0.5)):
+    """Two decisions with the tokens 1 and 2."""
+    return TensorDict(
+        tokens=torch.tensor([[4, 1, 2]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, True]]),
+        token_reward=torch.tensor([[0.0, *rewards]]),
+        terminated=torch.tensor([[terminated]]),
+        batch_size=[1],
+    )
+
+
+BACKUPS = [
+    # A target model like the reference has the ratio 1 everywhere, the value value_max: y, in units of the rewards.
+    ({"gamma": 0.5}, True, [0.25 + 0.5, 0.5]),
+    ({"gamma": 0.5}, False, [0.25 + 0.5, 0.5 + 0.5]),
+    ({"gamma": 0.0}, False, [0.25, 0.5]),
+    ({"gamma": 1.0, "turn_gamma": 0.5}, True, [1.0, 0.5]),  # .25 + 1 is clipped; a single utterance
+    ({"gamma": 0.5, "value_max": 3.0}, False, [0.25 + 1.5, 0.5 + 1.5]),
+    ({"gamma": 0.5, "value_min": -1.0, "value_max": 0.75}, True, [0.25 + 0.375, 0.5]),
+]
+
+
+@pytest.mark.parametrize(("options", "terminated", "expected"), BACKUPS)
+def test_targets_by_hand(options, terminated, expected):
+    actor = uneven(0)
+    loss = QSFTLoss(actor, frozen_copy(actor), reduction="none", rest=0, **options)
+    out = loss(two_tokens(terminated=terminated))
+    assert out["td_target"].item() == pytest.approx(sum(expected) / 2, rel=1e-5)
+    low, high = options.get("value_min", 0.0), options.get("value_max", 1.0)
+    log_prob = torch.from_numpy(logits_of(actor, two_tokens(terminated=True))).log_softmax(-1)[0]
+    for place, (action, y) in enumerate(zip((1, 2), expected, strict=True)):
+        w = (y - low) / (high - low)
+        term = -(w * log_prob[place, action] + (1 - w) * log_prob[place, 0])
+        assert out["loss_qvalue"][0, place].item() == pytest.approx(term.item(), rel=1e-4)
+
+
+# -- what it has in common with its relatives, and what not ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"rest": 0}], ids=str)
+def test_with_all_values_at_their_maximum_it_is_behaviour_cloning(options):
+    """Episodes that all end with the greatest return, and a target that has not left the reference."""
+    rows = make_rows(seed=4)
+    rows["terminated"][:] = True
+    last = rows["action_mask"] & (rows["action_mask"].flip(-1).cumsum(-1).flip(-1) == 1)
+    rows["token_reward"] = last.float()
+    actor = uneven(0)
+    found = QSFTLoss(actor, frozen_copy(actor), gamma=1.0, **options)(rows)
+    torch.testing.assert_close(found["loss_qvalue"], BCLoss(actor, actor_normalizer="action")(rows)["loss_actor"])
+    rows["token_reward"] *= 0.5
+    less = QSFTLoss(actor, frozen_copy(actor), gamma=1.0, **options)(rows)
+    assert abs(less["loss_qvalue"] - found["loss_qvalue"]) > 0.01
+
+
+def test_values_in_other_units_change_nothing():
+    """Rewards and the interval times three: the same probabilities, and targets three times as large."""
+    rows = make_rows(seed=3)
+    rows["token_reward"] *= 0.5
+    bigger = rows.clone()
+    bigger["token_reward"] *= 3
+    found = make(value_min=-6.0, value_max=2.0)(rows)
+    other = make(value_min=-18.0, value_max=6.0)(bigger)
+    torch.testing.assert_close(other["loss_qvalue"], found["loss_qvalue"])
+    torch.testing.assert_close(other["td_target"], 3 * found["td_target"])
+
+
+def test_what_the_backup_reads():
+    """A token that hardly occurs: its ratio is the value without a threshold, and of no account with one."""
+    behavior = torch.tensor([[0.6, 0.399, 0.001]]).log()
+    target = torch.tensor([[0.3, 0.1, 0.6]]).log()
+    assert likelihood_ratio_value(target, behavior).item() == pytest.approx(600, rel=1e-3)
+    assert likelihood_ratio_value(target, behavior, 0.1).item() == pytest.approx(0.5)
+    impossible = behavior.masked_fill(torch.tensor([[True, False, True]]), -math.inf)
+    assert likelihood_ratio_value(target, impossible).item() == pytest.approx(0.1 / 0.399, rel=1e-5)
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_truncated_is_not_terminated(terminated):
+    rows = make_rows(seed=3)
+    rows["terminated"][:] = terminated
+    found = make(gamma=1.0, threshold=0.9)(rows)["td_target"]
+    last = rows["attention_mask"].sum(-1) - 1
+    moved = rows.clone()  # a row's last token: a decision's state only where the agent wrote nothing after it
+    moved["tokens"][torch.arange(6), last] = torch.where(
+        rows["action_mask"][torch.arange(6), last], rows["tokens"][torch.arange(6), last], 7
+    )
+    changed = make(gamma=1.0, threshold=0.9)(moved)["td_target"]
+    assert torch.equal(found, changed) if terminated else not torch.equal(found, changed)
+
+
+# -- passes, gradients, parameters -------------------------------------------------------------------------------------
+
+
+def test_three_passes_of_the_trunk_one_with_gradients(monkeypatch):
+    """The model, its target and the reference."""
+    calls, forward, loss = [], GPT2Model.forward, make_qsft(transition_weight=0.5)
+
+    def count(*args, **options):
+        calls.append(torch.is_grad_enabled())
+        return forward(*args, **options)
+
+    monkeypatch.setattr(GPT2Model, "forward", count)
+    loss(make_rows())
+    assert sorted(calls) == [False, False, True]
+
+
+def test_only_the_model_is_trained():
+    loss, rows = make(), make_rows()
+    reference = {name: weight.clone() for name, weight in loss.reference.state().items()}
+    target = loss.target_actor_network_params.clone()
+    loss(rows)["loss_qvalue"].backward()
+    assert all(name.startswith("actor_network.") for name, _ in loss.named_parameters())
+    assert all(weight.grad is not None and weight.grad.any() for weight in loss.actor_network[0].module.parameters())
+    torch.optim.SGD(loss.parameters(), 0.1).step()
+    assert all(torch.equal(reference[name], weight) for name, weight in loss.reference.state().items())
+    assert (target == loss.target_actor_network_params).all()
+
+
+def test_the_target_follows_the_model():
+    loss = make()
+    updater, target = SoftUpdate(loss, tau=0.25), loss.target_actor_network_params
+    before = target.clone()
+    source = loss.actor_network_params
+    for name in before.keys(True, True):
+        torch.testing.assert_close(before.get(name), source.get(name).data)  # it begins as a copy
+    with torch.no_grad():
+        for weight in loss.parameters():
+            weight.add_(1.0)
+    loss(make_rows())
+    updater.step()
+    assert not any(weight.requires_grad for weight in target.values(True, True))
+    for name in before.keys(True, True):
+        torch.testing.assert_close(target.get(name), before.get(name) + 0.25)
+    assert any(name.startswith("target_actor_network_params") for name in loss.state_dict())
+
+
+# -- wrong options and wrong rows --------------------------------------------------------------------------------------
+
+WRONG = [
+    ({"gamma": 1.5}, r"gamma must lie in \[0, 1\], got 1.5"),
+    ({"turn_gamma": math.nan}, r"turn_gamma must lie in \[0, 1\], got nan"),
+    ({"value_min": 2.0, "value_max": 2.0}, "value_min must lie below value_max, got 2.0 and 2.0"),
+    ({"value_max": math.inf}, "value_max must be a finite number, got inf"),
+    ({"threshold": -0.1}, r"threshold must lie in \[0, 1\], got -0.1"),
+    ({"rest": VOCAB}, f"rest={VOCAB} is no token id"),
+    ({"end_of_action": -1}, "end_of_action=-1 is no token id"),
+    ({"transition_weight": math.nan}, "transition_weight must be a finite number"),
+    ({"actor_normalizer": "rows"}, "actor_normalizer must be one of"),
+    ({"logits_chunk": 0}, "logits_chunk must be"),
+    ({"reduction": "max"}, "reduction must be one of"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=str)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_references_that_are_none():
+    with pytest.raises(TypeError, match=r"QSFTLoss needs reference as a FrozenActor.*frozen_copy\(actor\)"):
+        QSFTLoss(make_actor(), make_actor())
+    small = language_actor(causal_lm(vocab_size=VOCAB - 2, layers=1, width=16, heads=2, max_length=32))
+    with pytest.raises(ValueError, match=f"The reference has probabilities for {VOCAB - 2} tokens"):
+        QSFTLoss(make_actor(), frozen_copy(small))
+
+
+def test_returns_outside_their_interval_are_named_in_the_first_call():
+    rows = two_tokens(terminated=True, rewards=(0.25, 1.0))
+    actor = make_actor()
+    with pytest.raises(ValueError, match=r"Returns to go lie in \[1, 1.25\], outside \[0.0, 1.0\].*value_max"):
+        QSFTLoss(actor, frozen_copy(actor), gamma=1.0)(rows)
+    QSFTLoss(actor, frozen_copy(actor), gamma=0.5)(rows)  # .25 + .5
+    rows["terminated"][:] = False  # what follows may repair it
+    QSFTLoss(actor, frozen_copy(actor), gamma=1.0)(rows)
+    rows["terminated"][:] = True
+    rows["train_mask"] = torch.tensor([[False, False, True]])
+    QSFTLoss(actor, frozen_copy(actor), gamma=1.0)(rows)  # what is not trained on may have any return
+
+
+def test_a_rest_that_the_agent_writes_is_an_error():
+    with pytest.raises(ValueError, match="The agent wrote the token rest=2: name one that it never writes"):
+        make(rest=2)(two_tokens(terminated=True))
+    assert make(rest=4)(two_tokens(terminated=True))["loss_qvalue"].isfinite()  # the environment's

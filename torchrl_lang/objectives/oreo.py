@@ -1,0 +1,213 @@
+"""OREO (arXiv 2412.16145): a policy and its soft values by path consistency, for rows of tokens."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from torch import Tensor
+
+from torchrl_lang.functional import PathLevel, action_log_ratio, masked_mean, soft_returns
+from torchrl_lang.functional.checks import finite, one_of, positive
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.controllers import KLController
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
+from torchrl_lang.objectives.checks import check_actor, check_head, check_token
+from torchrl_lang.objectives.no_rows import for_any_number
+from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
+from torchrl_lang.objectives.state_values import StateValueLoss
+from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions
+from torchrl_lang.objectives.value_targets import bootstrap_value
+
+__all__ = ["OREOLoss"]
+
+
+class OREOLoss(StateValueLoss):
+    r"""Offline reasoning optimisation (OREO) over rows of tokens.
+
+    The policy of highest return less ``beta`` times its divergence from a reference is consistent with its value on
+    every path: ``V(s_t) = sum_{i >= t} (r_i - beta l_i)`` with ``l_i = log pi(a_i | s_i) - log pi_ref(a_i | s_i)``
+    (path consistency, arXiv 1702.08892). Both are learned from how far paths of the data are from that (arXiv
+    2412.16145, eq. 8 and 9; ``sg`` stops gradients)::
+
+        loss_value = value_weight * mean_t (V(s_t) - sg(sum_{i >= t} (r_i - beta l_i)))^2
+        loss_actor = actor_weight * mean_t (sg(V(s_t)) - R_t + beta l_t + sg(beta sum_{i > t} l_i))^2
+        loss_kl    = kl_weight    * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))
+
+    with ``R_t`` the rewards to go, undiscounted. On a single decision the optimum is ``pi = pi_ref exp(r / beta) / Z``
+    and ``V = beta log Z``. Every output whose name begins with ``loss_`` is already weighted: a training step minimises
+    their sum. A term of weight zero is not computed and comes out as zero.
+
+    Consistency on single paths is that of an environment whose replies follow from what was written. Where they are
+    random, a path's luck counts as the policy's doing: the residuals do not vanish, and the policy prefers what was
+    lucky.
+
+    Consistency does not determine tokens that the data do not take at a state: a policy may keep any probability for
+    them, and its value is the higher. ``kl_weight`` holds them at the reference.
+
+    What an action is, ``level``: a token; an utterance, of whose tokens the log-ratios are added (the paper's
+    step-level variant); or all that the agent writes in a row (its response-level variant), with one residual at the
+    first state. The value learns at every decision at each level. The paper's ``kl_weight`` is 0.01, 0.1 and 0.3 at the
+    three levels.
+
+    The paper's rows have ended. Here one that has not is bootstrapped by ``sg(V)`` of its last position. All decisions
+    of a row are part of its path, also those that a mask leaves out: these have no residual and get no gradient. An
+    action is left out where its first token is.
+
+    Two passes of a trunk a batch, that of the reference without gradients; one more with a ``value_trunk``, which the
+    paper has. Ratios are those of the distributions that act: given an :class:`~torchrl_lang.modules.UtteranceActor`,
+    with its temperature, forbidden tokens and certain last slot.
+
+    Args:
+        actor_network: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance.
+        value_network: ``hidden [N, H] -> state_value [N, 1]``.
+        reference: ``pi_ref``, :func:`~torchrl_lang.transforms.frozen_copy` or
+            :func:`~torchrl_lang.transforms.adapters_off` of the actor before it is trained, usually by behaviour
+            cloning.
+
+    Keyword Args:
+        value_trunk: a trunk of its own for the values; by default they read the actor's.
+        beta: how much reward is worth one nat of divergence, above zero.
+        value_weight, actor_weight: weights of the terms.
+        kl_weight: weight of the divergence, the paper's alpha: a number or a
+            :class:`~torchrl_lang.transforms.KLController`.
+        level: ``"token"``, ``"utterance"`` or ``"row"``.
+        detach_value: no gradient from the values into the trunk.
+        transition_weight: weight of ``loss_transition``, the cross-entropy of the environment's tokens.
+        end_of_action: id of the token that ends an utterance, for ``level="utterance"``; default that of an
+            UtteranceActor. Without it an utterance ends where the environment writes.
+        actor_normalizer: ``"all"`` divides ``loss_transition`` by the real tokens, ``"action"`` by the decisions.
+        logits_chunk: decisions whose logits exist at a time; the backward pass computes them again. ``"auto"``: pieces
+            of a few dozen megabytes where all would be more. A number forces pieces, None the whole table.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
+
+    The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`. The output holds the four losses and, detached, the
+    means over decisions ``value``, ``log_ratio`` (``l``), ``residual`` (the absolute value of what ``loss_value``
+    squares) and ``kl``.
+
+    Raises:
+        KeyError: an entry is missing; the message names it and :meth:`set_keys`.
+        ValueError: an option is out of range, shapes differ, or steps of a rollout came instead of rows.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import ValueHead, causal_lm, language_actor, value_module
+        >>> from torchrl_lang.objectives import OREOLoss
+        >>> from torchrl_lang.transforms import frozen_copy
+        >>> actor = language_actor(causal_lm("gpt2", vocab_size=12, layers=1, width=16, heads=2, max_length=8))
+        >>> loss = OREOLoss(actor, value_module(ValueHead(16)), frozen_copy(actor), beta=0.5)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True]]),
+        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     token_reward=torch.tensor([[0.0, 0.0, 1.0, 0.0]]),
+        ...     terminated=torch.tensor([[True]]),
+        ...     batch_size=[1],
+        ... )
+        >>> out = loss(rows)
+        >>> sum(value for key, value in out.items() if key.startswith("loss_")).backward()
+        >>> float(out["log_ratio"]), float(out["kl"])  # the policy is still the reference
+        (0.0, 0.0)
+    """
+
+    out_keys = ["loss_value", "loss_actor", "loss_kl", "loss_transition", "value", "log_ratio", "residual", "kl"]
+    kl_controller: KLController | None
+
+    def __init__(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        value_network: TensorDictModule,
+        reference: FrozenActor,
+        *,
+        value_trunk: TensorDictModule | None = None,
+        beta: float = 0.03,
+        value_weight: float = 1.0,
+        actor_weight: float = 1.0,
+        kl_weight: float | KLController = 0.01,
+        level: PathLevel = "token",
+        detach_value: bool = False,
+        transition_weight: float = 0.0,
+        end_of_action: int | None = None,
+        actor_normalizer: ActorNormalizer = "all",
+        logits_chunk: LogitsChunk = "auto",
+        reduction: str | None = None,
+    ) -> None:
+        super().__init__(reduction, logits_chunk)
+        check_actor("OREOLoss", actor_network)
+        check_head("OREOLoss", "value_network", value_network)
+        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
+        self.reference = checked_reference(actor_network, reference, is_read=True)
+        positive("beta", beta)
+        for name, weight in {
+            "value_weight": value_weight,
+            "actor_weight": actor_weight,
+            "transition_weight": transition_weight,
+        }.items():
+            finite(name, weight)
+        one_of("level", level, ("token", "utterance", "row"))
+        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
+        check_token("end_of_action", end_of_action, actor_network)
+        self.beta, self.level, self.detach_value, self.end_of_action = beta, level, detach_value, end_of_action
+        self.value_weight, self.actor_weight = value_weight, actor_weight
+        self.kl_controller = kl_controller(kl_weight)
+        self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer
+
+    @dispatch(source="_all_in_keys")
+    @for_any_number
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses of a batch of rows."""
+        batch = self._find(tensordict)
+        trunk, head, _ = split_actor(self.scorer.language_actor)
+        rows = trunk(batch.rows.copy())
+        scores = score_decisions(self.scorer, batch, rows, reference=self.reference, logits_chunk=self.logits_chunk)
+        values = self._values(rows if self.value_trunk is None else self._value_states(batch.rows), batch.state_place)
+        value, log_ratio = values[batch.state], _log_ratio(scores, batch.counts)
+        goal = self._soft_returns(batch, log_ratio.detach(), values[batch.state + 1].detach())
+        error = value - goal
+        zero = error.new_zeros(batch.shape if self.reduction == "none" else ())
+        losses = dict.fromkeys(self.out_keys[:3], zero)
+        if self.value_weight:
+            losses["loss_value"] = self.value_weight * self._reduce_decisions(error.square(), batch)
+        if self.actor_weight:
+            losses["loss_actor"] = self.actor_weight * self._path_loss(batch, error.detach(), log_ratio)
+        assert scores.kl is not None
+        if self.kl_controller is not None:
+            losses["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
+        losses["loss_transition"] = environment_loss(
+            batch,
+            rows,
+            head,
+            transition_weight=self.transition_weight,
+            normalizer=self.actor_normalizer,
+            reduction=self.reduction,
+            logits_chunk=self.logits_chunk,
+        )
+        metrics = {"value": value, "log_ratio": log_ratio, "residual": error.abs(), "kl": scores.kl}
+        means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
+        return TensorDict({**losses, **means})
+
+    def _soft_returns(self, batch: TransitionBatch, log_ratio: Tensor, next_value: Tensor) -> Tensor:
+        """What V regresses on at each decision, ``[N]``."""
+        bootstrap = bootstrap_value(batch, next_value)
+        reward = batch.next_reward.to(log_ratio.dtype)
+        return soft_returns(reward, batch.at_decisions(log_ratio), bootstrap, batch.decision, self.beta).flatten()[
+            batch.place
+        ]
+
+    def _path_loss(self, batch: TransitionBatch, error: Tensor, log_ratio: Tensor) -> Tensor:
+        """The squared residual of each action, with a gradient through its own log-ratio alone."""
+        ends = self._turn_ends(batch) if self.level == "utterance" else batch.decision
+        own, begins = action_log_ratio(batch.at_decisions(log_ratio), batch.decision, ends, self.level)
+        own, begins = own.flatten()[batch.place], begins.flatten()[batch.place]
+        residual = error + self.beta * (own - own.detach())
+        return self._reduce(residual.square(), batch, batch.place, batch.counts & begins)
+
+
+def _log_ratio(scores: TokenScores, counted: Tensor) -> Tensor:
+    """``l`` of each decision, ``[N]``; of those that do not count without a gradient, 0 if it cannot be made."""
+    assert scores.ref_log_prob is not None
+    found = scores.log_prob - scores.ref_log_prob
+    return torch.where(counted, found, found.detach().nan_to_num(0.0, 0.0, 0.0))

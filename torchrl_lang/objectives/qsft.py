@@ -1,0 +1,247 @@
+"""Q-SFT (arXiv 2411.05193): Q-learning as supervised fine-tuning, for rows of tokens."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
+from torch import Tensor
+
+from torchrl_lang.functional import likelihood_ratio_value, masked_mean, returns_to_go, weighted_cross_entropy
+from torchrl_lang.functional.checks import finite, one_of, within
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.decoding.model_runner import States
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch
+from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
+from torchrl_lang.objectives.checks import check_actor, check_token, vocabulary
+from torchrl_lang.objectives.no_rows import for_any_number
+from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
+from torchrl_lang.objectives.successors import next_values
+from torchrl_lang.objectives.token_scores import over_decisions
+
+__all__ = ["QSFTLoss"]
+
+
+class QSFTLoss(RowLoss):
+    r"""Q-SFT over rows of tokens: a language model's own token probabilities become conservative action values.
+
+    At each decision ``j`` with state ``s_j``, token ``a_j``, reward ``r_j`` and successor ``s_{j+1}`` (arXiv
+    2411.05193, eq. 3; ``p`` is the model, ``pt`` its target copy, ``pi`` the frozen policy that made the data, ``d`` is
+    1 where the task ended, ``V`` the number of tokens)::
+
+        w_j         = r_j + gamma (1 - d_{j+1}) max_a pt(a | s_{j+1}) / pi(a | s_{j+1})
+        loss_qvalue = -mean_j (w_j log p(a_j | s_j) + (1 - w_j) / (V - 1) sum_{a != a_j} log p(a | s_j))
+
+    This is least where ``p(a | s)`` is ``pi(a | s) E[w]``, plus a part of the remaining mass: a value that is the
+    smaller, the rarer the token in the data, which ``p / pi`` undoes in the backup. No head is added, so a pretrained
+    model starts as it is. The policy is ``pi(a | s) exp(beta p(a | s))``, see
+    :class:`~torchrl_lang.modules.LikelihoodGuidance`. With ``w = 1`` everywhere the loss is behaviour cloning.
+
+    Values must be probabilities: the paper asks for discounted returns in [0, 1]. Give ``value_min`` and ``value_max``,
+    the least and the greatest return to go, and values are probabilities in units of that interval: ``w = (y -
+    value_min) / (value_max - value_min)`` of the backup ``y`` in the rewards' own units. A terminated row whose return
+    to go lies outside raises ValueError in the first call. Values learned on the way are clipped to the interval.
+
+    With ``rest``, ``1 - w_j`` goes to one token that the agent never writes, the paper's dummy action, which leaves no
+    bias. Spread evenly it biases ``p(a | s) / pi(a | s)`` by up to ``1 / (V pi(a | s))``: nothing over tens of
+    thousands of tokens, much over a dozen.
+
+    The paper takes the maximum over all tokens, ``threshold=0``. The ratio of a token that hardly occurs is that of two
+    small numbers, which finds the worst of them; with a ``threshold`` the maximum is over tokens with ``pi(a | s) /
+    max_b pi(b | s) >= threshold``, as in :class:`~torchrl_lang.objectives.BCQLoss`. It is over what the policy can
+    write: give an :class:`~torchrl_lang.modules.UtteranceActor` to leave out forbidden tokens, and in the last slot of
+    an utterance all but its end.
+
+    Three passes of a trunk a batch, two of them without gradients: the model, its target and the reference. The target
+    is a copy of trunk and head, ``target_actor_network_params`` for :class:`~torchrl.objectives.SoftUpdate` or
+    :class:`~torchrl.objectives.HardUpdate`. Probabilities are those of the language models, at temperature 1.
+
+    Args:
+        actor_network: the model that is trained: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`
+            over one, without guidance. In the paper it begins as a copy of the reference.
+        reference: ``pi``, :func:`~torchrl_lang.transforms.frozen_copy` of a finished behaviour cloning.
+
+    Keyword Args:
+        gamma: discount, one a decision; the environment's reply costs none.
+        turn_gamma: discount of the step from the last token of an utterance to the next utterance; default ``gamma``.
+        value_min, value_max: the returns to go whose probabilities are 0 and 1.
+        threshold: in [0, 1].
+        rest: id of a token that the agent never writes, such as padding.
+        transition_weight: weight of ``loss_transition``, the cross-entropy of the environment's tokens.
+        end_of_action: id of the token that ends an utterance, for ``turn_gamma``; default that of an UtteranceActor.
+        actor_normalizer: ``"all"`` divides ``loss_transition`` by the real tokens, ``"action"`` by the decisions.
+        logits_chunk: positions whose logits exist at a time. ``"auto"``: a few dozen megabytes. None: all at once.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
+
+    The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`: a row that is not terminated is bootstrapped from
+    its last position. The output holds both losses and, detached, the means ``likelihood`` (``p(a_j | s_j)``) and
+    ``td_target`` (``y``, in units of the rewards) over decisions.
+
+    Raises:
+        KeyError: an entry is missing; the message names it and :meth:`set_keys`.
+        ValueError: an option or a return is out of range, the agent wrote the token ``rest``, shapes differ, or steps
+            of a rollout came instead of rows.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl.objectives import SoftUpdate
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> from torchrl_lang.objectives import QSFTLoss
+        >>> from torchrl_lang.transforms import frozen_copy
+        >>> actor = language_actor(causal_lm("gpt2", vocab_size=12, layers=1, width=16, heads=2, max_length=8))
+        >>> loss = QSFTLoss(actor, frozen_copy(actor), value_min=-2.0, value_max=0.0, rest=0)
+        >>> target = SoftUpdate(loss, tau=0.005)
+        >>> rows = TensorDict(
+        ...     tokens=torch.tensor([[4, 1, 2, 9]]),
+        ...     attention_mask=torch.tensor([[True, True, True, True]]),
+        ...     action_mask=torch.tensor([[False, True, True, False]]),
+        ...     token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
+        ...     terminated=torch.tensor([[True]]),
+        ...     batch_size=[1],
+        ... )
+        >>> loss(rows)["loss_qvalue"].backward()
+        >>> target.step()
+    """
+
+    out_keys = ["loss_qvalue", "loss_transition", "likelihood", "td_target"]
+    reference: FrozenActor
+    target_actor_network_params: TensorDictParams
+
+    def __init__(
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        reference: FrozenActor,
+        *,
+        gamma: float = 0.99,
+        turn_gamma: float | None = None,
+        value_min: float = 0.0,
+        value_max: float = 1.0,
+        threshold: float = 0.0,
+        rest: int | None = None,
+        transition_weight: float = 0.0,
+        end_of_action: int | None = None,
+        actor_normalizer: ActorNormalizer = "all",
+        logits_chunk: LogitsChunk = "auto",
+        reduction: str | None = None,
+    ) -> None:
+        super().__init__(reduction, logits_chunk)
+        check_actor("QSFTLoss", actor_network)
+        check_frozen("QSFTLoss", "reference", reference, actor_network)
+        for name, clock in (("gamma", gamma), ("turn_gamma", turn_gamma)):
+            if clock is not None:
+                within(name, clock, 0, 1)
+        finite("value_min", value_min, low=None)
+        finite("value_max", value_max, low=None)
+        if value_min >= value_max:
+            raise ValueError(f"value_min must lie below value_max, got {value_min} and {value_max}.")
+        within("threshold", threshold, 0, 1)
+        finite("transition_weight", transition_weight)
+        one_of("actor_normalizer", actor_normalizer, ("all", "action"))
+        check_token("rest", rest, actor_network)
+        check_token("end_of_action", end_of_action, actor_network)
+        self.actor_network, self.reference = actor_network, reference
+        self.gamma, self.turn_gamma, self.end_of_action = gamma, turn_gamma, end_of_action
+        self.value_min, self.value_max, self.threshold, self.rest = value_min, value_max, threshold, rest
+        self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer
+        copied = self.actor_network_params.apply(lambda weight: weight.data.clone(), filter_empty=False)
+        self.target_actor_network_params = TensorDictParams(copied, no_convert=True)
+        self._has_update_associated["actor_network"] = False
+
+    @property
+    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        """Trunk, head and distribution of the model that is trained."""
+        return self.scorer.language_actor
+
+    @property
+    def actor_network_params(self) -> TensorDict:
+        """Parameters of the model: the source of ``target_actor_network_params``."""
+        return TensorDict.from_module(self.language_actor)
+
+    @dispatch(source="_all_in_keys")
+    @for_any_number
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the losses of a batch of rows."""
+        is_first = not self._values_checked
+        batch = self._find(tensordict)
+        if is_first and self._values_checked:
+            self._check_returns(batch)
+        trunk, head, _ = split_actor(self.language_actor)
+        rows = trunk(batch.rows.copy())
+        target = self._target(batch)
+        weight = (target - self.value_min) / (self.value_max - self.value_min)
+        error, likelihood = self._cross_entropy(batch, rows, weight)
+        losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
+        losses["loss_transition"] = environment_loss(
+            batch,
+            rows,
+            head,
+            transition_weight=self.transition_weight,
+            normalizer=self.actor_normalizer,
+            reduction=self.reduction,
+            logits_chunk=self.logits_chunk,
+        )
+        metrics = {"likelihood": likelihood.detach(), "td_target": target}
+        return TensorDict({**losses, **{name: masked_mean(value, batch.counts) for name, value in metrics.items()}})
+
+    def _cross_entropy(self, batch: TransitionBatch, rows: TensorDictBase, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted cross-entropy, and the probability of the taken token, of each decision, ``[N]``."""
+        scorer = RowScorer(self.language_actor)
+        states = self._states(rows)
+        dense = batch.at_decisions(weight).flatten()
+
+        def score(place: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+            log_prob = scorer.log_softmax(states, place)
+            taken = log_prob.gather(-1, action[:, None]).squeeze(-1)
+            return weighted_cross_entropy(log_prob, action, dense[place], self.rest), taken.exp()
+
+        error, likelihood = over_decisions(score, scorer, batch, states, self.logits_chunk)
+        return error, likelihood
+
+    def _states(self, rows: TensorDictBase) -> States:
+        """What the trunk wrote into ``rows``."""
+        return {key: rows.get(key) for key in split_actor(self.language_actor).trunk.out_keys}
+
+    @torch.no_grad()
+    def _target(self, batch: TransitionBatch) -> Tensor:
+        """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
+        behavior = frozen_behavior(self.reference, batch)
+        model, span = self.language_actor, self.value_max - self.value_min
+        params = self.target_actor_network_params.data  # a module makes parameters of the tensors that it is given
+        with params.to_module(model):
+            states = self._states(split_actor(model).trunk(batch.rows.copy()))
+        target = Behavior(RowScorer(model), states, lambda: params.to_module(model))
+
+        def backup(place: Tensor, certain: Tensor) -> Tensor:
+            log_prob, log_behavior = (
+                self._possible(policy.log_softmax(place), certain) for policy in (target, behavior)
+            )
+            return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
+
+        found = batch.reward + self._discount(batch) * next_values(self, batch, backup)
+        return found.clamp(self.value_min, self.value_max)
+
+    def _possible(self, log_prob: Tensor, certain: Tensor) -> Tensor:
+        """``-inf`` at the tokens that the policy cannot write, and at ``rest``, whose probability is no value."""
+        # A model's matrix may be larger than the vocabulary: tables have the columns that the policy can write.
+        found = self.scorer.possible(log_prob, certain)[:, : vocabulary(self.actor_network)]
+        if self.rest is None:
+            return found
+        return found.masked_fill(torch.arange(found.shape[-1], device=found.device) == self.rest, -torch.inf)
+
+    def _check_returns(self, batch: TransitionBatch) -> None:
+        """Raise where returns are no probabilities, or the agent writes what takes the remaining mass."""
+        if self.rest is not None and bool((batch.action[batch.counts] == self.rest).any()):
+            raise ValueError(f"The agent wrote the token rest={self.rest}: name one that it never writes, or None.")
+        discount = batch.at_decisions(self._discount(batch) * torch.ones_like(batch.reward))
+        found = returns_to_go(batch.next_reward, batch.decision, discount).flatten()[batch.place]
+        ended = batch.row_terminated[batch.place // batch.decision.shape[-1]]
+        found, slack = found[ended & batch.counts], 1e-4 * (self.value_max - self.value_min)
+        if found.numel() and not (self.value_min - slack <= found.min() and found.max() <= self.value_max + slack):
+            raise ValueError(
+                f"Returns to go lie in [{found.min():.4g}, {found.max():.4g}], outside [{self.value_min}, "
+                f"{self.value_max}]: values are probabilities, so give value_min and value_max that contain them."
+            )

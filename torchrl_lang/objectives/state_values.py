@@ -1,0 +1,34 @@
+"""The base of the losses with a V head that is an ordinary module beside the policy."""
+
+from __future__ import annotations
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor
+
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.objectives.base import RowLoss, gather_inputs
+
+__all__ = ["StateValueLoss"]
+
+
+class StateValueLoss(RowLoss):
+    """Base of the losses with a V head and no target of it. Abstract, as :class:`RowLoss`."""
+
+    value_network: TensorDictModule
+    value_trunk: TensorDictModuleBase | None
+    """The values' own trunk; None where they read the actor's."""
+    detach_value: bool
+    """No gradient flows from V into the trunk."""
+
+    def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows with the states that the values' trunk writes."""
+        trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
+        return trunk(rows.copy())
+
+    def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
+        """V at places of the flattened batch, ``[N]``."""
+        inputs = gather_inputs(self.value_network.in_keys, states, place)
+        out = self.value_network(inputs.detach() if self.detach_value else inputs)
+        return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))

@@ -1,0 +1,115 @@
+"""Q-SFT: train a language model's token probabilities to be action values, and let them guide the one it began as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.data import Tokenizer
+from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
+from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, language_model_of, save_language_model
+from torchrl_lang.objectives import QSFTLoss
+from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.reference import start_with_reference
+from torchrl_lang.recipes.run_policy import LIKELIHOODS, RunDecoding
+
+__all__ = ["QSFT", "main", "return_range"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSFT(OfflineOptions):
+    """Q-SFT on a dataset (arXiv 2411.05193): Q-learning by weighted fine-tuning, without heads; needs --start."""
+
+    preset: ClassVar[str] = "ilql"
+    defining: ClassVar[tuple[str, ...]] = ("beta", "tau")
+
+    beta: float = option(64.0, "weight of the values in the policy that is evaluated during training", at_least=0)
+    guide: Literal["ratio", "likelihood"] = option(
+        "likelihood",
+        "what guides the policy: the likelihood p, as in the paper, or the value, which is the ratio p / pi",
+    )
+    rest: Literal["padding", "all"] = option(
+        "padding", "tokens that get the probability that is left: padding, which the agent never writes, or all alike"
+    )
+    threshold: float = option(
+        0.3,
+        "least probability of a token relative to the likeliest one's, in the backup and where the ratio guides; 0: as "
+        "in the paper",
+        at_least=0,
+        at_most=1,
+    )
+    value_min: float | None = option(None, "return to go that is the value 0; none: the data's least")
+    value_max: float | None = option(None, "return to go that is the value 1; none: the data's greatest")
+    gamma: float = option(1.0, "discount factor per token inside an utterance", at_least=0, at_most=1)
+    turn_gamma: float = option(0.99, "discount factor from an utterance to the next", at_least=0, at_most=1)
+    # All values begin at the greatest return, and what is less has to travel back through the target.
+    tau: float = option(0.2, "soft update rate of the target", above=0, at_most=1)
+
+
+def return_range(rows: TensorDictBase, tokenizer: Tokenizer, gamma: float, turn_gamma: float) -> tuple[float, float]:
+    """The least and the greatest discounted return to go of a decision, of rows ``[N, T]``."""
+    lows, highs = [], []
+    for part in rows.split(10_000):
+        tokens, attention, action = (part.get(key) for key in ("tokens", "attention_mask", "action_mask"))
+        decision = decision_mask(action)
+        ends = turn_end_mask(attention, action, tokens, tokenizer.control.end_of_action)
+        discount = torch.where(ends, turn_gamma, gamma)
+        found = returns_to_go(shift_left(part.get("token_reward")), decision, discount)[decision]
+        lows.append(float(found.amin()))
+        highs.append(float(found.amax()))
+    return min(lows), max(highs)
+
+
+def main(options: QSFT) -> float:
+    """Train; returns the best mean return, see :func:`train_offline`.
+
+    Raises:
+        ValueError: there is no model to start from, or all returns are equal.
+    """
+    data = open_data(options)
+    tokenizer, evaluation = data.dataset.tokenizer, data.evaluation
+    least, greatest = return_range(data.dataset.rows, tokenizer, options.gamma, options.turn_gamma)
+    lm, actor, policy, reference = start_with_reference(options, data)
+    loss = QSFTLoss(
+        policy,
+        reference,
+        gamma=options.gamma,
+        turn_gamma=options.turn_gamma,
+        value_min=least if options.value_min is None else options.value_min,
+        value_max=greatest if options.value_max is None else options.value_max,
+        threshold=options.threshold,
+        rest=tokenizer.control.pad if options.rest == "padding" else None,
+        transition_weight=options.transition_weight,
+        actor_normalizer="action",
+    )
+    decoding = RunDecoding(min_p=options.threshold or None, likelihood_ratio=options.guide == "ratio")
+
+    def save(folder: Path) -> None:
+        decoding.save(options.out)
+        save_language_model(options.out / LIKELIHOODS, lm, tokenizer=tokenizer.config())
+        imitates = language_model_of(reference.actor.decoder.actor)
+        save_language_model(folder, imitates, tokenizer=tokenizer.config())
+
+    @torch.no_grad()
+    def check(rows: TensorDictBase) -> dict[str, float]:
+        out = loss(rows)
+        return {"held_out_value_loss": float(out["loss_qvalue"]), "held_out_likelihood": float(out["likelihood"])}
+
+    guidance = LikelihoodGuidance(actor, beta=options.beta, ratio=decoding.likelihood_ratio)
+    guided = UtteranceActor(
+        reference.actor.decoder.actor,
+        tokenizer.control,
+        evaluation.action_length,
+        guidance=guidance,
+        method="greedy",
+        min_p=decoding.min_p if decoding.likelihood_ratio else None,
+    )
+    best = train_offline(options, data, loss, guided, save, check, target_updater=SoftUpdate(loss, tau=options.tau))
+    print(evaluation.next_steps(options.out), end="", flush=True)
+    return best

@@ -1,0 +1,44 @@
+"""What the recipes share whose policy is measured against the one that it starts from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential
+from transformers import PreTrainedModel
+
+from torchrl_lang.modules import UtteranceActor, language_actor
+from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm
+from torchrl_lang.transforms import FrozenActor, frozen_copy
+
+__all__ = ["WithReference", "start_with_reference"]
+
+
+class WithReference(NamedTuple):
+    """A model at the beginning of training, and a frozen copy of it."""
+
+    lm: PreTrainedModel
+    actor: ProbabilisticTensorDictSequential
+    policy: UtteranceActor
+    """Over the actor, which is trained."""
+    reference: FrozenActor
+    """An utterance actor like the policy, which shares the weights that do not train."""
+
+
+def start_with_reference(options: OfflineOptions, data: OfflineData) -> WithReference:
+    """Seed everything, and load the model to start from.
+
+    Raises:
+        ValueError: there is none, or it has other tokens than the data.
+    """
+    if options.start is None and options.pretrained is None:
+        raise ValueError(
+            f"{type(options).__name__} starts from a policy that imitates the data, which is its reference as well: "
+            "give a finished run of BC with --start RUN."
+        )
+    torch.manual_seed(options.seed)
+    lm = build_lm(options, data)
+    actor, control, length = build_actor(options, lm), data.dataset.tokenizer.control, data.evaluation.action_length
+    reference = frozen_copy(UtteranceActor(language_actor(lm), control, length))
+    return WithReference(lm, actor, UtteranceActor(actor, control, length), reference)
