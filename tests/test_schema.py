@@ -105,3 +105,18 @@ def test_control_tokens_of_a_chat_template():
         ControlTokens(0, 1, 2)
     with pytest.raises(ValueError, match=r"lie in \[0, vocab_size\)"):
         ControlTokens(0, 1, vocab_size=9, forbidden=(9,))
+
+
+def test_features_go_with_the_rows():
+    seen = rows().update({"prefix": torch.zeros(2, 3, 4), "prefix_mask": torch.ones(2, 3, dtype=torch.bool)})
+    check_row(seen)
+    check_row(seen.exclude("prefix_mask"))
+    for key, wrong, error, match in [
+        ("prefix", seen["prefix"].long(), TypeError, "'prefix' must be a float"),
+        ("prefix", seen["prefix"][:, 0], ValueError, r"'prefix' must be \[\*B, P, F\]"),
+        ("prefix", seen["prefix"][:, :0], ValueError, r"'prefix' must be \[\*B, P, F\]"),
+        ("prefix_mask", seen["prefix_mask"].int(), TypeError, "'prefix_mask' must be bool"),
+        ("prefix_mask", seen["prefix_mask"][:, 1:], ValueError, r"'prefix_mask' must be \[\*B, P\], \(2, 3\)"),
+    ]:
+        with pytest.raises(error, match=match):
+            check_row(seen.clone().set(key, wrong))

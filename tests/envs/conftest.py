@@ -42,6 +42,26 @@ def parrot_env(**kwargs) -> TextGameEnv:
     return TextGameEnv(Parrot, CharTokenizer.from_alphabet("ab"), row_length=30, action_length=4, **kwargs)
 
 
+class Picture:
+    """Shows a number of vectors, and rewards the letter of the first one's largest number."""
+
+    def reset(self, seed: int) -> str:
+        self.answer, self.tries = "abc"[seed % 3], 0
+        shown = [[float(letter == self.answer) for letter in "abc"], [0.5, 0.25, float(seed % 7)]]
+        self.features = shown[: seed % 2 + 1]
+        return "?"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.tries += 1
+        right = text == self.answer
+        return "" if right else "no", float(right), right or self.tries == 3
+
+
+def picture_env(**kwargs) -> TextGameEnv:
+    options = {"row_length": 24, "action_length": 3, "features": (2, 3)}
+    return TextGameEnv(Picture, CharTokenizer.from_alphabet("abcno?"), **options, **kwargs)
+
+
 WORDS = ["crane", "slate", "geese", "eerie", "abide", "speed", "erase"]
 
 
@@ -63,11 +83,13 @@ ENVS = {
     "guess_number": (guess_number_env, tuple("1234567"), False),
     "countdown": (countdown_env, ("go",), False),
     "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
+    "picture": (picture_env, ("a", "b", "c"), False),
     "random_walks": (random_walks_env, tuple("abcdefg"), True),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),
     "countdown_by_token": (partial(token_env, countdown_env), ("go",), False),
+    "picture_by_token": (partial(token_env, picture_env), ("a", "b", "c"), False),
     "wordle_by_token": (partial(token_env, wordle_env), (*WORDS, "zzzzz"), True),
 }
 

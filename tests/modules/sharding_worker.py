@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows
 from torchrl_lang.modules import (
+    PrefixEmbedding,
     RowTokenActor,
     TiedQValueHead,
     UtteranceActor,
@@ -24,6 +25,7 @@ from torchrl_lang.modules import (
     language_actor,
     qvalue_module,
     value_module,
+    with_prefix,
 )
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 from torchrl_lang.transforms import frozen_copy
@@ -38,7 +40,7 @@ def games(n=8, width=14):
     agent = (torch.rand(n, width, generator=g) < 0.5) & attention
     agent[:, 0] = False
     numbers = {key: torch.randn(n, width, generator=g) * agent for key in ("token_reward", "advantage", "value_target")}
-    return TensorDict(
+    games = TensorDict(
         tokens=torch.randint(6, (n, width), generator=g).masked_fill(~attention, CONTROL.pad),
         attention_mask=attention,
         action_mask=agent,
@@ -47,6 +49,7 @@ def games(n=8, width=14):
         batch_size=[n],
         **numbers,
     )
+    return seen(games)
 
 
 def tied_head(lm):
@@ -55,12 +58,29 @@ def tied_head(lm):
         return TiedQValueHead(WIDTH, lm.get_output_embeddings(), detach_embedding=False)
 
 
+def seeing_actor(lm, positions):
+    """An actor that reads two features of three numbers before a row."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return with_prefix(language_actor(lm), PrefixEmbedding(3, WIDTH, positions=positions))
+
+
+def seen(batch):
+    """The rows with features, some of them masked."""
+    g = torch.Generator().manual_seed(3)
+    n = len(batch)
+    return batch.update(
+        {"prefix": torch.randn(n, 2, 3, generator=g), "prefix_mask": torch.rand(n, 2, generator=g) < 0.7}
+    )
+
+
 def losses_over(lm):
     """Every kind of loss, the Q values both with weights of their own and tied to the embedding."""
     (q, v), actor = heads(), language_actor(lm)
     policy = UtteranceActor(actor, CONTROL, K, seed=0)
     return {
         "bc": BCLoss(actor, reduction="sum"),
+        "bc with features": BCLoss(seeing_actor(lm, positions=False), reduction="sum"),
         "bc in pieces": BCLoss(actor, reduction="sum", logits_chunk=5),
         "ilql": ILQLLoss(actor, qvalue_module(q), value_module(v), reduction="sum"),
         "tied": ILQLLoss(actor, qvalue_module(tied_head(lm)), value_module(v), reduction="sum", logits_chunk=5),
@@ -76,6 +96,8 @@ def policies_over(lm):
     return [
         UtteranceActor(actor, CONTROL, K, seed=0, value=v),
         UtteranceActor(actor, CONTROL, K, method="greedy", guidance=guidance),
+        UtteranceActor(seeing_actor(lm, positions=False), CONTROL, K, seed=0),
+        UtteranceActor(seeing_actor(lm, positions=True), CONTROL, K, seed=0, cached=False),
         UtteranceActor(actor, CONTROL, K, method="beam", cached=False, guidance=ValueGuidance(q, beta=1.0)),
     ]
 
@@ -110,13 +132,13 @@ def act(policies, twins, rank):
     """Each process with rows of its own, and another number of them."""
     for policy, twin in zip(policies, twins, strict=True):
         for length in (5, 9, 9):
-            batch = rows(n=3 + 2 * rank, width=16, longest=length, seed=rank)
+            batch = seen(rows(n=3 + 2 * rank, width=16, longest=length, seed=rank))
             if length == 9 and rank:
                 batch["done"] = torch.ones(5, 1, dtype=torch.bool)
             said, expected = policy(batch.clone()), twin(batch.clone())
             assert torch.equal(said["action"], expected["action"])
             torch.testing.assert_close(said["token_log_prob"], expected["token_log_prob"], **CLOSE)
-        batch = rows(n=3, width=16, longest=9, seed=rank)
+        batch = seen(rows(n=3, width=16, longest=9, seed=rank))
         action = torch.tensor([0, 3, CONTROL.end_of_action, CONTROL.pad]).expand(3, K)
         log_prob, expected = (each.get_dist(batch).log_prob(action) for each in (policy, twin))
         torch.testing.assert_close(log_prob, expected, **CLOSE)

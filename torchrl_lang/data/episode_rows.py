@@ -12,7 +12,17 @@ from torch import Tensor
 from torchrl_lang.data.rollouts import rows_at
 from torchrl_lang.data.step_values import reward_entries
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.schema import ATTENTION_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, missing_entry
+from torchrl_lang.schema import (
+    ATTENTION_MASK,
+    DONE,
+    PREFIX,
+    PREFIX_MASK,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TRUNCATED,
+    missing_entry,
+)
 
 __all__ = ["EpisodeRows"]
 
@@ -127,7 +137,8 @@ class EpisodeRows:
     def _needed(self, steps: TensorDictBase) -> TensorDict:
         """The entries that rows are made of."""
         step = steps.get("next")
-        after = (*ROW_KEYS, DONE, TERMINATED, *self.keep, *reward_entries(step, self.reward_key).values())
+        features = [key for key in (PREFIX, PREFIX_MASK) if step.get(key, None) is not None]
+        after = (*ROW_KEYS, DONE, TERMINATED, *features, *self.keep, *reward_entries(step, self.reward_key).values())
         found: dict[NestedKey, Tensor | None] = {("next", key): step.get(key, None) for key in after}
         found |= {key: steps.get(key, None) for key in (ATTENTION_MASK, _TRAJECTORY)}
         found |= {name: steps.get(key, None) for name, key in self.carry.items()}

@@ -16,6 +16,8 @@ from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
     DONE,
+    PREFIX,
+    PREFIX_MASK,
     REWARD,
     ROW_KEYS,
     TERMINATED,
@@ -56,11 +58,13 @@ def rows_at(
 ) -> TensorDict:
     """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as checked rows ``[N]``.
 
-    They have the entries of a row, ``terminated``, ``truncated``, and the entries ``keep``; see
+    They have the entries of a row, its features if there are some, ``terminated``, ``truncated``, and the entries
+    ``keep``; see
     :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
-    rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *keep)}
+    features = [key for key in (PREFIX, PREFIX_MASK) if step.get(key, None) is not None]
+    rows = {key: step.get(key)[take] for key in (*ROW_KEYS, TERMINATED, *features, *keep)}
     # Without a truncated entry, an episode that is not terminated was cut by the end of the rollout.
     truncated = step.get(TRUNCATED, None)
     rows[TRUNCATED] = ~rows[TERMINATED] if truncated is None else truncated[take] | ~step.get(DONE)[take]
@@ -99,9 +103,10 @@ def rows_from_rollout(
             token rewards.
 
     Returns:
-        A copy of the row entries, ``terminated``, ``truncated``, the carried and the kept entries. If a divergence
-        penalty was subtracted from the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the
-        rows cannot be penalized a second time.
+        A copy of the row entries, the features ``prefix`` and ``prefix_mask`` if the environment shows some,
+        ``terminated``, ``truncated``, the carried and the kept entries. If a divergence penalty was subtracted from
+        the step rewards, ``raw_reward`` ``[N, T]`` holds the rewards without it, and the rows cannot be penalized a
+        second time.
 
     Raises:
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.

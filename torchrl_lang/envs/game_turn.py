@@ -13,7 +13,11 @@ __all__ = ["GamePlace", "GameTurn", "TextGame", "ToolText", "read_opening", "rea
 
 @runtime_checkable
 class TextGame(Protocol):
-    """A game for one player. All randomness must come from the seed, so that the same seed begins the same game."""
+    """A game for one player. All randomness must come from the seed, so that the same seed begins the same game.
+
+    In an environment with ``features`` a game also has an attribute ``features`` after ``reset``, see
+    :class:`~torchrl_lang.envs.TextGameEnv`.
+    """
 
     def reset(self, seed: int) -> str | tuple[str, Any]:
         """Begin a game. Returns its opening text (empty if the player has the first turn), or the text and an info."""

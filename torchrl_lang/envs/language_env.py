@@ -160,7 +160,11 @@ class LanguageEnv(EnvBase):
         return task
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        """Further observations, ``[N, ...]``, declared in :meth:`_task_observation_spec`."""
+        """Further observations, ``[N, ...]``, declared in :meth:`_task_observation_spec`.
+
+        Features of a row are such, ``prefix`` and ``prefix_mask``, see
+        :func:`~torchrl_lang.envs.specs.feature_specs`.
+        """
         return {}
 
     def _task_observation_spec(self) -> dict[str, Any]:

@@ -30,13 +30,15 @@ class PromptEnv(TextGameEnv):
     Args:
         prompts: the prompts; an empty one gives the agent the first turn.
         reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each.
+        features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
+            prompt with ``n`` up to ``P``; observations then have ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask``.
         tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
             :class:`~torchrl_lang.envs.TextGameEnv`. With a :class:`~torchrl_lang.data.ChatTokenizer` prompts are
             messages of the user.
 
     Raises:
-        ValueError: there are no prompts, or an index is out of range; on steps, the reward function returns another
-            number of rewards, or one that is not finite.
+        ValueError: there are no prompts, their features do not fit, or an index is out of range; on steps, the reward
+            function returns another number of rewards, or one that is not finite.
 
     Examples:
         >>> import torch
@@ -63,6 +65,7 @@ class PromptEnv(TextGameEnv):
         action_length: int,
         batch_size: int | Sequence[int] = (1,),
         read: Callable[[str], str] | None = None,
+        features: Sequence[Any] | Tensor | None = None,
         on_bad_text: OnBadText = "truncate",
         seed: int | None = None,
         device: torch.device | str | int | None = None,
@@ -73,6 +76,7 @@ class PromptEnv(TextGameEnv):
             found = f"{shorten(wrong[0])} among them" if wrong else "none"
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {found}.")
         self.reward = reward
+        self._of_prompts = None if features is None else _read_all(features, len(self.prompts))
         super().__init__(
             cast(Any, lambda: None),  # there are no game objects
             tokenizer,
@@ -80,6 +84,7 @@ class PromptEnv(TextGameEnv):
             action_length=action_length,
             batch_size=batch_size,
             read=read,
+            features=None if self._of_prompts is None else _size(self._of_prompts),
             on_bad_text=on_bad_text,
             seed=seed,
             device=device,
@@ -87,6 +92,9 @@ class PromptEnv(TextGameEnv):
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return random_index(self._key, episode, len(self.prompts))
+
+    def _features(self, place: GamePlace) -> Any:
+        return None if self._of_prompts is None else self._of_prompts[place.seed]
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         for row, place in places.items():
@@ -109,3 +117,20 @@ class PromptEnv(TextGameEnv):
             )
         for row, reward in zip(utterances, rewards, strict=True):
             yield row, ("", reward, True)
+
+
+def _read_all(features: Sequence[Any] | Tensor, prompts: int) -> list[Tensor]:
+    """The features of each prompt, float32 ``[n, F]``, on the CPU."""
+    if len(features) != prompts:
+        raise ValueError(f"PromptEnv needs the features of each of its {prompts} prompts, got {len(features)}.")
+    given = [torch.as_tensor(one, dtype=torch.float32, device="cpu") for one in features]
+    shapes = {tuple(one.shape[1:]) if one.ndim == 2 else tuple(one.shape) for one in given}
+    if len(shapes) != 1 or any(one.ndim != 2 for one in given):
+        raise ValueError(
+            f"The features of a prompt are [n, F], vectors of one width, got those of shapes {sorted(shapes)[:3]}."
+        )
+    return given
+
+
+def _size(features: Sequence[Tensor]) -> tuple[int, int]:
+    return max(len(one) for one in features), features[0].shape[1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torchrl.data import Binary, Categorical, TensorSpec, Unbounded
 
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKEN_REWARD, TOKENS
 
-__all__ = ["flags", "row_specs", "token_ids"]
+__all__ = ["feature_specs", "flags", "row_specs", "token_ids"]
 
 
 def flags(batch: torch.Size, n: int, device: torch.device | None) -> Binary:
@@ -27,4 +27,12 @@ def row_specs(vocab_size: int, batch: torch.Size, width: int, device: torch.devi
         ATTENTION_MASK: flags(batch, width, device),
         ACTION_MASK: flags(batch, width, device),
         TOKEN_REWARD: Unbounded(shape=(*batch, width), dtype=torch.float32, device=device),
+    }
+
+
+def feature_specs(batch: torch.Size, size: tuple[int, int], device: torch.device | None) -> dict[str, TensorSpec]:
+    """Features of a row, ``prefix`` ``[*B, P, F]`` and ``prefix_mask`` ``[*B, P]``, for a ``size`` of ``(P, F)``."""
+    return {
+        PREFIX: Unbounded(shape=(*batch, *size), dtype=torch.float32, device=device),
+        PREFIX_MASK: flags(batch, size[0], device),
     }

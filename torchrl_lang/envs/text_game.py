@@ -14,11 +14,14 @@ from torch import Tensor
 
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.game_features import check_size, padded_features, read_features
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame, ToolText, read_opening, read_turn
 from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
+from torchrl_lang.envs.specs import feature_specs
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.schema import PREFIX, PREFIX_MASK
 from torchrl_lang.storage import shorten
 
 __all__ = ["OnBadText", "TextGame", "TextGameEnv"]
@@ -48,6 +51,11 @@ class TextGameEnv(LanguageEnv):
     that is longer than the rest of its row fills it, and the row is ``truncated`` at once.
     ``on_bad_text="raise"`` raises an error in all three cases.
 
+    With ``features=(P, F)`` a game also shows what is no text, such as an image: after ``reset`` its attribute
+    ``features`` holds up to ``P`` vectors of ``F`` numbers, which stay the same during the game. Observations then have
+    ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask`` bool ``[*B, P]``, True on the vectors that the game has, for
+    models that read them (:func:`~torchrl_lang.modules.with_prefix`).
+
     If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
     something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next
     call must then be a full reset. For slow games run several environments in a ``ParallelEnv``.
@@ -56,6 +64,7 @@ class TextGameEnv(LanguageEnv):
         make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
         read: maps the text of an utterance to what the game gets, such as
             :func:`~torchrl_lang.envs.without_thoughts`; by default the text itself. Rows keep the whole utterance.
+        features: number and width of the vectors that a game shows; None if games show none.
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
         tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
@@ -79,6 +88,7 @@ class TextGameEnv(LanguageEnv):
     """
 
     _reset_entries = ("game_seed",)
+    _spared_state = (PREFIX, PREFIX_MASK)
 
     def __init__(
         self,
@@ -89,6 +99,7 @@ class TextGameEnv(LanguageEnv):
         action_length: int,
         max_turns: int | None = None,
         read: Callable[[str], str] | None = None,
+        features: tuple[int, int] | None = None,
         on_bad_text: OnBadText = "truncate",
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
@@ -97,6 +108,7 @@ class TextGameEnv(LanguageEnv):
         one_of("on_bad_text", on_bad_text, ("truncate", "raise"))
         self.on_bad_text: OnBadText = on_bad_text
         self.read = read
+        self.features = None if features is None else check_size(features)
         self._warned: set[str] = set()
         super().__init__(
             tokenizer,
@@ -126,7 +138,7 @@ class TextGameEnv(LanguageEnv):
             places = {row: GamePlace(row, s, 0) for row, s in zip(rows, seed[fresh].tolist(), strict=True)}
             for row, returned in self._begin_all(places):
                 texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
-            standing = self._standing()
+            standing = self._standing() | self._shown(places)
         return *self._pad(texts), {"game_seed": seed, "cut": torch.tensor(cut, device=self.device), **standing}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
@@ -208,6 +220,23 @@ class TextGameEnv(LanguageEnv):
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""
         return {}
+
+    def _features(self, place: GamePlace) -> Any:
+        """The features of a game that has begun, for environments with ``features``."""
+        return getattr(self._games[place.row], "features", None)
+
+    def _shown(self, places: Mapping[int, GamePlace]) -> TaskState:
+        """The features of the games that have begun in some rows; zeros in the others."""
+        if self.features is None:
+            return {}
+        shown = {row: read_features(self._features(place), place, self.features) for row, place in places.items()}
+        return padded_features(shown, self._n, self.features, self.device)
+
+    def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
+        return {key: task[key] for key in (PREFIX, PREFIX_MASK) if key in task}
+
+    def _task_observation_spec(self) -> dict[str, Any]:
+        return {} if self.features is None else feature_specs(self.batch_size, self.features, self.device)
 
     # -- one game ------------------------------------------------------------------------------------------------------
 

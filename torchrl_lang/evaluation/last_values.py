@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchrl_lang.modules import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.model_runner import apply_head, read_rows
 from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["last_values"]
@@ -25,6 +27,7 @@ def last_values(
     control: ControlTokens,
     *,
     count: int = 0,
+    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> Tensor:
     """``min_k Q_k`` of the last ``count`` tokens of each row and of ending the utterance after them.
@@ -35,6 +38,7 @@ def last_values(
         rows: int64 ``[T_i]`` each, without padding, longer than ``count``.
         control: the control tokens of the rows.
         count: number of tokens before the end.
+        features: ``prefix`` and, where some are masked, ``prefix_mask`` of the ``N`` rows, for a trunk that reads them.
         batch_size: rows at a time.
 
     Returns:
@@ -48,9 +52,10 @@ def last_values(
             chosen = rows[first : first + batch_size]
             tokens = pad_sequence(list(chosen), batch_first=True, padding_value=control.pad).to(device)
             length = torch.tensor([len(row) for row in chosen], device=device)
-            states = read_rows(
-                split_actor(actor).trunk, tokens, torch.arange(tokens.shape[1], device=device) < length[:, None]
-            )
+            attention = torch.arange(tokens.shape[1], device=device) < length[:, None]
+            part = None if features is None else features[first : first + batch_size]
+            own = None if part is None else PrefixFeatures.needed("last_values", part, part.batch_size).to(device)
+            states = read_rows(split_actor(actor).trunk, tokens, attention, own)
             place = length[:, None] - 1 - torch.arange(count, -1, -1, device=device)
             number = torch.arange(len(chosen), device=device)[:, None]
             before = {key: state[number, place].flatten(0, 1) for key, state in states.items()}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ def preference_rates(
     comparisons: Sequence[Comparison],
     control: ControlTokens,
     *,
+    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> Tensor:
     """How often Q is higher along the better utterance, at each of its tokens and at its end.
@@ -45,6 +47,7 @@ def preference_rates(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``, online or target.
         comparisons: all with utterances of the same length ``L``.
         control: the control tokens of the rows.
+        features: ``prefix`` and, where some are masked, ``prefix_mask`` of the comparisons, for a trunk with features.
         batch_size: comparisons at a time.
 
     Returns:
@@ -74,7 +77,7 @@ def preference_rates(
         )
     length = lengths.pop()
     better, worse = (
-        last_values(actor, qvalue, rows, control, count=length, batch_size=batch_size)
+        last_values(actor, qvalue, rows, control, count=length, features=features, batch_size=batch_size)
         for rows in ([torch.cat(one[:2]) for one in comparisons], [torch.cat(one[::2]) for one in comparisons])
     )
     return ((better > worse).double() + (better >= worse).double()).mean(0) / 2

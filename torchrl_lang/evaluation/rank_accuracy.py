@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ def rank_accuracy(
     known: Sequence[KnownValues],
     control: ControlTokens,
     *,
+    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> float:
     """Mean over states of Spearman's rank correlation of learned and exact values of whole utterances.
@@ -43,6 +45,7 @@ def rank_accuracy(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
         known: the states.
         control: the control tokens of the rows.
+        features: ``prefix`` and, where some are masked, ``prefix_mask`` of each state, for a trunk that reads them.
         batch_size: utterances at a time.
 
     Returns:
@@ -62,11 +65,14 @@ def rank_accuracy(
         >>> -1 <= rank_accuracy(language_actor(lm), qvalue, [state], tokenizer.control) <= 1
         True
     """
-    counted = [state for state in known if state.values.unique().numel() > 1]
+    places = [place for place, state in enumerate(known) if state.values.unique().numel() > 1]
+    counted = [known[place] for place in places]
     if not counted:
         return float("nan")
+    if features is not None:  # one row for each utterance
+        features = features[torch.tensor(places).repeat_interleave(torch.tensor([len(one.values) for one in counted]))]
     rows = [torch.cat([state.tokens, utterance]) for state in counted for utterance in state.utterances]
-    values = last_values(actor, qvalue, rows, control, batch_size=batch_size).squeeze(-1)
+    values = last_values(actor, qvalue, rows, control, features=features, batch_size=batch_size).squeeze(-1)
     learned = values.split([len(state.values) for state in counted])
     found = [rank_correlation(ours, state.values) for ours, state in zip(learned, counted, strict=True)]
     # Values that are equal for all utterances have no order, so they count as 0.

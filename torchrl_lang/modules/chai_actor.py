@@ -13,6 +13,7 @@ from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode, is_stochastic
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.modules.utterance_features import candidate_features, check_sampling_policy
 from torchrl_lang.schema import (
@@ -67,7 +68,7 @@ class CHAIActor(TensorDictModuleBase):
         check_writes("qvalue", qvalue, UTTERANCE_VALUE)
         at_least_one("candidates", candidates)
         self.policy, self.qvalue, self.candidates = policy, qvalue, candidates
-        self.in_keys, self.out_keys = [TOKENS, ATTENTION_MASK], [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
+        self.in_keys, self.out_keys = list(policy.in_keys), [ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB]
 
     @dispatch(auto_batch_size=False)
     @torch.no_grad()
@@ -77,23 +78,27 @@ class CHAIActor(TensorDictModuleBase):
             return self.policy(tensordict)
         tokens, attention = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
         done, batch = tensordict.get(DONE, None), tokens.shape[:-1]
-        drawn = self.policy.decoder.generate(tokens, attention, done=done, candidates=self.candidates)
+        features = self.policy.decoder.features(type(self).__name__, tensordict, batch)
+        drawn = self.policy.decoder.generate(
+            tokens, attention, done=done, candidates=self.candidates, features=features
+        )
         rows, length = tokens.reshape(batch.numel(), -1).long(), row_length(attention).flatten()
         active = torch.ones_like(length, dtype=torch.bool) if done is None else ~done.flatten()
         choice = torch.zeros_like(length)
         if bool(active.any()):  # an utterance may not fit after rows that are done
             action = drawn.action.unflatten(0, (-1, self.candidates))[active].flatten(0, 1)
             longest = int(length[active].max())
-            values = self._values(rows[active][:, :longest], length[active], action)
+            own = None if features is None else features.select(active)
+            values = self._values(rows[active][:, :longest], length[active], action, own)
             choice[active] = values.argmax(-1)
         found = drawn.select(torch.arange(len(choice), device=choice.device) * self.candidates + choice)
         tensordict.set(ACTION, found.action.reshape(*batch, -1))
         tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(*batch, -1))
         return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(batch))
 
-    def _values(self, tokens: Tensor, length: Tensor, action: Tensor) -> Tensor:
+    def _values(self, tokens: Tensor, length: Tensor, action: Tensor, prefix: PrefixFeatures | None) -> Tensor:
         """``min_k Q_k`` of candidates, ``[N, C]``."""
-        features = candidate_features(self.policy, tokens, length, action)
+        features = candidate_features(self.policy, tokens, length, action, prefix)
         # A module reads features by its one key, a head by that of the states it is made for.
         keys = self.qvalue.in_keys if isinstance(self.qvalue, TensorDictModuleBase) else []
         key = keys[0] if keys else str(getattr(self.qvalue, "in_key", HIDDEN))

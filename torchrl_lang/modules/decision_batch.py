@@ -9,6 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
 
 __all__ = ["DecisionBatch", "refuse_steps"]
@@ -40,6 +41,8 @@ class DecisionBatch:
     """bool ``[B, W]``."""
     shape: torch.Size
     """``[*B, T]``, the shape of the input."""
+    prefix: PrefixFeatures | None
+    """The features of the rows, if they have some."""
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
@@ -52,7 +55,8 @@ class DecisionBatch:
         tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
         place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        return DecisionBatch(tokens, attention, place, action, action_mask, shape)
+        prefix = PrefixFeatures.read(tensordict, shape[:-1])
+        return DecisionBatch(tokens, attention, place, action, action_mask, shape, prefix)
 
     @property
     def empty(self) -> bool:

@@ -113,7 +113,7 @@ class ReturnConditionedActor(TensorDictModuleBase):
         self.actor = actor
         self.target_return = returns.target if target_return is None else target_return
         returns.check(torch.tensor(self.target_return, dtype=torch.float64), TARGET_RETURN)
-        self.in_keys = list(ROW_KEYS)
+        self.in_keys = list(dict.fromkeys([*ROW_KEYS, *actor.in_keys]))
         self.out_keys = list(actor.out_keys)
 
     @dispatch(auto_batch_size=False)

@@ -75,9 +75,11 @@ class RowScorer:
     def states(self, batch: DecisionBatch) -> States:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
         parts = split_actor(self.language_actor)
-        states = read_rows(parts.trunk, batch.tokens, batch.attention_mask)
+        states = read_rows(parts.trunk, batch.tokens, batch.attention_mask, batch.prefix)
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
-        value = {} if value_trunk is None else read_rows(value_trunk, batch.tokens, batch.attention_mask)
+        value: States = {}
+        if value_trunk is not None:
+            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, batch.prefix)
         return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:
@@ -162,7 +164,8 @@ def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.
-        rows: ``tokens``, ``attention_mask`` and ``action_mask``, each ``[*B, T]``.
+        rows: ``tokens``, ``attention_mask`` and ``action_mask``, each ``[*B, T]``; and features for an actor that reads
+            them, see :func:`~torchrl_lang.modules.with_prefix`.
 
     Returns:
         float ``[*B, T]``, zero on tokens that the agent did not write.

@@ -15,7 +15,7 @@ from torchrl_lang.functional import categorical_entropy, shift_left
 from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
+from torchrl_lang.schema import ACTION_MASK, TOKEN_LOG_PROB, TOKENS, entry
 
 __all__ = ["RowTokenActor", "RowTokenDistribution"]
 
@@ -107,7 +107,7 @@ class RowTokenActor(TensorDictModuleBase):
         super().__init__()
         RowScorer(actor)  # raises now rather than at the first row
         self.actor, self.mask_key = actor, mask_key
-        self.in_keys = list(dict.fromkeys([TOKENS, ATTENTION_MASK, ACTION_MASK, mask_key]))
+        self.in_keys = list(dict.fromkeys([*actor.in_keys, ACTION_MASK, mask_key]))
         self.out_keys = [TOKEN_LOG_PROB]
 
     def get_dist(self, tensordict: TensorDictBase, **_: Any) -> RowTokenDistribution:

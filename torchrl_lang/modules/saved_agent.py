@@ -21,6 +21,7 @@ from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
+from torchrl_lang.modules.with_prefix import with_prefix
 from torchrl_lang.storage import Fields, FileError
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
@@ -69,8 +70,9 @@ def save_agent(
     """Write a policy and all that it needs to ``folder``, atomically, with a model card (``README.md``).
 
     The folder is one of :func:`save_language_model`: ``transformers`` alone loads its model and tokenizer. Its manifest
-    also has the length of an utterance, the decoding options and the strength of the guidance; the heads of the
-    guidance and of ``value=`` are saved with it. PEFT adapters are merged. A seed is not saved.
+    also has the length of an utterance, the decoding options and the strength of the guidance. The heads of the
+    guidance and of ``value=`` and the projector of features (:func:`~torchrl_lang.modules.with_prefix`) are saved with
+    it. PEFT adapters are merged. A seed is not saved.
 
     Args:
         folder: as for :func:`save_language_model`.
@@ -113,9 +115,10 @@ def save_agent(
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)
-    heads = {"state_value": decoder.value}
+    heads: dict[str, nn.Module | None] = {"state_value": decoder.value}
     if guidance is not None:
         heads |= {"qvalue": guidance.qvalue, "value": guidance.value}
+    heads["prefix"] = None if trunk is None else trunk.prefix
     agent = {
         "action_length": decoder.action_length,
         "decoding": decoding,
@@ -163,8 +166,9 @@ def load_agent(
             else ValueGuidance(heads["qvalue"], heads.get("value"), **options)
         )
     stop = agent.take("stop", list) if agent.content.get("stop") else None
+    prefix: Any = heads.get("prefix")
     policy = UtteranceActor(
-        language_actor(lm),
+        with_prefix(language_actor(lm), prefix),
         tokenizer.control,
         agent.take("action_length", int),
         guidance=guidance,

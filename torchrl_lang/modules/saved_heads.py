@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.merging import is_adapter
+from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
@@ -26,11 +27,12 @@ __all__ = ["HEADS", "Head", "describe_heads", "read_heads", "write_heads"]
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
-Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding
+Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding | PrefixEmbedding
 """A module that is saved beside the language model."""
 
 _KINDS: dict[str, Callable[..., Head]] = {
-    kind.__name__: kind for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding)
+    kind.__name__: kind
+    for kind in (QValueHead, TiedQValueHead, UtteranceQValueHead, ValueHead, ReturnEmbedding, PrefixEmbedding)
 }
 _OPTIONS: dict[str, dict[str, type]] = {
     "QValueHead": {"width": int, "vocab_size": int, "n_heads": int, "kind": str, "dropout": float},
@@ -38,6 +40,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
     "UtteranceQValueHead": {"width": int, "n_heads": int, "kind": str, "dropout": float},
     "ValueHead": {"width": int, "kind": str, "dropout": float},
     "ReturnEmbedding": {"width": int, "low": float, "high": float, "mode": str, "target": float, "n_bins": int},
+    "PrefixEmbedding": {"features": int, "width": int, "hidden": int, "positions": bool},
 }
 
 

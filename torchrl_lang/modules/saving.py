@@ -49,7 +49,7 @@ class SavedModel(NamedTuple):
     lm: PreTrainedModel
     """The language model."""
     heads: dict[str, Head]
-    """Value heads and embeddings of returns by the name they were saved under; tied ones are tied to ``lm``."""
+    """Value heads, embeddings of returns and of features, by the names of saving; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, if one was saved."""
     value_lm: PreTrainedModel | None = None
@@ -78,7 +78,7 @@ def save_language_model(
             not changed. One process at a time may write it.
         lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
-            :class:`~torchrl_lang.modules.ReturnEmbedding`.
+            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.PrefixEmbedding`.
         tokenizer: ``tokenizer.config()``.
         value_lm: a second model, whose states the heads read in place of those of ``lm``; written to a folder within.
 

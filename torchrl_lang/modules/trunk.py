@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from torchrl_lang.modules.attention_windows import cache_obstacle
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.length_groups import length_groups as best_groups
+from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
-from torchrl_lang.schema import ATTENTION_MASK, TOKENS
+from torchrl_lang.schema import ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS
 
 __all__ = ["FINAL_NORMS", "HIDDEN", "HIDDEN_PRE_NORM", "Trunk", "trunk_module", "trunk_of", "unwrapped"]
 
@@ -37,7 +39,8 @@ class Trunk(nn.Module):
 
     The model may be sharded over processes: apply :func:`torch.distributed.fsdp.fully_shard` to its blocks and then to
     the language model, before or after building the trunk. Every process then makes the same number of forward passes.
-    Value heads are not part of the language model, so average their gradients yourself.
+    Value heads are not part of the language model, so average their gradients yourself, and those of the embeddings of
+    returns and features.
 
     Args:
         lm: a causal language model (its head is not used) or the headless model, with or without PEFT adapters. It is
@@ -85,6 +88,8 @@ class Trunk(nn.Module):
         self.model = model.base_model
         self.returns: ReturnEmbedding | None
         self.register_module("returns", None)  # see condition_on_returns
+        self.prefix: PrefixEmbedding | None
+        self.register_module("prefix", None)  # see with_prefix
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         self._is_checked = check_causal(self.model)  # if False, checked at the first call
@@ -158,50 +163,105 @@ class Trunk(nn.Module):
         self._compiled = {}
         return self
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
-        """Hidden state of every position.
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        prefix: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Hidden state of every token.
 
         Args:
             tokens: int64 ``[*B, T]``, right-padded; with an embedding of returns also ids that carry returns, see
                 :class:`~torchrl_lang.modules.ReturnEmbedding`.
             attention_mask: bool ``[*B, T]``; used only for ``length_groups``.
+            prefix: float ``[*B, P, F]``, features that are read before the tokens, for a trunk with a
+                :class:`~torchrl_lang.modules.PrefixEmbedding`; others take none.
+            prefix_mask: bool ``[*B, P]``, True on real features; default all.
 
         Returns:
             float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
             ``expose_pre_norm`` also the state before it.
         """
-        if self.max_length is not None and tokens.shape[-1] > self.max_length:
-            raise ValueError(
-                f"Rows of {tokens.shape[-1]} tokens exceed the model's {self.max_length} positions: trim the rows or "
-                f"build the model with max_length={tokens.shape[-1]}."
-            )
+        features = self._features(tokens, prefix, prefix_mask)
+        self._check_room(tokens.shape[-1], 0 if features is None else features.places)
         if not self._is_checked and not torch.compiler.is_compiling():
             self._is_checked = check_causal(self.model, lambda rows: self._run(rows, use_cache=False)[0])
         flat = tokens.reshape(-1, tokens.shape[-1])
+        ids = flat if features is None else features.in_front_of(flat)
         together = torch.compiler.is_compiling() if self.length_groups == "auto" else False
         # Each process has its own rows, but all must make the same number of forward passes of a sharded model.
         groups = 1 if together or self.sharded_root is not None else self.length_groups
         if attention_mask is None or groups == 1 or flat.shape[0] < 2:
-            states = self.states(flat, use_cache=False)
+            states = self._of_rows(ids, features)
         else:
-            states = self._grouped(flat, attention_mask.reshape(flat.shape).sum(-1))
+            length = attention_mask.reshape(flat.shape).sum(-1)
+            states = self._grouped(ids, length if features is None else length + features.number, features)
+        if features is not None:
+            states = tuple(features.of_tokens(state) for state in states)
         shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
         return shaped if self.expose_pre_norm else shaped[0]
 
-    def _grouped(self, tokens: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    def room(self, features: int) -> int | None:
+        """Number of tokens that fit beside a number of ``features`` of a row, which may be 0; None if unlimited."""
+        if self.max_length is None or self.prefix is None or not self.prefix.positions:
+            return self.max_length
+        return self.max_length - features
+
+    def position_ids(self, slots: Tensor, count: Tensor) -> Tensor | None:
+        """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
+        if self.prefix is None or self.prefix.positions:
+            return None
+        last = None if self.max_length is None else self.max_length - 1  # padding may lie behind
+        return (slots - count[:, None]).clamp(0, last)
+
+    def _features(self, tokens: Tensor, prefix: Tensor | None, mask: Tensor | None) -> PrefixFeatures | None:
+        if (self.prefix is None) != (prefix is None):
+            raise (KeyError if prefix is None else ValueError)(
+                f"This trunk reads features: a row needs '{PREFIX}', float [*B, P, F], beside its tokens."
+                if prefix is None
+                else "This trunk reads no features: give it a projector, with_prefix(actor, PrefixEmbedding(...))."
+            )
+        return None if prefix is None else PrefixFeatures.of(prefix, mask, tokens.shape[:-1])
+
+    def _check_room(self, length: int, features: int) -> None:
+        room = self.room(features)
+        if room is not None and length > room:
+            beside = f" beside {features} features" if features else ""
+            raise ValueError(
+                f"Rows of {length} tokens{beside} exceed the model's {self.max_length} positions: trim the rows or "
+                f"build the model with max_length={length + (self.max_length or 0) - room}."
+            )
+
+    def _of_rows(self, ids: Tensor, features: PrefixFeatures | None) -> tuple[Tensor, ...]:
+        """States of whole rows ``[N, q]``."""
+        if features is None:
+            return self.states(ids, use_cache=False)
+        places = self.position_ids(torch.arange(ids.shape[-1], device=ids.device), features.number)
+        if places is None:
+            return self.states(ids, prefix=features.values, use_cache=False)
+        # Without a mask transformers would take repeated positions for the beginnings of further rows.
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        return self.states(ids, prefix=features.values, position_ids=places, attention_mask=mask, use_cache=False)
+
+    def _grouped(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> tuple[Tensor, ...]:
         """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
         groups = best_groups(length) if self.length_groups == "auto" else _equal_groups(length, self.length_groups)
-        read = []
+        read, one = [], len(groups) == 1
         for rows, width in groups:
-            states = self.states(tokens[:, :width] if len(groups) == 1 else tokens[rows, :width], use_cache=False)
+            own = features if one or features is None else features.select(rows)
+            states = self._of_rows(tokens[:, :width] if one else tokens[rows, :width], own)
             read.append([F.pad(state, (0, 0, 0, tokens.shape[-1] - width)) for state in states])
-        if len(groups) == 1:
+        if one:
             return tuple(read[0])
         back = torch.cat([rows for rows, _ in groups]).argsort()
         return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*read, strict=True))
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
+
+        With ``prefix``, float ``[N, P, F]``, negative ids stand for its features, see :meth:`PrefixEmbedding.embed`.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
@@ -237,18 +297,27 @@ class Trunk(nn.Module):
             refuse_untied(root)
         return run_through(root, self._pass, tokens, **kwargs)
 
-    def _pass(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    def _pass(self, tokens: Tensor, prefix: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, ...]:
         # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
         embeddings = self.model.get_input_embeddings()
         if isinstance(embeddings.weight, DTensor) and not isinstance(embeddings, FSDPModule):
             whole_weight(embeddings)  # raises
-        if self.returns is None:
-            embedded = embeddings(tokens)
-        else:
-            embedded = self.returns.embed(tokens, embeddings, self.vocab_size)
+        embedded = self.embed(tokens, embeddings, prefix)
         hidden = self.model(inputs_embeds=embedded, **kwargs).last_hidden_state
         pre_norm, self._pre_norm = self._pre_norm, None
         return (hidden,) if pre_norm is None else (hidden, pre_norm)
+
+    def embed(self, ids: Tensor, embedding: Callable[[Tensor], Tensor], prefix: Tensor | None) -> Tensor:
+        """Embeddings ``[N, q, H]`` of tokens, of returns that they carry and of features, see :meth:`states`."""
+        read, returns = embedding, self.returns
+        if returns is not None:
+            read = lambda tokens: returns.embed(tokens, embedding, self.vocab_size)  # noqa: E731
+        if prefix is None or self.prefix is None:
+            return read(ids)
+        # A model with learnt positions adds that of place 0 to features that take no position.
+        learnt: Any = None if self.prefix.positions else getattr(self.model, "wpe", None)
+        first = None if learnt is None else learnt(torch.zeros((), dtype=torch.int64, device=ids.device))
+        return self.prefix.embed(ids, prefix, read, first)
 
     def __getstate__(self) -> dict[str, Any]:
         # The saved input of the norm has a graph and does not belong in a copy.
@@ -300,11 +369,14 @@ def trunk_of(module: nn.Module | None) -> Trunk | None:
 def trunk_module(trunk: Trunk) -> TensorDictModule:
     """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden`` (and ``hidden_pre_norm``).
 
+    It reads ``prefix`` and ``prefix_mask``, too, if the trunk has a :class:`~torchrl_lang.modules.PrefixEmbedding`.
+
     Examples:
         >>> from torchrl_lang.modules import Trunk, causal_lm, trunk_module
         >>> module = trunk_module(Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)))
         >>> module.in_keys, module.out_keys
         (['tokens', 'attention_mask'], ['hidden'])
     """
+    in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.prefix is None else [PREFIX, PREFIX_MASK])]
     out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
-    return TensorDictModule(trunk, in_keys=[TOKENS, ATTENTION_MASK], out_keys=out_keys)
+    return TensorDictModule(trunk, in_keys=in_keys, out_keys=out_keys)

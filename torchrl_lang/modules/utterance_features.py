@@ -13,6 +13,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import HIDDEN
 
 __all__ = ["candidate_features", "check_sampling_policy", "utterance_features"]
@@ -22,7 +23,13 @@ _TOKENS_AT_ONCE = 2**16
 
 
 @torch.no_grad()
-def utterance_features(trunk: TensorDictModuleBase, tokens: Tensor, length: Tensor, position: Tensor) -> Tensor:
+def utterance_features(
+    trunk: TensorDictModuleBase,
+    tokens: Tensor,
+    length: Tensor,
+    position: Tensor,
+    prefix: PrefixFeatures | None = None,
+) -> Tensor:
     """The feature ``f(s, u)`` of utterances: the mean of the hidden states up to their last decisions.
 
     The mean is over all positions from the row's first token to the utterance's last decision, the position in which
@@ -33,22 +40,27 @@ def utterance_features(trunk: TensorDictModuleBase, tokens: Tensor, length: Tens
         trunk: writes ``hidden`` ``[B, T, H]``.
         tokens: int64 ``[N, T]``, right-padded.
         length: int64 ``[N]``, the number of tokens to read of each row.
-        position: int64 ``[N, P]``, last decisions, each below its row's ``length``.
+        position: int64 ``[N, U]``, last decisions, each below its row's ``length``.
+        prefix: features of the rows, which a trunk may read before the tokens; the mean is over tokens only.
 
     Returns:
-        float ``[N, P, H]``, at least float32.
+        float ``[N, U, H]``, at least float32.
     """
     parts, size = [], max(_TOKENS_AT_ONCE // max(tokens.shape[-1], 1), 1)
     with eval_mode(trunk):
-        for rows, read, place in zip(tokens.split(size), length.split(size), position.split(size), strict=True):
+        for part in torch.arange(tokens.shape[0], device=tokens.device).split(size):
+            rows, read, place = tokens[part], length[part], position[part]
+            own = None if prefix is None else prefix.select(part)
             width = max(int(read.max()), 1) if read.numel() else 1
             attention = torch.arange(width, device=rows.device) < read[:, None]
-            mean = running_mean(read_rows(trunk, rows[:, :width], attention)[HIDDEN])
+            mean = running_mean(read_rows(trunk, rows[:, :width], attention, own)[HIDDEN])
             parts.append(mean.gather(1, place.unsqueeze(-1).expand(-1, -1, mean.shape[-1])))
     return torch.cat(parts)
 
 
-def candidate_features(policy: UtteranceActor, tokens: Tensor, length: Tensor, action: Tensor) -> Tensor:
+def candidate_features(
+    policy: UtteranceActor, tokens: Tensor, length: Tensor, action: Tensor, prefix: PrefixFeatures | None = None
+) -> Tensor:
     """Features of utterances that were sampled to continue rows.
 
     Args:
@@ -56,12 +68,14 @@ def candidate_features(policy: UtteranceActor, tokens: Tensor, length: Tensor, a
         tokens: int64 ``[N, T]``.
         length: int64 ``[N]``, the number of tokens of each row.
         action: int64 ``[N * C, K]``, the candidates of each row one after the other, each with its end.
+        prefix: features of the rows, for language models that read some.
 
     Returns:
         float ``[N, C, H]``.
     """
     copies = action.shape[0] // tokens.shape[0]
-    tokens, length = tokens.repeat_interleave(copies, 0), length.repeat_interleave(copies)
+    of = torch.arange(tokens.shape[0], device=tokens.device).repeat_interleave(copies)
+    tokens, length, prefix = tokens[of], length[of], None if prefix is None else prefix.select(of)
     rows = torch.cat([tokens, torch.zeros_like(action)], -1)
     slot = torch.arange(action.shape[-1], device=action.device)
     rows = rows.scatter(-1, length[:, None] + slot, action)
@@ -69,7 +83,7 @@ def candidate_features(policy: UtteranceActor, tokens: Tensor, length: Tensor, a
     end = (action == policy.decoder.control.end_of_action).int().argmax(-1)
     last_decision = length - 1 + end
     trunk = split_actor(policy.decoder.actor).trunk
-    features = utterance_features(trunk, rows, last_decision + 1, last_decision[:, None])
+    features = utterance_features(trunk, rows, last_decision + 1, last_decision[:, None], prefix)
     return features.squeeze(1).unflatten(0, (-1, copies))
 
 

@@ -18,11 +18,14 @@ from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
     ACTION_MASK,
     ATTENTION_MASK,
+    PREFIX,
+    PREFIX_MASK,
     TERMINATED,
     TOKEN_REWARD,
     TOKENS,
@@ -108,6 +111,8 @@ class RowLoss(LossModule):
         token_reward: NestedKey = TOKEN_REWARD
         terminated: NestedKey = TERMINATED
         train_mask: NestedKey = TRAIN_MASK
+        prefix: NestedKey = PREFIX
+        prefix_mask: NestedKey = PREFIX_MASK
 
     default_keys = _AcceptedKeys
     # The entries without which a loss cannot read a row; a loss that needs no rewards drops some.
@@ -157,7 +162,8 @@ class RowLoss(LossModule):
     def in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
         if self._in_keys is None:
-            self._in_keys = [getattr(self.tensor_keys, name) for name in (*self._row_entries, *self._more_entries)]
+            names = (*self._row_entries, *self._more_entries, *(("prefix",) if self._reads_prefix else ()))
+            self._in_keys = [getattr(self.tensor_keys, name) for name in names]
         return self._in_keys
 
     @in_keys.setter
@@ -168,10 +174,18 @@ class RowLoss(LossModule):
     def optional_in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads where they are there: the train mask, and masks by ``loss_mask_key``.
 
+        For a trunk that reads features also their mask.
+
         As tensors they are given by name, ``loss(..., train_mask=mask)``. Who selects entries for a loss keeps these
         too: ``rows.select(*loss.in_keys, *loss.optional_in_keys, strict=False)``.
         """
-        return [self.tensor_keys.train_mask, *self._loss_mask_keys()]
+        prefix_mask = [self.tensor_keys.prefix_mask] if self._reads_prefix else []
+        return [self.tensor_keys.train_mask, *prefix_mask, *self._loss_mask_keys()]
+
+    @property
+    def _reads_prefix(self) -> bool:
+        """Whether a trunk reads the features of rows."""
+        return any(reads_prefix(network) for network in self.children())
 
     @property
     def _all_in_keys(self) -> list[NestedKey]:
@@ -190,8 +204,10 @@ class RowLoss(LossModule):
         reward = entries.get("token_reward", torch.zeros_like(tokens, dtype=torch.float32))
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
+        rows = self._trunk_input(tensordict, tokens, self._read(attention, decision, ended))
         return TransitionBatch(
-            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
+            rows=rows,
+            prefix=PrefixFeatures.read(rows, rows.batch_size),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,
@@ -211,18 +227,19 @@ class RowLoss(LossModule):
 
     def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
-        keys = self.tensor_keys
-        refuse_steps(tensordict, keys.tokens)
-        entries = {}
-        for name in self._row_entries:
-            value = tensordict.get(getattr(keys, name), None)
-            if value is None:
-                advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
-                raise missing_entry(type(self).__name__, [getattr(keys, name)], tensordict, advice)
-            entries[name] = value
+        refuse_steps(tensordict, self.tensor_keys.tokens)
+        entries = {name: self._needed(tensordict, name) for name in self._row_entries}
         for name, value in entries.items():
             _check_entry(name, value, entries["tokens"].shape)
         return {name: value.reshape(-1, value.shape[-1]) for name, value in entries.items()}
+
+    def _needed(self, tensordict: TensorDictBase, name: str) -> Tensor:
+        key = getattr(self.tensor_keys, name)
+        value = tensordict.get(key, None)
+        if value is None:
+            advice = f"{name}: {self._sources.get(name, 'add it')}, or name it with set_keys({name}=...)."
+            raise missing_entry(type(self).__name__, [key], tensordict, advice)
+        return value
 
     def _turn_ends(self, batch: TransitionBatch) -> Tensor:
         """True at the last decision of each utterance, bool ``[B, T]``, see :func:`turn_end_mask`."""
@@ -271,6 +288,11 @@ class RowLoss(LossModule):
         rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.
         rows.set(self.tensor_keys.tokens, tokens).set(self.tensor_keys.attention_mask, read)
+        if self._reads_prefix:
+            self._needed(rows, "prefix")
+        for key, given in ((PREFIX, self.tensor_keys.prefix), (PREFIX_MASK, self.tensor_keys.prefix_mask)):
+            value = rows.get(given, None)
+            rows = rows if value is None else rows.set(key, value)
         return rows.set(TOKENS, tokens).set(ATTENTION_MASK, read)
 
     def _mask(self, tensordict: TensorDictBase, entries: dict[str, Tensor]) -> Tensor | None:

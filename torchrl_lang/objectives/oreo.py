@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase, dispatch
 from torch import Tensor
 
 from torchrl_lang.functional import PathLevel, action_log_ratio, masked_mean, soft_returns
@@ -122,7 +122,7 @@ class OREOLoss(StateValueLoss):
         value_network: TensorDictModule,
         reference: FrozenActor,
         *,
-        value_trunk: TensorDictModule | None = None,
+        value_trunk: TensorDictModuleBase | None = None,
         beta: float = 0.03,
         value_weight: float = 1.0,
         actor_weight: float = 1.0,

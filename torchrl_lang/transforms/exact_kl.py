@@ -108,7 +108,7 @@ def _states_of_both(policy: RowReference, reference: RowReference, batch: Decisi
             return p_states, q.states(batch)
     both = SharedLowerLayers(mine, its, eval_mode=reference.frozen.eval_mode)
     with policy.frozen.eval_mode():
-        p_read, q_read = both.states(batch.tokens, batch.attention_mask)
+        p_read, q_read = both.states(batch.tokens, batch.attention_mask, batch.prefix)
     return p.named(p_read), q.named(q_read)
 
 

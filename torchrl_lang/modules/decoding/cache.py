@@ -57,6 +57,8 @@ class RowCache(Cache):
         visible: int | None = None,
         *,
         rows: Tensor | None = None,
+        prefix: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to rows whose beginnings are in the cache, and return their states.
 
@@ -67,6 +69,8 @@ class RowCache(Cache):
                 the beginning of rows.
             visible: number of slots to attend to, more than the largest position; default all. Fewer are faster.
             rows: int64 ``[N]``, the distinct rows of these tokens; default the first ``N``.
+            prefix: float ``[N, P, F]``, features for which negative ids stand, see :meth:`Trunk.states`.
+            position_ids: int64 ``[N, q]``, the positions that the model embeds, where they are not the slots.
 
         Returns:
             ``hidden`` ``[N, q, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
@@ -77,15 +81,18 @@ class RowCache(Cache):
         if self._dtype is None:
             self._dtype = _common_dtype(trunk.model)
         slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
+        more: dict[str, Any] = {} if prefix is None else {"prefix": prefix}
         if positions is None:
-            return trunk.states(tokens, past_key_values=self, use_cache=True)
+            more |= {} if position_ids is None else {"position_ids": position_ids}
+            return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
         # Hugging Face models take the mask as it is; those with several kinds of layers take one per kind.
         masks = {
             kind: scores(positions, slots, self._dtype, window)
             for kind, window in attention_windows(trunk.model.config).items()
         }
         mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        return trunk.states(tokens, past_key_values=self, position_ids=positions, attention_mask=mask, use_cache=True)
+        more |= {"position_ids": positions if position_ids is None else position_ids, "attention_mask": mask}
+        return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
 
     def expect(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -19,8 +20,9 @@ from torchrl_lang.modules.decoding.sampling import Prompt, Utterances, sample_ut
 from torchrl_lang.modules.decoding.search import beam_search
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
 from torchrl_lang.modules.sharding import gathered
-from torchrl_lang.modules.trunk import trunk_of
+from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.schema import ControlTokens
 
 __all__ = ["Decoder", "Method"]
@@ -85,12 +87,14 @@ class Decoder(nn.Module):
         method: Method = "sample",
         done: Tensor | None = None,
         candidates: int = 1,
+        features: PrefixFeatures | None = None,
         prefix_cache: PrefixCache | None = None,
     ) -> Utterances:
         """Generate ``N * candidates`` utterances for rows, int64 ``[*B, T]`` flattened to ``N``.
 
         More than one candidate requires ``"sample"``; the candidates of a row are adjacent. Rows that are ``done``,
-        bool ``[*B, 1]``, get an empty utterance. With a ``prefix_cache`` only the new tokens of rows are read.
+        bool ``[*B, 1]``, get an empty utterance. With a ``prefix_cache`` only the new tokens of rows are read. The
+        ``features`` of the ``N`` rows are for trunks that read some.
         """
         tokens, length = tokens.reshape(-1, tokens.shape[-1]).long(), attention_mask.sum(-1).reshape(-1)
         n, device = tokens.shape[0], tokens.device
@@ -104,12 +108,13 @@ class Decoder(nn.Module):
             with gathered(self._sharded):  # other processes may have rows
                 return empty
         with torch.no_grad(), eval_mode(self):
-            transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length)
+            transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length, features)
             if transcripts is not None:
                 rows = transcripts.move_to_front(active)
             else:
                 rows = torch.arange(n, device=device) if active is None else active.nonzero().squeeze(-1)
-            prompt = self.prompt(tokens[rows], length[rows])
+            own = None if features is None else features.select(rows)
+            prompt = self.prompt(tokens[rows], length[rows], own)
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
             with gathered(self._sharded):
                 generated = self._decode(prompt, method, uniform, candidates, transcripts)
@@ -118,17 +123,19 @@ class Decoder(nn.Module):
         place = (rows[:, None] * candidates + torch.arange(candidates, device=device)).flatten()
         return empty.place(place, generated)
 
-    def _cached_rows(self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor) -> Transcripts | None:
+    def _cached_rows(
+        self, prefix_cache: PrefixCache, tokens: Tensor, length: Tensor, features: PrefixFeatures | None
+    ) -> Transcripts | None:
         """The cached part of rows ``[N, T]``; None if a trunk cannot read them incrementally."""
         trunks = cacheable_trunks(self._parts, self.value_trunk) if self.cached else []
         if not trunks:
             prefix_cache.clear()
             return None
         n, width = tokens.shape
-        limit = trunks[0].max_length
+        places, limit = 0 if features is None else features.places, self.room(features)
         size = width + self.action_length if limit is None else min(width + self.action_length, limit)
-        transcripts = prefix_cache.take(trunks, n, size, tokens.device)
-        transcripts.keep_common_prefix(tokens, length)
+        transcripts = prefix_cache.take(trunks, n, size + places, tokens.device)
+        transcripts.keep_common_prefix(tokens, length, features)
         return transcripts
 
     def _decode(
@@ -136,7 +143,12 @@ class Decoder(nn.Module):
     ) -> Utterances:
         size = prompt.tokens.shape[-1] + self.action_length
         runner = LanguageModelRunner(
-            self._parts, self.value_trunk, size=size, cached=self.cached, transcripts=transcripts
+            self._parts,
+            self.value_trunk,
+            size=size,
+            cached=self.cached,
+            transcripts=transcripts,
+            features=prompt.features,
         )
         common = (runner, self.rule, prompt, self.control, self.action_length)
         row = torch.arange(prompt.length.shape[0], device=prompt.length.device)
@@ -168,24 +180,45 @@ class Decoder(nn.Module):
     @property
     def _sharded(self) -> list[nn.Module]:
         """Sharded language models of all trunks."""
-        trunks = [trunk_of(self._parts.trunk), trunk_of(self.value_trunk)]
-        return [trunk.sharded_root for trunk in trunks if trunk is not None and trunk.sharded_root is not None]
+        return [trunk.sharded_root for trunk in self._trunks if trunk.sharded_root is not None]
+
+    @property
+    def _trunks(self) -> list[Trunk]:
+        """The trunks of Hugging Face models."""
+        found = [trunk_of(self._parts.trunk), trunk_of(self.value_trunk)]
+        return [trunk for trunk in found if trunk is not None]
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether a trunk reads the features of rows."""
+        return reads_prefix(self._parts.trunk) or reads_prefix(self.value_trunk)
+
+    def features(self, reader: str, tensordict: TensorDictBase, batch: torch.Size) -> PrefixFeatures | None:
+        """The features of rows of shape ``batch``; None if no trunk reads them, a KeyError if they are missing."""
+        return PrefixFeatures.needed(reader, tensordict, batch) if self.reads_prefix else None
+
+    def room(self, features: PrefixFeatures | None) -> int | None:
+        """Number of tokens that all models can read after the features of a row; None if unlimited."""
+        rooms = [trunk.room(0 if features is None else features.places) for trunk in self._trunks]
+        return min((room for room in rooms if room is not None), default=None)
 
     @property
     def value_trunk(self) -> TensorDictModuleBase | None:
         """The trunk of the values of guidance, if it is not the actor's."""
         return None if self.rule.guidance is None else self.rule.guidance.value_trunk
 
-    def prompt(self, tokens: Tensor, length: Tensor) -> Prompt:
+    def prompt(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> Prompt:
         """Rows ``[N, T]`` trimmed to the longest; a ValueError if one is empty or too long for an utterance."""
         shortest, longest = torch.stack([length.amin(), length.amax()]).tolist()  # one synchronization with the device
         if shortest < 1:
             raise ValueError("A row without a token cannot be continued: rows begin with a control token.")
-        trunk = trunk_of(self._parts.trunk)
-        limit = None if trunk is None else trunk.max_length
-        if limit is not None and longest + self.action_length > limit:
+        limit, total = self.room(features), longest + self.action_length
+        if limit is not None and total > limit:
+            positions = min(trunk.max_length for trunk in self._trunks if trunk.max_length is not None)
+            beside = "" if limit == positions else f" beside the features' {positions - limit}"
             raise ValueError(
                 f"A row of {longest} tokens and an utterance of action_length={self.action_length} exceed the "
-                f"model's {limit} positions: build the model with max_length={longest + self.action_length} or more."
+                f"model's {limit} positions{beside}: build the model with max_length={total + positions - limit} or "
+                "more."
             )
-        return Prompt(tokens[:, :longest], length)
+        return Prompt(tokens[:, :longest], length, features)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.row_scoring import row_log_prob
 
 __all__ = ["UtteranceDistribution"]
@@ -27,6 +28,7 @@ class UtteranceDistribution(Distribution):
         decoder: generates the utterances.
         tokens: int64 ``[*B, T]``, right-padded.
         attention_mask: bool ``[*B, T]``.
+        features: of the rows, flattened, for models that read some.
         mode: ``"greedy"`` or ``"beam"``: the search for the most likely utterance.
     """
 
@@ -34,12 +36,21 @@ class UtteranceDistribution(Distribution):
     support = constraints.independent(constraints.nonnegative_integer, 1)
     has_rsample = False
 
-    def __init__(self, decoder: Decoder, tokens: Tensor, attention_mask: Tensor, *, mode: Method = "greedy") -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokens: Tensor,
+        attention_mask: Tensor,
+        *,
+        features: PrefixFeatures | None = None,
+        mode: Method = "greedy",
+    ) -> None:
         super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)
         self.decoder = decoder
         self._mode: Method = mode
         self.tokens = tokens
         self.attention_mask = attention_mask
+        self._features = features
 
     def token_log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of each token, int64 ``[*B, K] -> [*B, K]``: zero after the end, ``-inf`` if impossible.
@@ -55,7 +66,7 @@ class UtteranceDistribution(Distribution):
             return torch.zeros(action.shape, device=action.device)
         flat = action.reshape(-1, action.shape[-1])
         tokens, length = self.tokens.reshape(-1, self.tokens.shape[-1]).long(), self.attention_mask.sum(-1).flatten()
-        prompt = self.decoder.prompt(tokens, length)
+        prompt = self.decoder.prompt(tokens, length, self._features)
         is_end = flat == self.decoder.control.end_of_action
         active = (is_end.cumsum(-1) - is_end.long()) == 0  # up to and including the first end
         if self.decoder.stop is not None:  # utterances that stop have padding instead
@@ -69,6 +80,8 @@ class UtteranceDistribution(Distribution):
             action_mask=torch.zeros_like(tokens, dtype=torch.bool).scatter(-1, place, active),
             batch_size=tokens.shape[:1],
         )
+        if self._features is not None:
+            rows.update(self._features.entries())
         return row_log_prob(self.decoder, rows).gather(-1, place).reshape(action.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -78,7 +91,9 @@ class UtteranceDistribution(Distribution):
     def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Sample utterances, ``[*sample_shape, *B, K]``, token by token from the actor's generator."""
         shape = torch.Size(sample_shape)
-        drawn = self.decoder.generate(self.tokens, self.attention_mask, method="sample", candidates=shape.numel())
+        drawn = self.decoder.generate(
+            self.tokens, self.attention_mask, method="sample", candidates=shape.numel(), features=self._features
+        )
         return (
             drawn.action.reshape(*self.batch_shape, shape.numel(), *self.event_shape)
             .movedim(-2, 0)
@@ -88,7 +103,7 @@ class UtteranceDistribution(Distribution):
     @property
     def mode(self) -> Tensor:
         """The utterance that greedy or beam decoding finds, ``[*B, K]``, not always the most likely one."""
-        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode)
+        found = self.decoder.generate(self.tokens, self.attention_mask, method=self._mode, features=self._features)
         return found.action.reshape(*self.batch_shape, *self.event_shape)
 
     @property

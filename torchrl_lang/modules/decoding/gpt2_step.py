@@ -73,7 +73,7 @@ class GPT2Step:
         model: Any = trunk.model
         self.expose_pre_norm, self.compiled = trunk.expose_pre_norm, trunk.compiled
         self.tokens, self.positions = model.wte.weight, model.wpe.weight
-        self.returns = trunk.returns
+        self._trunk = trunk
         self.blocks = [_Block(block) for block in model.h]
         self.final_norm = _norm(model.ln_f)
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -119,6 +119,8 @@ class GPT2Step:
         last: Tensor,
         *,
         rows: Tensor | None = None,
+        prefix: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
 
@@ -129,7 +131,9 @@ class GPT2Step:
         slots = cache.expect(tokens, positions, visible, rows=rows)
         mask = None if positions is None else scores(positions, slots, self.tokens.dtype)
         place = torch.arange(q, device=tokens.device).expand(n, q) if positions is None else positions
-        x = self._embed(tokens).add_(F.embedding(place, self.positions)).flatten(0, 1)  # [N q, H]
+        embedded = self._trunk.embed(tokens, lambda ids: F.embedding(ids, self.tokens), prefix)
+        position = F.embedding(place if position_ids is None else position_ids, self.positions)
+        x = embedded.add_(position).flatten(0, 1)  # [N q, H]
         for i, block in enumerate(self.blocks):
             query, keys, values = block.project(x, n, self._buffer)
             keys, values = cache.update(keys, values, i)
@@ -140,12 +144,6 @@ class GPT2Step:
             x = block.finish(x, query, keys, values, mask, self._buffer)
         hidden = F.layer_norm(x, *self.final_norm)
         return (hidden, x) if self.expose_pre_norm else (hidden,)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings of tokens and of the returns that they carry, ``[N, q, H]``."""
-        if self.returns is None:
-            return F.embedding(tokens, self.tokens)
-        return self.returns.embed(tokens, lambda ids: F.embedding(ids, self.tokens), self.tokens.shape[0])
 
     def _buffer(self, name: str, rows: int, width: int) -> Tensor:
         """Reused memory for ``[rows, width]`` numbers, because mapping new pages costs as much as the computation."""

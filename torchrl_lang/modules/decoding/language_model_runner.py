@@ -15,8 +15,8 @@ from torchrl_lang.modules.decoding.model_runner import (
     cacheable,
     make_runner,
 )
-from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["LanguageModelRunner", "cacheable_trunks"]
@@ -26,7 +26,8 @@ class LanguageModelRunner(ModelRunner):
     """Runs all trunks of a model on rows of up to ``size`` tokens and evaluates the head at the last token.
 
     States of a separate ``value_trunk`` are named ``value_…``. Without ``cached`` the whole row is read for each token.
-    New tokens are added to the ``transcripts``, the cached parts of these rows.
+    New tokens are added to the ``transcripts``, the cached parts of these rows. The ``features`` of the rows go to the
+    trunks that read some.
     """
 
     def __init__(
@@ -37,24 +38,27 @@ class LanguageModelRunner(ModelRunner):
         size: int,
         cached: bool,
         transcripts: Transcripts | None = None,
+        features: PrefixFeatures | None = None,
     ) -> None:
         self.parts = parts
         self.transcripts = transcripts
         self.runners: list[ModelRunner]
         trunks = [parts.trunk] if value_trunk is None else [parts.trunk, value_trunk]
         if transcripts is None:
-            self.runners = [make_runner(trunk, size, cached=cached) for trunk in trunks]
+            self.runners = [make_runner(trunk, size, cached=cached, features=features) for trunk in trunks]
         else:
             models = cacheable_trunks(parts, value_trunk)
             kept = zip(models, transcripts.caches, transcripts.steps(models), strict=True)
-            self.runners = [CachedRunner(trunk, cache, size, step=step) for trunk, cache, step in kept]
+            self.runners = [
+                CachedRunner(trunk, cache, size, step=step, features=features) for trunk, cache, step in kept
+            ]
 
-    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
-        """See :class:`ModelRunner`; the cached rows determine the chunks."""
+    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
+        """See :class:`ModelRunner`; ``known`` is that of the transcripts."""
         if self.transcripts is not None:
-            chunks = prefill_chunks(length, self.transcripts.known[: length.shape[0]])
+            known = self.transcripts.known[: length.shape[0]].clone()
             self.transcripts.read(tokens, length)
-        return self._complete([runner.prefill(tokens, length, chunks) for runner in self.runners])
+        return self._complete([runner.prefill(tokens, length, known) for runner in self.runners])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`ModelRunner`."""
@@ -69,13 +73,12 @@ class LanguageModelRunner(ModelRunner):
         for runner in self.runners:
             runner.reorder(rows)
 
-    def compact(self, moves: Compaction) -> None:
+    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
         """See :class:`ModelRunner`. Tokens of the rows that leave stay in the transcripts."""
         if self.transcripts is not None:
             self.transcripts.swap(moves)
-        else:
-            for runner in self.runners:
-                runner.compact(moves)
+        for runner in self.runners:
+            runner.compact(moves, moved=moved or self.transcripts is not None)
 
     def _complete(self, states: list[States]) -> States:
         """The states of all trunks, and the logits."""

@@ -17,8 +17,9 @@ from torchrl_lang.modules.action_values import ActionValueHead
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
-from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk
+from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
 from torchrl_lang.modules.decoding.prefix_cache import Compaction
+from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
@@ -49,10 +50,11 @@ class ModelRunner(ABC):
     """Reads a batch of rows and returns the states of each row's last token."""
 
     @abstractmethod
-    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
-        """Read prompts, int64 ``[N, P]`` with ``length`` ``[N]`` (at least 1) real tokens each.
+    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
+        """Read prompts, int64 ``[N, T]`` with ``length`` ``[N]`` (at least 1) real tokens each.
 
-        Of prompts whose beginnings are in a cache ``chunks`` are the parts to read.
+        Of the tokens the first ``known``, int64 ``[N]``, fewer than ``length``, are in a cache, with the features of
+        the row if they are not 0.
         """
 
     @abstractmethod
@@ -63,69 +65,105 @@ class ModelRunner(ABC):
     def reorder(self, rows: Tensor) -> None:
         """Continue with these rows, int64 ``[M]``, which may repeat."""
 
-    def compact(self, moves: Compaction) -> None:
-        """Continue with ``moves.order``, like :meth:`reorder`; a runner may do this with fewer copies."""
+    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
+        """Continue with ``moves.order``, like :meth:`reorder`; a runner may do this with fewer copies.
+
+        If ``moved``, the rows of its cache have been moved already.
+        """
         self.reorder(moves.order)
 
 
 class CachedRunner(ModelRunner):
-    """Reads every token once, through a :class:`RowCache`.
+    """Reads every token once, through a :class:`RowCache`. The features of a row are in its first slots.
 
     Args:
         trunk: the model.
-        cache: has room for all tokens; may contain the beginnings of the rows.
+        cache: has room for all tokens and features; may contain the beginnings of the rows.
         size: maximal row length, at most (and by default) the cache's size; copies of rows have this much room.
         step: a faster implementation of a step; by default :class:`GPT2Step` if it applies.
+        features: of the rows; a trunk that reads none ignores them.
     """
 
-    def __init__(self, trunk: Trunk, cache: RowCache, size: int | None = None, *, step: GPT2Step | None = None) -> None:
+    def __init__(
+        self,
+        trunk: Trunk,
+        cache: RowCache,
+        size: int | None = None,
+        *,
+        step: GPT2Step | None = None,
+        features: PrefixFeatures | None = None,
+    ) -> None:
         self.trunk = trunk
         self.cache = cache
-        self.size = size
+        self.features = None if trunk.prefix is None else features
+        self._places = 0 if self.features is None else self.features.places
+        self._count = None if self.features is None else self.features.number
+        self.size = None if size is None else size + self._places
         self._step = GPT2Step.of(trunk) if step is None else step
 
-    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
+    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
         """See :class:`ModelRunner`."""
-        chunks = [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])] if chunks is None else chunks
+        if self.features is not None:
+            count = self.features.number
+            tokens, length = self.features.in_front_of(tokens), length + count
+            known = None if known is None else torch.where(known > 0, known + count, 0)
+        whole = [PrefillChunk(None, tokens.shape[-1], tokens.shape[-1])]
+        chunks = whole if known is None else prefill_chunks(length, known)
         if len(chunks) == 1:
-            return self._named(self._read(tokens, length, chunks[0]))
-        read = [self._read(tokens[chunk.rows], length[chunk.rows], chunk) for chunk in chunks]
+            return self._named(self._read(tokens, length, chunks[0], self.features))
+        read = []
+        for chunk in chunks:
+            own = None if self.features is None or chunk.rows is None else self.features.select(chunk.rows)
+            read.append(self._read(tokens[chunk.rows], length[chunk.rows], chunk, own))
         back = torch.cat([chunk.rows for chunk in chunks if chunk.rows is not None]).argsort()
         return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """See :class:`ModelRunner`."""
-        only = torch.zeros_like(token)
-        return self._named(self._extend(token.unsqueeze(-1), position.unsqueeze(-1), visible, only))
+        only, slot = torch.zeros_like(token), position if self._count is None else position + self._count
+        options = {} if self._count is None else self._positions(slot.unsqueeze(-1), self._count)
+        return self._named(
+            self._extend(token.unsqueeze(-1), slot.unsqueeze(-1), visible + self._places, only, **options)
+        )
 
     def reorder(self, rows: Tensor) -> None:
         """See :class:`ModelRunner`."""
         self.cache = self.cache.reordered(rows, self.size)
+        self._count = None if self._count is None else self._count[rows]
 
-    def compact(self, moves: Compaction) -> None:
+    def compact(self, moves: Compaction, *, moved: bool = False) -> None:
         """See :class:`ModelRunner`."""
-        self.cache.swap(moves.holes, moves.movers)
+        if not moved:
+            self.cache.swap(moves.holes, moves.movers)
+        self._count = None if self._count is None else self._count[moves.order]
 
-    def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk) -> Sequence[Tensor]:
-        if chunk.width == chunk.longest:  # from the beginning: the fast causal kernel, without a mask
-            return self._extend(tokens[:, : chunk.width], None, None, length - 1, chunk.rows)
-        # The last tokens of each row, so that all end together; tokens in the cache may be read a second time.
-        begin = (length - chunk.width).clamp_min(0)
-        positions = begin[:, None] + torch.arange(chunk.width, device=tokens.device)
-        return self._extend(tokens.gather(-1, positions), positions, chunk.longest, length - 1 - begin, chunk.rows)
+    def _read(
+        self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, features: PrefixFeatures | None
+    ) -> Sequence[Tensor]:
+        """Read the chunk's part of rows of features and tokens ``[N, q]``."""
+        begin: Tensor | None = None
+        if chunk.width < chunk.longest:
+            # The last tokens of each row, so that all end together; tokens in the cache may be read a second time.
+            begin = (length - chunk.width).clamp_min(0)
+        slots = torch.arange(chunk.width, device=tokens.device)
+        slots = slots if begin is None else begin[:, None] + slots
+        options: dict[str, Any] = {"rows": chunk.rows}
+        if features is not None:
+            options |= {"prefix": features.values, **self._positions(slots, features.number)}
+        if begin is None:  # from the beginning: the fast causal kernel, without a mask
+            return self._extend(tokens[:, : chunk.width], None, None, length - 1, **options)
+        return self._extend(tokens.gather(-1, slots), slots, chunk.longest, length - 1 - begin, **options)
+
+    def _positions(self, slots: Tensor, count: Tensor) -> dict[str, Any]:
+        return {"position_ids": self.trunk.position_ids(slots, count)}
 
     def _extend(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None,
-        visible: int | None,
-        last: Tensor,
-        rows: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor | None, visible: int | None, last: Tensor, **options: Any
     ) -> Sequence[Tensor]:
         """Read tokens ``[N, q]``, see :meth:`RowCache.extend`; the states of the ``last`` of each row, ``[N, H]``."""
         if self._step is not None and self._step.applies(tokens):
-            return self._step(self.cache, tokens, positions, visible, last, rows=rows)
-        states = self.cache.extend(self.trunk, tokens, positions, visible, rows=rows)
+            return self._step(self.cache, tokens, positions, visible, last, **options)
+        states = self.cache.extend(self.trunk, tokens, positions, visible, **options)
         row = torch.arange(tokens.shape[0], device=tokens.device)
         return [state[row, last] for state in states]
 
@@ -137,11 +175,12 @@ class CachedRunner(ModelRunner):
 class RecomputingRunner(ModelRunner):
     """Reads each row from its beginning for every token: slow, but correct for any trunk."""
 
-    def __init__(self, trunk: TensorDictModuleBase, size: int) -> None:
+    def __init__(self, trunk: TensorDictModuleBase, size: int, features: PrefixFeatures | None = None) -> None:
         self.trunk = trunk
         self.size = size
+        self.features = features
 
-    def prefill(self, tokens: Tensor, length: Tensor, chunks: list[PrefillChunk] | None = None) -> States:
+    def prefill(self, tokens: Tensor, length: Tensor, known: Tensor | None = None) -> States:
         """See :class:`ModelRunner`."""
         self.tokens = torch.cat([tokens, tokens.new_zeros(tokens.shape[0], self.size - tokens.shape[1])], -1)
         return self._read(length - 1, tokens.shape[1])
@@ -154,10 +193,11 @@ class RecomputingRunner(ModelRunner):
     def reorder(self, rows: Tensor) -> None:
         """See :class:`ModelRunner`."""
         self.tokens = self.tokens.index_select(0, rows)
+        self.features = None if self.features is None else self.features.select(rows)
 
     def _read(self, position: Tensor, width: int) -> States:
         attention = torch.arange(width, device=position.device) <= position[:, None]
-        states = read_rows(self.trunk, self.tokens[:, :width], attention)
+        states = read_rows(self.trunk, self.tokens[:, :width], attention, self.features)
         row = torch.arange(position.shape[0], device=position.device)
         return {key: value[row, position] for key, value in states.items()}
 
@@ -184,15 +224,26 @@ def _warn_once(model: str, obstacle: str) -> None:
     )
 
 
-def make_runner(trunk: TensorDictModuleBase, size: int, *, cached: bool) -> ModelRunner:
+def make_runner(
+    trunk: TensorDictModuleBase, size: int, *, cached: bool, features: PrefixFeatures | None = None
+) -> ModelRunner:
     """A runner for rows of up to ``size`` tokens; cached if requested and possible."""
     model = cacheable(trunk) if cached else None
-    return RecomputingRunner(trunk, size) if model is None else CachedRunner(model, RowCache(size))
+    if model is None:
+        return RecomputingRunner(trunk, size, features)
+    return CachedRunner(model, RowCache(size + (0 if features is None else features.places)), features=features)
 
 
-def read_rows(trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor) -> States:
-    """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``."""
+def read_rows(
+    trunk: TensorDictModuleBase, tokens: Tensor, attention_mask: Tensor, prefix: PrefixFeatures | None = None
+) -> States:
+    """All floating-point states that a trunk writes for whole rows, each ``[N, T, …]``.
+
+    A trunk that reads no features gets none.
+    """
     rows = TensorDict({TOKENS: tokens, ATTENTION_MASK: attention_mask}, batch_size=tokens.shape[:1])
+    if prefix is not None and reads_prefix(trunk):
+        rows.update(prefix.entries())
     out = trunk(rows)
     return {key: out.get(key) for key in trunk.out_keys if isinstance(key, str) and not key.startswith("_")}
 

@@ -1,4 +1,8 @@
-"""The cache of transcripts from turn to turn: tokens with their keys and values."""
+"""The cache of transcripts from turn to turn: tokens with their keys and values.
+
+What it reuses is the beginning of a transcript, its prefix. The entry ``prefix`` of a row, features before its tokens,
+is another thing: it is here as ``features``, without which equal tokens have other keys and values.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from torch import Tensor
 from torchrl_lang.modules.decoding.cache import RowCache, swap_rows
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.weight_snapshot import WeightSnapshot
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["Compaction", "PrefixCache", "Transcripts", "compaction"]
@@ -46,10 +51,12 @@ def compaction(staying: Tensor) -> Compaction:
 class Transcripts:
     """The cached rows of one batch, with a key-value cache per trunk.
 
-    A row may be at another place in the cache than in the batch, because active rows are in front.
+    A row may be at another place in the cache than in the batch, because active rows are in front. The slots of a row's
+    features are before those of its tokens.
     """
 
     def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
+        self.features: PrefixFeatures | None = None
         self.snapshot = WeightSnapshot(trunks)
         self.size = size
         self.caches = [RowCache(size, rows=n) for _ in trunks]
@@ -83,13 +90,16 @@ class Transcripts:
         """Fill the places of rows that leave; these rows are behind the others from then on."""
         if moves.holes.shape[0] == 0:
             return
-        for values in (self.tokens, self.known, self.place):
-            swap_rows(values, moves.holes, moves.movers)
+        for values in (self.tokens, self.known, self.place, *(self.features or ())):
+            if values is not None:
+                swap_rows(values, moves.holes, moves.movers)
         for cache in self.caches:
             cache.swap(moves.holes, moves.movers)
 
-    def keep_common_prefix(self, tokens: Tensor, length: Tensor) -> None:
+    def keep_common_prefix(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> None:
         """Drop cached tokens from the first difference to new rows ``[N, T]``; the last token is always read again.
+
+        Rows whose features, which are before all tokens, are not those of the cache lose all.
 
         If no row continues, all rows return to their own places, so that the order of computation is that of a new
         actor.
@@ -99,8 +109,11 @@ class Transcripts:
         cached = position < torch.minimum(self.known, length[self.place] - 1)[:, None]
         same = cached & (self.tokens[:, :width] == tokens[self.place, :width])
         self.known = torch.where(same, width, position).amin(-1)
+        if features is not None:
+            self.known = self.known * features.select(self.place).equals(self.features)
         if not bool(self.known.any()):
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
+        self.features = None if features is None else features.select(self.place)
 
     def read(self, tokens: Tensor, length: Tensor) -> None:
         """Record that the first rows are cached up to these lengths."""

@@ -27,6 +27,8 @@ from torchrl_lang.schema import (
     ATTENTION_MASK,
     BEHAVIOR_LOG_PROB,
     DONE,
+    PREFIX,
+    PREFIX_MASK,
     TOKEN_ENTROPY,
     TOKEN_LOG_PROB,
     TOKENS,
@@ -44,7 +46,8 @@ class UtteranceActor(TensorDictModuleBase):
     float ``[*B]`` and ``token_log_prob`` float ``[*B, K]``, the log-probability under the distribution that was sampled
     from, zero on padding. Nothing of the size of the vocabulary is written. Every utterance ends: the last slot is the
     end-of-action token with probability one, unless ``stop`` ended the utterance. Rows that are done, if the tensordict
-    has ``done``, get an empty utterance.
+    has ``done``, get an empty utterance. Over a model that reads the features of rows, see
+    :func:`~torchrl_lang.modules.with_prefix`, it also reads ``prefix`` and, where it is there, ``prefix_mask``.
 
     With a model that ``fully_shard`` has sharded, each call gathers the weights once and frees them afterwards: all
     processes must call the actor equally often, with any number of rows and tokens.
@@ -92,11 +95,12 @@ class UtteranceActor(TensorDictModuleBase):
 
     With ``reuse_prefix`` the actor caches the rows of its last call, including its utterances. It compares the tokens
     of each row with the cached ones at that place of the batch and reads from the first difference: a row that
-    continues costs its new tokens, one that was reset is read from its beginning. A batch of another size and any
-    change of the trunks' weights, device, PEFT adapters or autocast (see
+    continues costs its new tokens, one that was reset is read from its beginning, and so is one whose features have
+    changed. (The prefix here is the beginning of a transcript; the entry ``prefix`` holds those features.) A batch of
+    another size and any change of the trunks' weights, device, PEFT adapters or autocast (see
     :class:`~torchrl_lang.modules.decoding.weight_snapshot.WeightSnapshot`) clear the cache, so the utterances equal
     those of an actor without it, up to rounding. After other changes of a model, such as a new hook that alters a
-    layer's output, call :meth:`forget`. For each trunk the cache takes ``2 * layers * key-value width * (T + K)``
+    layer's output, call :meth:`forget`. For each trunk the cache takes ``2 * layers * key-value width * (P + T + K)``
     numbers per row, until the next batch of another size or :meth:`forget`, and up to 50 MB of working memory for
     GPT-2. Copies and pickles of the actor have an empty cache, and ``state_dict`` does not contain it. Trunks that
     cannot read rows incrementally, and ``cached=False``, do not use it.
@@ -190,7 +194,7 @@ class UtteranceActor(TensorDictModuleBase):
             cached=cached,
             stop=stop,
         )
-        self.in_keys = [TOKENS, ATTENTION_MASK]
+        self.in_keys = [TOKENS, ATTENTION_MASK, *([PREFIX, PREFIX_MASK] if self.decoder.reads_prefix else [])]
         self._per_token = [ACTION, TOKEN_LOG_PROB, *([BEHAVIOR_LOG_PROB, TOKEN_ENTROPY] if diagnostics else [])]
         self._per_token += [] if value is None else [STATE_VALUE]
         self.out_keys = [ACTION, ACTION_LOG_PROB, *self._per_token[1:]]
@@ -202,8 +206,14 @@ class UtteranceActor(TensorDictModuleBase):
         method = self.method
         if method in ("sample", "best_of") and not is_stochastic():
             method = "greedy"
-        done = tensordict.get(DONE, None)
-        found = self.decoder.generate(tokens, attention_mask, method=method, done=done, prefix_cache=self._prefix_cache)
+        found = self.decoder.generate(
+            tokens,
+            attention_mask,
+            method=method,
+            done=tensordict.get(DONE, None),
+            features=self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1]),
+            prefix_cache=self._prefix_cache,
+        )
         shape = (*tokens.shape[:-1], found.action.shape[-1])
         for key in self._per_token:  # named as the entries of Utterances
             tensordict.set(key, getattr(found, key).reshape(shape))
@@ -218,7 +228,8 @@ class UtteranceActor(TensorDictModuleBase):
         """The distribution over utterances at each row, with ``log_prob(action)`` ``[*B]``."""
         mode: Method = "beam" if self.method == "beam" else "greedy"
         tokens, attention_mask = entry(tensordict, TOKENS), entry(tensordict, ATTENTION_MASK)
-        return UtteranceDistribution(self.decoder, tokens, attention_mask, mode=mode)
+        features = self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1])
+        return UtteranceDistribution(self.decoder, tokens, attention_mask, features=features, mode=mode)
 
     def log_prob(self, tensordict: TensorDictBase) -> Tensor:
         """Log-probability of the ``action`` in the tensordict, ``[*B]``, with gradients."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.modules.freezing import outside_parameters, transformer_blocks
 from torchrl_lang.modules.frozen.fingerprint import defining_weights
+from torchrl_lang.modules.prefix_features import PrefixFeatures
 from torchrl_lang.modules.trunk import Trunk
 
 __all__ = ["SharedLowerLayers", "shared_depth"]
@@ -39,6 +40,8 @@ def shared_depth(policy: Trunk, reference: Trunk) -> int:
     except ValueError:
         return 0
     if not _same(*(outside_parameters(trunk, norm=False) for trunk in (policy, reference))):
+        return 0
+    if not _same(*(_further_parameters(trunk) for trunk in (policy, reference))):
         return 0
     depth = 0
     for block, twin in pairs:
@@ -98,18 +101,24 @@ class SharedLowerLayers:
         """Number of shared blocks."""
         return shared_depth(self.policy, self.reference)
 
-    def states(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[States, States]:
-        """The outputs of both trunks for ``tokens``, int64 ``[*B, T]``, and ``attention_mask``, bool ``[*B, T]``.
+    def states(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, features: PrefixFeatures | None = None
+    ) -> tuple[States, States]:
+        """The outputs of both trunks for ``tokens``, int64 ``[N, T]``, and ``attention_mask``, bool ``[N, T]``.
 
-        Gradients flow through the policy's only, if enabled.
+        Trunks that read features get those of the rows. Gradients flow through the policy's only, if enabled.
         """
         depth = self.depth
         # A compiled trunk ignores that a block was replaced.
         depth = 0 if self.policy.compiled or self.reference.compiled or _applies_dropout(self.policy, depth) else depth
         with _recording(self.policy, depth) as outputs:
-            mine = self.policy(tokens, attention_mask)
+            mine = _run(self.policy, tokens, attention_mask, features)
         with self.eval_mode(), _replaying(self.reference, depth, outputs):
-            return mine, self.reference(tokens, attention_mask)
+            return mine, _run(self.reference, tokens, attention_mask, features)
+
+
+def _run(trunk: Trunk, tokens: Tensor, mask: Tensor | None, features: PrefixFeatures | None) -> States:
+    return trunk(tokens, mask, *(() if features is None or trunk.prefix is None else features))
 
 
 class _RecordedBlock(nn.Module):
@@ -157,6 +166,14 @@ def _detached(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.detach()
     return tuple(_detached(part) for part in output) if isinstance(output, tuple) else output
+
+
+def _further_parameters(trunk: Trunk) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those of the embeddings of returns and features, which the first block reads."""
+    parts = {"returns": trunk.returns, "prefix": trunk.prefix}
+    return (
+        (f"{name}.{key}", p) for name, part in parts.items() if part is not None for key, p in part.named_parameters()
+    )
 
 
 def _same(weights: Iterable[tuple[str, Tensor]], others: Iterable[tuple[str, Tensor]]) -> bool:

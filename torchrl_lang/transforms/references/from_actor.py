@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchrl_lang.modules.frozen.current_policy import HeldActor
-from torchrl_lang.schema import missing_entry
+from torchrl_lang.schema import PREFIX_MASK, missing_entry
 from torchrl_lang.transforms.base import required
 from torchrl_lang.transforms.keys import ActionKeys, key_list
 from torchrl_lang.transforms.references.base import Reference
@@ -89,7 +89,7 @@ class ActorReference(Reference):
             KeyError: one is missing.
         """
         inputs = tensordict.select(*self.in_keys, strict=False).copy()  # copies nested tensordicts, too
-        missing = [key for key in self.in_keys if inputs.get(key, None) is None]
+        missing = [key for key in self.in_keys if inputs.get(key, None) is None and key != PREFIX_MASK]
         if missing:
             advice = "Keep those entries in the data, or name with in_keys= the entries that the actor needs."
             raise missing_entry("The reference", missing, tensordict, advice)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchrl_lang.modules.frozen.current_policy import HeldActor
 from torchrl_lang.modules.row_scoring import RowScorer, row_log_prob
-from torchrl_lang.schema import ATTENTION_MASK, TOKENS
 from torchrl_lang.transforms.keys import ActionKeys
 from torchrl_lang.transforms.references.base import Reference
 
@@ -53,7 +52,7 @@ class RowReference(Reference):
         self.frozen = frozen
         self.scorer = RowScorer(frozen.actor)
         self.action_keys = ActionKeys.row()
-        self.in_keys = [TOKENS, ATTENTION_MASK]
+        self.in_keys = list(frozen.actor.in_keys)
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""

@@ -1,0 +1,241 @@
+"""What games show beside their texts: it comes with every observation and into every row of an episode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrl.collectors import Collector
+from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv
+
+from tests.envs.conftest import Picture, picture_env
+from tests.envs.helpers import say_after
+from tests.modules.toys import rows as toy_rows
+from torchrl_lang.data import (
+    CharTokenizer,
+    DatasetWriter,
+    EpisodeRows,
+    TrimRows,
+    load_dataset,
+    row_buffer,
+    rows_from_rollout,
+)
+from torchrl_lang.envs import PromptEnv, TextGameEnv, TokenEnv, check_language_env
+from torchrl_lang.modules import PrefixEmbedding, UtteranceActor, causal_lm, language_actor, with_prefix
+from torchrl_lang.transforms import KLRewardTransform, frozen_copy
+
+LETTERS = CharTokenizer.from_alphabet("abc")
+BOTH = ("prefix", "prefix_mask")
+
+
+def seeds(*numbers):
+    return torch.tensor(numbers)
+
+
+def test_each_game_shows_its_own_and_padding_is_masked():
+    td = picture_env(batch_size=[3]).reset(game_seed=seeds(0, 1, 5))
+    assert td["prefix"].dtype == torch.float32
+    assert td["prefix"].tolist() == [
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        [[0.0, 1.0, 0.0], [0.5, 0.25, 1.0]],
+        [[0.0, 0.0, 1.0], [0.5, 0.25, 5.0]],
+    ]
+    assert td["prefix_mask"].tolist() == [[True, False], [True, True], [True, True]]
+
+
+def test_they_stay_during_an_episode_and_change_with_the_next():
+    env = picture_env(batch_size=[3])
+    td = env.reset(game_seed=seeds(0, 1, 5))
+    after = say_after(env, td.clone(), "a", "a", "b")
+    for key in BOTH:
+        assert torch.equal(after[key], td[key])
+    assert after["done"].flatten().tolist() == [True, False, False]
+    reset = after.clone().set("_reset", after["done"])
+    again = env.reset(reset, game_seed=seeds(4, 0, 0))
+    assert torch.equal(again["prefix"][1:], td["prefix"][1:])
+    assert again["prefix"][0].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    kept = say_after(env, again.clone(), "a", "b", "b")
+    assert torch.equal(kept["prefix"], again["prefix"])
+
+
+def test_a_state_that_is_set_has_the_features_of_its_game():
+    env, other = picture_env(batch_size=[2]), picture_env(batch_size=[2])
+    td = say_after(env, env.reset(game_seed=seeds(1, 2)), "a", "a")
+    state = td.exclude("reward", *BOTH).set("game_seed", seeds(1, 2))
+    found = other.reset(state, set_state=True)
+    for key in BOTH:
+        assert torch.equal(found[key], td[key])
+
+
+@pytest.mark.parametrize(
+    ("shown", "error", "match"),
+    [
+        ("x", TypeError, r"Game 0 .*shows 'x' as its features"),
+        (None, TypeError, "as its features: set the game's attribute features"),
+        ([1.0, 2.0, 3.0], ValueError, r"shape \(3,\), expected up to 2 vectors of 3"),
+        ([[1.0, 2.0]], ValueError, r"shape \(1, 2\), expected up to 2 vectors of 3"),
+        ([[1.0] * 3] * 3, ValueError, r"shape \(3, 3\), expected up to 2 vectors of 3"),
+        ([[1.0, 2.0, float("nan")]], ValueError, "not finite"),
+    ],
+)
+def test_what_is_no_features_is_refused(shown, error, match):
+    class Wrong(Picture):
+        def reset(self, seed):
+            text = super().reset(seed)
+            self.features = shown
+            return text
+
+    env = TextGameEnv(
+        Wrong, CharTokenizer.from_alphabet("abcno?"), row_length=24, action_length=3, features=(2, 3), seed=0
+    )
+    with pytest.raises(error, match=match):
+        env.reset()
+
+
+def test_a_game_may_show_nothing():
+    class Blind(Picture):
+        def reset(self, seed):
+            text = super().reset(seed)
+            self.features = []
+            return text
+
+    tokenizer = CharTokenizer.from_alphabet("abcno?")
+    env = TextGameEnv(Blind, tokenizer, row_length=24, action_length=3, features=(2, 3), seed=0)
+    td = env.reset()
+    assert not td["prefix_mask"].any()
+    assert not td["prefix"].any()
+
+
+@pytest.mark.parametrize("size", [(0, 3), (2,), 3, (2, 3.0), (True, 3), [2, 3]])
+def test_a_size_is_two_numbers(size):
+    with pytest.raises(ValueError, match=r"features must be \(P, F\)"):
+        TextGameEnv(Picture, LETTERS, row_length=24, action_length=3, features=size)
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def prompt_env(n=2, features=None, **options):
+    features = [torch.eye(3)[i : i + 1] for i in range(3)] if features is None else features
+    prompts, options = ["a", "a", "b"][: max(len(features), 3)], {"row_length": 12, "action_length": 3} | options
+
+    def reward(shown, said):
+        return [float(one == two) for one, two in zip(shown, said, strict=True)]
+
+    return PromptEnv(prompts, reward, LETTERS, batch_size=[n], features=features, seed=0, **options)
+
+
+def test_prompts_come_with_their_features():
+    features = [[[1.0, 2.0]], torch.tensor([[3.0, 4.0], [5.0, 6.0]]), torch.zeros(0, 2)]
+    env = prompt_env(3, features)
+    td = env.reset(game_seed=seeds(1, 2, 0))
+    assert td["prefix"].tolist() == [[[3.0, 4.0], [5.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [0.0, 0.0]]]
+    assert td["prefix_mask"].tolist() == [[True, True], [False, False], [True, False]]
+    check_language_env(prompt_env(), lambda n: prompt_env(n), utterances=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("features", "match"),
+    [
+        (torch.zeros(2, 1, 3), "each of its 3 prompts, got 2"),
+        (torch.zeros(3, 3), r"\[n, F\]"),
+        ([torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, 2)], "one width"),
+    ],
+)
+def test_features_that_are_not_those_of_the_prompts_are_refused(features, match):
+    with pytest.raises(ValueError, match=match):
+        prompt_env(features=features)
+
+
+# -- what becomes of them ----------------------------------------------------------------------------------------------
+
+
+def reader(env, seed=1):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=40)
+        actor = with_prefix(language_actor(lm), PrefixEmbedding(3, 8))
+    return UtteranceActor(actor, env.tokenizer.control, env.action_length, seed=seed)
+
+
+def one_picture_a_row(rows):
+    """Whether the rows of an episode have the features of its game: those of right answers show their letter."""
+    right = rows["terminated"].flatten() & (rows["token_reward"].sum(-1) == 1.0)
+    tokenizer = CharTokenizer.from_alphabet("abcno?")
+    for row in rows[right]:
+        text = tokenizer.decode(row["tokens"][row["action_mask"]])
+        assert "abc"[int(row["prefix"][0].argmax())] == text.replace("</a>", "")[-1]
+    return int(right.sum())
+
+
+@pytest.mark.parametrize("wrap", ["plain", "transformed", "serial"])
+def test_rows_of_a_rollout_keep_them(wrap):
+    env = picture_env(batch_size=[32], seed=0)
+    policy = reader(env)
+    if wrap == "transformed":
+        env = TransformedEnv(env, KLRewardTransform(frozen_copy(policy), coef=0.0))
+    if wrap == "serial":
+        env = SerialEnv(2, lambda: picture_env(batch_size=[16], seed=3))
+    rollout = env.rollout(12, policy, break_when_any_done=False)
+    rows = rows_from_rollout(rollout, unfinished="drop")
+    assert one_picture_a_row(rows) > 5
+    assert rows["prefix"].flatten(1).unique(dim=0).shape[0] > 3
+
+
+def test_a_reference_reads_them_as_the_policy_does():
+    """The divergence from an unchanged reference is zero at every step, features or not."""
+    env = picture_env(batch_size=[8], seed=0)
+    policy = reader(env)
+    env = TransformedEnv(env, KLRewardTransform(frozen_copy(policy), coef=1.0))
+    steps = env.rollout(6, policy, break_when_any_done=False)
+    earned = (steps["next", "token_reward"].sum(-1) - steps["token_reward"].sum(-1)).unsqueeze(-1)
+    torch.testing.assert_close(steps["next", "reward"], earned, atol=1e-4, rtol=0)
+
+
+def test_collected_episodes_keep_them():
+    env = picture_env(batch_size=[8], seed=0)
+    collector = Collector(env, reader(env), frames_per_batch=40, total_frames=120)
+    to_rows, found = EpisodeRows(), 0
+    for batch in collector:
+        found += one_picture_a_row(to_rows(batch))
+    collector.shutdown()
+    assert found > 3
+
+
+def test_datasets_and_buffers_keep_them(tmp_path):
+    env = picture_env(batch_size=[16], seed=0)
+    rows = rows_from_rollout(env.rollout(9, reader(env), break_when_any_done=False), unfinished="drop")
+    with DatasetWriter(tmp_path / "data", env.tokenizer, env.row_length, keep=BOTH) as writer:
+        writer.extend(rows)
+    data = load_dataset(tmp_path / "data")
+    sampled = next(iter(row_buffer(data, len(rows), seed=0)))
+    order = row_buffer(rows, len(rows), seed=0).sample()
+    for key in (*BOTH, "tokens"):
+        assert torch.equal(sampled[key], order[key])
+    assert one_picture_a_row(sampled)
+
+
+def test_trimmed_rows_keep_all_features_even_as_many_as_tokens():
+    batch = toy_rows(n=2, width=20, longest=5)
+    batch["prefix_mask"] = torch.ones(2, 20, dtype=torch.bool)
+    batch["prefix"] = torch.randn(2, 20, 20)
+    out = TrimRows()(batch)
+    assert out["tokens"].shape[-1] <= 5
+    assert out["prefix_mask"].shape == (2, 20)
+    assert out["prefix"].shape == (2, 20, 20)
+
+
+def test_one_token_a_step():
+    env = TokenEnv(picture_env(batch_size=[3], seed=0))
+    td = env.reset()
+    inner = env.rollout(4, break_when_any_done=False)
+    assert inner["prefix"].shape == (3, 4, 2, 3)
+    assert td["prefix_mask"].any()
+
+
+@pytest.mark.slow
+def test_in_processes():
+    env = ParallelEnv(2, lambda: picture_env(batch_size=[4], seed=0))
+    td = env.reset()
+    assert td["prefix"].shape == (2, 4, 2, 3)
+    assert torch.equal(env.step(td.set("action", env.action_spec.rand()))["next", "prefix"], td["prefix"])
+    env.close()

@@ -1,0 +1,320 @@
+"""Features in front of rows: the trunk reads them, masked ones and their padding count for nothing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from tests.modules.prefixes import F, P, feature_rows, projector, reading, states_one_by_one, with_features
+from tests.modules.toys import CONTROL, KINDS, SLIDING, WIDTH, rows, sliding_lm, tiny_lm
+from torchrl_lang.evaluation.last_values import last_values
+from torchrl_lang.modules import (
+    PrefixEmbedding,
+    QValueHead,
+    ReturnEmbedding,
+    Trunk,
+    UtteranceActor,
+    causal_lm,
+    condition_on_returns,
+    language_actor,
+    row_log_prob,
+    train_top_layers,
+    trunk_module,
+    with_prefix,
+)
+from torchrl_lang.modules.frozen.lower_layers import shared_depth
+from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.modules.utterance_features import utterance_features
+from torchrl_lang.transforms import RowReference, frozen_copy
+from torchrl_lang.transforms.exact_kl import row_kl
+
+TIGHT = {"atol": 1e-9, "rtol": 1e-9}
+OPTIONS = [(kind, positions) for kind in KINDS for positions in (True, False)]
+
+
+def inputs(batch):
+    return [batch.get(key, None) for key in ("tokens", "attention_mask", "prefix", "prefix_mask")]
+
+
+def real_states(states, batch):
+    return states[batch["attention_mask"]]
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+@pytest.mark.parametrize("groups", [1, 3, "auto"])
+@pytest.mark.parametrize(("kind", "positions"), OPTIONS)
+def test_states_are_those_of_each_row_read_alone(kind, positions, groups, mask):
+    actor, batch = reading(kind, positions=positions, length_groups=groups), feature_rows(mask)
+    with torch.no_grad():
+        states = actor[0](batch.clone())["hidden"]
+        expected = torch.cat(states_one_by_one(actor[0].module, batch))
+    torch.testing.assert_close(real_states(states, batch), expected, **TIGHT)
+
+
+def test_groups_of_rows_are_made_by_features_and_tokens_together():
+    trunk, batch = reading(length_groups="auto")[0].module, feature_rows(n=70, width=30, longest=25)
+    trunk.length_groups = 4
+    grouped = real_states(trunk(*inputs(batch)), batch)
+    trunk.length_groups = 1
+    torch.testing.assert_close(grouped, real_states(trunk(*inputs(batch)), batch), **TIGHT)
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+def test_sliding_windows_count_features_as_places(kind):
+    actor, batch = with_prefix(language_actor(sliding_lm(kind)), projector()), feature_rows()
+    with torch.no_grad():
+        states = actor[0](batch.clone())["hidden"]
+        expected = torch.cat(states_one_by_one(actor[0].module, batch))
+    torch.testing.assert_close(real_states(states, batch), expected, **TIGHT)
+
+
+@pytest.mark.parametrize(("kind", "positions"), OPTIONS)
+def test_a_row_without_real_features_has_the_states_of_a_model_without_them(kind, positions):
+    lm, batch = tiny_lm(kind).double(), feature_rows()
+    plain = Trunk(lm)(batch["tokens"])
+    batch["prefix_mask"] = torch.zeros(7, P, dtype=torch.bool)
+    found = reading(lm=lm, positions=positions)[0].module(*inputs(batch))
+    torch.testing.assert_close(real_states(found, batch), real_states(plain, batch), **TIGHT)
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_without_positions_the_order_of_features_does_not_matter_to_one_layer(positions):
+    lm = causal_lm(vocab_size=14, layers=1, width=WIDTH, heads=2, max_length=40).double()
+    trunk, batch = reading(lm=lm, positions=positions)[0].module, feature_rows("all")
+    other = batch.clone().set("prefix", batch["prefix"].flip(1))
+    same = torch.allclose(real_states(trunk(*inputs(batch)), batch), real_states(trunk(*inputs(other)), batch))
+    assert same != positions
+
+
+@pytest.mark.parametrize(("kind", "positions"), OPTIONS)
+def test_masked_features_and_the_padding_of_features_change_nothing(kind, positions):
+    trunk, batch = reading(kind, positions=positions, hidden=7)[0].module, feature_rows()
+    expected = real_states(trunk(*inputs(batch)), batch)
+    wide, mask = torch.full((7, 2 * P, F), torch.nan).double(), torch.zeros(7, 2 * P, dtype=torch.bool)
+    wide[:, [0, 2, 5]] = torch.where(batch["prefix_mask"][..., None], batch["prefix"], torch.nan)
+    mask[:, [0, 2, 5]] = batch["prefix_mask"]
+    other = batch.clone().set("prefix", wide).set("prefix_mask", mask)
+    found = real_states(trunk(*inputs(other)), batch)
+    torch.testing.assert_close(found, expected, **TIGHT)
+    found.square().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in trunk.prefix.parameters())
+
+
+def test_features_reach_every_token_and_later_tokens_reach_nothing():
+    trunk, batch = reading()[0].module, feature_rows("all")
+    states = trunk(*inputs(batch))
+    other = batch.clone()
+    other["prefix"][:, 1] += 1.0
+    assert ((trunk(*inputs(other)) - states).abs().amax(-1) > 1e-6)[batch["attention_mask"]].all()
+    other = batch.clone()
+    other["tokens"][:, 1:] = 0
+    torch.testing.assert_close(trunk(*inputs(other))[:, 0], states[:, 0], **TIGHT)
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_the_causal_kernel_needs_no_mask(mask):
+    trunk, batch, seen = reading()[0].module, feature_rows(mask), []
+    trunk.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    trunk(*inputs(batch))
+    assert all(call.get("attention_mask") is None and call.get("position_ids") is None for call in seen)
+    assert seen
+
+
+def test_pre_norm_states_and_the_shape_of_a_batch():
+    batch = feature_rows("some", n=6)
+    actor = reading(expose_pre_norm=True)
+    states = actor[0](batch.clone())
+    shaped = actor[0](batch.reshape(2, 3))
+    for key in ("hidden", "hidden_pre_norm"):
+        torch.testing.assert_close(shaped[key].flatten(0, 1), states[key], **TIGHT)
+    normed = actor[0].module.model.ln_f(states["hidden_pre_norm"])
+    torch.testing.assert_close(real_states(normed, batch), real_states(states["hidden"], batch), **TIGHT)
+
+
+def gradients(trunk, batch):
+    trunk.zero_grad()
+    real_states(trunk(*inputs(batch)), batch).square().sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in trunk.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "positions"), [("gpt2", True), ("gpt2", False), ("llama", False)])
+def test_checkpointed_and_compiled_trunks_have_the_same_gradients(kind, positions):
+    trunk, batch = reading(kind, positions=positions)[0].module, feature_rows()
+    expected = gradients(trunk, batch)
+    assert any(name.startswith("prefix.") for name in expected)
+    again = copy.deepcopy(trunk).train().gradient_checkpointing()
+    for module in again.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.testing.assert_close(gradients(again, batch), expected, **TIGHT)
+    compiled = copy.deepcopy(trunk).compile(backend="eager")
+    torch.testing.assert_close(gradients(compiled, batch), expected, **TIGHT)
+
+
+def test_returns_and_features_together():
+    actor = reading()
+    returns = ReturnEmbedding(WIDTH, -1.0, 1.0, n_bins=3).double()
+    nn.init.normal_(returns.weight)
+    trunk, batch = condition_on_returns(actor, returns)[0].module, feature_rows()
+    plain = trunk(*inputs(batch))
+    batch["tokens"][:, 0] += trunk.vocab_size * 3  # the highest return
+    found = trunk(*inputs(batch))
+    assert not torch.allclose(plain, found)
+    lm_embedding = trunk.model.get_input_embeddings().weight
+    with torch.no_grad():  # the same by a model whose first token is embedded so
+        first = batch["tokens"][0, 0] % trunk.vocab_size
+        lm_embedding[first] += returns.weight + returns.bias
+    plain = batch[:1].clone()
+    plain["tokens"][:, 0] = first
+    plain["tokens"][:, 1:] = (plain["tokens"][:, 1:] == first).long() + first + 1  # none but the first is that token
+    carrying = plain.clone()
+    carrying["tokens"][:, 0] += trunk.vocab_size * 3
+    expected = real_states(trunk(*inputs(plain)), plain)
+    with torch.no_grad():
+        lm_embedding[first] -= returns.weight + returns.bias
+    torch.testing.assert_close(real_states(trunk(*inputs(carrying)), plain), expected, **TIGHT)
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused():
+    trunk, batch = reading()[0].module, feature_rows()
+    tokens, attention, prefix, mask = inputs(batch)
+    for wrong, error, match in [
+        ({"prefix": prefix.long()}, TypeError, "must be a float"),
+        ({"prefix": prefix[:2]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"prefix": prefix[:, :0]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"prefix": prefix[0]}, ValueError, r"must be \[\*B, P, F\]"),
+        ({"prefix": prefix[..., :4]}, ValueError, "width 5, got 4"),
+        ({"prefix": prefix, "prefix_mask": mask.long()}, TypeError, "must be bool"),
+        ({"prefix": prefix, "prefix_mask": mask[:, :2]}, ValueError, r"must be \[\*B, P\]"),
+        ({}, KeyError, "needs 'prefix'"),
+    ]:
+        with pytest.raises(error, match=match):
+            trunk(tokens, attention, **wrong)
+    with pytest.raises(ValueError, match="reads no features"):
+        Trunk(tiny_lm())(tokens, attention, prefix)
+    with pytest.raises(KeyError, match="needs 'prefix'"):
+        reading().get_dist(rows())
+
+
+@pytest.mark.parametrize(("positions", "room"), [(True, 40 - P), (False, 40)])
+def test_features_and_tokens_must_fit_the_model(positions, room):
+    trunk = reading(positions=positions)[0].module
+    batch = with_features(TensorDict(tokens=torch.zeros(7, room, dtype=torch.int64), batch_size=[7]))
+    assert trunk.room(P) == room
+    assert trunk(*inputs(batch)).isfinite().all()
+    longer = with_features(TensorDict(tokens=torch.zeros(7, room + 1, dtype=torch.int64), batch_size=[7]))
+    match = "beside 3 features exceed the model's 40 positions.*max_length=41"
+    with pytest.raises(ValueError, match=match):
+        trunk(*inputs(longer))
+
+
+def test_an_embedding_that_does_not_fit_the_model_is_refused():
+    with pytest.raises(ValueError, match="has width 8"):
+        with_prefix(language_actor(tiny_lm()), PrefixEmbedding(F, 8))
+    for options in ({"hidden": -1}, {"hidden": True}, {"features": 0}, {"width": 0}):
+        with pytest.raises((ValueError, TypeError)):
+            PrefixEmbedding(**({"features": F, "width": 8} | options))
+    bloom = causal_lm(
+        "bloom", vocab_size=11, n_layer=1, hidden_size=8, n_head=2, layers=1, width=8, heads=2, max_length=9
+    )
+    with pytest.raises(ValueError, match="learned positions"):
+        with_prefix(language_actor(bloom), PrefixEmbedding(F, 8, positions=False))
+
+
+def test_keys_of_all_modules_name_what_is_read():
+    both = ["tokens", "attention_mask", "prefix", "prefix_mask"]
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 3)
+    with_prefix(policy, PrefixEmbedding(F, WIDTH))
+    actor = policy.decoder.actor
+    assert policy.in_keys == actor.in_keys == actor[0].in_keys == both
+    assert UtteranceActor(actor, CONTROL, 3).in_keys == trunk_module(actor[0].module).in_keys == both
+    assert with_prefix(policy, None) is policy
+    assert policy.in_keys == actor.in_keys == actor[0].in_keys == both[:2]
+    own = with_prefix(trunk_module(Trunk(tiny_lm())), PrefixEmbedding(F, WIDTH))
+    assert own.in_keys == both
+
+
+# -- whole rows --------------------------------------------------------------------------------------------------------
+
+
+def acted_rows(mask="some"):
+    batch = feature_rows(mask)
+    batch["action_mask"] = batch["attention_mask"] & (torch.arange(20) % 3 > 0)
+    return batch
+
+
+def expected_log_prob(actor, batch):
+    out = torch.zeros(batch["tokens"].shape, dtype=torch.float64)
+    for row, states in enumerate(states_one_by_one(actor[0].module, batch)):
+        log_prob = actor[1].module(states).log_softmax(-1)
+        for place in batch["action_mask"][row].nonzero().flatten().tolist():
+            out[row, place] = log_prob[place - 1, batch["tokens"][row, place]]
+    return out
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_row_scores_and_references_read_the_features(mask):
+    actor, batch = reading(), acted_rows(mask)
+    expected = expected_log_prob(actor, batch)
+    torch.testing.assert_close(row_log_prob(actor, batch), expected, **TIGHT)
+    reference = RowReference(frozen_copy(actor))
+    with torch.no_grad():
+        actor[0].module.prefix.project.weight.zero_()
+    torch.testing.assert_close(reference.log_prob(batch, batch), expected.detach(), **TIGHT)
+    with pytest.raises(KeyError, match="needs 'prefix'"):
+        row_log_prob(actor, batch.exclude("prefix"))
+
+
+@pytest.mark.parametrize(("kind", "trained"), [("gpt2", "nothing"), ("llama", "nothing"), ("llama", "projector")])
+def test_divergence_over_shared_lower_layers(kind, trained):
+    """A projector that trains is part of what the lower layers read: then they are not shared."""
+    actor, batch = reading(kind, lm=tiny_lm(kind, layers=3)), acted_rows()
+    train_top_layers(actor, 1)
+    trunk = actor[0].module
+    trunk.prefix.requires_grad_(trained == "projector")
+    frozen = frozen_copy(actor)
+    assert shared_depth(trunk, frozen.actor[0].module) == (0 if trained == "projector" else 2)
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.2)
+    policy, reference = RowReference(frozen_copy(actor, share=False)), RowReference(frozen)
+    whole = row_kl(policy, reference, batch)
+    policy.frozen = frozen_copy(actor)
+    policy.scorer = RowReference(policy.frozen).scorer
+    torch.testing.assert_close(row_kl(policy, reference, batch), whole, **TIGHT)
+    assert (whole[batch["action_mask"]] > 0).all()
+
+
+def test_a_conditioned_policy_whose_returns_train_shares_no_lower_layers():
+    actor = condition_on_returns(language_actor(tiny_lm("llama", layers=3)), ReturnEmbedding(WIDTH, 0.0, 1.0))
+    train_top_layers(actor, 1)
+    actor[0].module.returns.requires_grad_(True)
+    assert shared_depth(actor[0].module, frozen_copy(actor).actor[0].module) == 0
+
+
+def test_features_of_utterances_are_means_over_tokens():
+    actor, batch = reading(), feature_rows()
+    length = batch["attention_mask"].sum(-1)
+    prefix = PrefixFeatures.read(batch, batch.batch_size)
+    found = utterance_features(actor[0], batch["tokens"], length, length[:, None] - 1, prefix)
+    means = [states.mean(0) for states in states_one_by_one(actor[0].module, batch)]
+    torch.testing.assert_close(found.squeeze(1), torch.stack(means).detach(), **TIGHT)
+
+
+def test_last_values_read_the_features():
+    actor, batch, qvalue = reading(), feature_rows(), QValueHead(WIDTH, CONTROL.vocab_size or 14).double()
+    nn.init.normal_(qvalue.out_weight)
+    tokens = [row[mask] for row, mask in zip(batch["tokens"], batch["attention_mask"], strict=True)]
+    found = last_values(actor, qvalue, tokens, CONTROL, features=batch, batch_size=3)
+    last = torch.stack([states[-1] for states in states_one_by_one(actor[0].module, batch)])
+    expected = qvalue(last).amin(-2)[:, CONTROL.end_of_action].detach()
+    torch.testing.assert_close(found.squeeze(-1), expected, **TIGHT)

@@ -1,0 +1,410 @@
+"""Decoding after features: with a cache as without, from turn to turn, and never with another row's features."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensordict import TensorDict
+
+from tests.modules.prefixes import P, feature_rows, projector, reading, with_features
+from tests.modules.test_decoding import METHODS, K, guidance
+from tests.modules.test_prefix_reuse import EXACT, KEYS, Counter, N, grown, kept_of, lm_of
+from tests.modules.toys import CONTROL, KINDS, SLIDING, rows, sliding_lm, tiny_lm
+from torchrl_lang.modules import (
+    CandidateSampler,
+    CHAIActor,
+    MixedPolicy,
+    RowCache,
+    RowTokenActor,
+    Trunk,
+    UtteranceActor,
+    UtteranceQValueHead,
+    language_actor,
+    with_prefix,
+)
+from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
+from torchrl_lang.modules.prefix_features import PrefixFeatures
+from torchrl_lang.schema import DONE
+from torchrl_lang.transforms import UtteranceReference, frozen_copy
+
+WIDTH = 60
+TURNS = 4
+
+
+def actor_of(kind="gpt2", **options):
+    return reading(lm=lm_of(kind), **options)
+
+
+def value_trunk(reads):
+    trunk = Trunk(lm_of(seed=5))
+    return with_prefix(trunk, projector(seed=7)) if reads else trunk
+
+
+GUIDES = {
+    "plain": lambda: None,
+    "exp": lambda: guidance().double(),
+    "own trunk": lambda: guidance(clip=0.5, value_trunk=value_trunk(False)).double(),
+    "own trunk with features": lambda: guidance(clip=0.5, value_trunk=value_trunk(True)).double(),
+}
+
+
+def policies(actor, *options, **common):
+    common = {"seed": 3, "diagnostics": True, "temperature": 1.3} | common
+    return [UtteranceActor(actor, CONTROL, K, **common, **one) for one in options]
+
+
+def kept_and_anew(actor, **options):
+    return policies(actor, {"reuse_prefix": True}, {"cached": False}, **options)
+
+
+def carried(batch, action):
+    """The rows a turn later: longer, with the same features."""
+    return grown(batch, action).update({key: batch[key] for key in ("prefix", "prefix_mask") if key in batch})
+
+
+def agree(both, batch):
+    kept, anew = (policy(batch.clone()) for policy in both)
+    assert torch.equal(kept["action"], anew["action"])
+    for key in KEYS:
+        torch.testing.assert_close(kept[key], anew[key], **EXACT)
+    return kept
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("kind", "positions", "guide"),
+    [("gpt2", flag, guide) for guide in GUIDES for flag in (True, False)]
+    + [(kind, flag, "plain") for kind in KINDS[1:] for flag in (True, False)],
+)
+def test_a_dialogue_goes_as_without_a_cache(kind, positions, guide, method, mask):
+    both = kept_and_anew(actor_of(kind, positions=positions), guidance=GUIDES[guide](), method=method)
+    batch = feature_rows(mask, n=N, width=WIDTH, longest=9)
+    for _ in range(TURNS):
+        batch = carried(batch, agree(both, batch)["action"])
+    assert kept_of(both[0]) is not None
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+def test_a_dialogue_of_sliding_windows(kind):
+    actor = with_prefix(language_actor(sliding_lm(kind, max_length=WIDTH + K + P)), projector())
+    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
+    for _ in range(TURNS):
+        batch = carried(batch, agree(both, batch)["action"])
+
+
+def test_only_the_values_may_read_features():
+    """The actor itself reads none; the keys of the policy name them all the same."""
+    guide = guidance(clip=0.5, value_trunk=value_trunk(True)).double()
+    both, batch = kept_and_anew(language_actor(lm_of()), guidance=guide), feature_rows(n=N, width=WIDTH, longest=9)
+    assert both[0].in_keys == ["tokens", "attention_mask", "prefix", "prefix_mask"]
+    for _ in range(2):
+        batch = carried(batch, agree(both, batch)["action"])
+
+
+@pytest.mark.parametrize("positions", [True, False])
+@pytest.mark.parametrize("guide", ["plain", "exp", "own trunk with features"])
+def test_the_distribution_agrees_with_decoding(guide, positions):
+    batch = feature_rows(n=N, width=20, longest=12)
+    (policy,) = policies(actor_of(positions=positions), {}, guidance=GUIDES[guide]())
+    out = policy(batch.clone())
+    dist = policy.get_dist(batch)
+    torch.testing.assert_close(dist.token_log_prob(out["action"]).float(), out["token_log_prob"], **EXACT)
+    drawn = dist.sample((3,))
+    assert drawn.shape == (3, N, K)
+    greedy = UtteranceActor(
+        policy.decoder.actor, CONTROL, K, method="greedy", temperature=1.3, guidance=GUIDES[guide]()
+    )
+    assert torch.equal(dist.mode, greedy(batch.clone())["action"])
+    shaped = policy.get_dist(batch.reshape(1, N)).log_prob(out["action"][None])
+    torch.testing.assert_close(shaped[0].float(), out["action_log_prob"], **EXACT)
+
+
+def test_without_real_features_a_policy_writes_what_it_writes_without_them():
+    lm, batch = lm_of(), feature_rows(n=N, width=WIDTH, longest=9)
+    (plain,) = policies(language_actor(lm), {})
+    expected = plain(batch.clone())
+    batch["prefix_mask"] = torch.zeros(N, P, dtype=torch.bool)
+    for positions in (True, False):
+        (policy,) = policies(reading(lm=lm, positions=positions), {})
+        found = policy(batch.clone())
+        assert torch.equal(found["action"], expected["action"])
+        torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"], **EXACT)
+
+
+# -- the features are part of what the cache stands for ----------------------------------------------------------------
+
+
+def test_rows_with_equal_tokens_and_other_features_share_nothing():
+    batch = feature_rows("all", n=1, width=WIDTH, longest=9)
+    batch = with_features(torch.cat([batch] * N).exclude("prefix"), "all", seed=4)
+    both = kept_and_anew(actor_of(scale=3.0), method="greedy")
+    out = agree(both, batch)
+    assert out["token_log_prob"][:, 0].unique().numel() == N
+    agree(both, batch[torch.randperm(N)])
+
+
+@pytest.mark.parametrize("change", ["a value", "the mask", "fewer", "more", "no mask"])
+def test_a_row_whose_features_change_is_read_anew(change):
+    actor = actor_of(scale=3.0)
+    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
+    batch = carried(batch, agree(both, batch)["action"])
+    before = agree(both, batch)
+    if change == "a value":
+        batch["prefix"][0, 0] += 1.0
+        batch["prefix"][3, 1] += 1.0
+    elif change == "the mask":
+        batch["prefix_mask"][1] = True
+    elif change == "fewer":
+        batch.update({key: batch[key][:, :2] for key in ("prefix", "prefix_mask")})
+    elif change == "more":
+        batch.update({key: batch[key].repeat_interleave(2, 1) for key in ("prefix", "prefix_mask")})
+    else:
+        batch = batch.exclude("prefix_mask")
+    after = agree(both, batch)
+    assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
+
+
+def test_a_real_feature_of_zeros_is_not_a_masked_one():
+    both, batch = kept_and_anew(actor_of(scale=3.0)), feature_rows(n=N, width=WIDTH, longest=9)
+    batch["prefix"] = torch.zeros_like(batch["prefix"])
+    before = agree(both, batch)
+    batch["prefix_mask"] = ~batch["prefix_mask"]
+    after = agree(both, batch)
+    assert not torch.allclose(before["token_log_prob"], after["token_log_prob"])
+
+
+def lengthened(batch, action, reply):
+    """The rows with the whole utterance and ``reply`` letters behind them."""
+    length = batch["attention_mask"].sum(-1, keepdim=True)
+    said = torch.cat([action, torch.randint(6, (len(action), reply))], -1)
+    tokens = batch["tokens"].scatter(-1, length + torch.arange(said.shape[1]), said)
+    return batch.clone().update({"tokens": tokens, "attention_mask": torch.arange(WIDTH) < length + said.shape[1]})
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_a_turn_costs_its_new_tokens(mask):
+    """Features are read once; masked ones may change."""
+    actor = actor_of()
+    counter, forbidden = Counter(actor[0].module), (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
+    policy = UtteranceActor(actor, CONTROL, K, seed=3, forbidden=forbidden)
+    batch, reply = feature_rows(mask, n=N, width=WIDTH, longest=9), 3
+    before = torch.cat([batch["attention_mask"].sum(-1)]).max() + P
+    counter.take()
+    out = policy(batch.clone())
+    assert counter.take() <= N * (before + K - 2)
+    if mask == "some":
+        batch["prefix"][~batch["prefix_mask"]] = torch.nan
+    batch = lengthened(batch, out["action"], reply)
+    policy(batch.clone())
+    # The last two tokens of the utterance were written but not read.
+    assert counter.take() == N * (reply + 2 + K - 2)
+    batch["prefix"] = torch.randn_like(batch["prefix"])
+    policy(batch.clone())
+    assert counter.take() > N * (K + reply + K)
+
+
+def test_rows_that_move_in_the_cache_take_their_features_along():
+    actor = actor_of()
+    counter, forbidden = Counter(actor[0].module), (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
+    policy = UtteranceActor(actor, CONTROL, K, seed=3, forbidden=forbidden)
+    batch = feature_rows(n=N, width=WIDTH, longest=9)
+    batch = lengthened(batch, policy(batch.clone())["action"], 3)
+    done = torch.arange(N)[:, None] < 2
+    out = policy(batch.clone().set(DONE, done))
+    assert kept_of(policy).place.tolist() != list(range(N))
+    batch = torch.where(done, batch, lengthened(batch, out["action"], 3))
+    counter.take()
+    policy(batch.clone())
+    assert counter.take() == N * (3 + 2 + K - 2)
+
+
+def test_rows_that_end_and_begin_again_with_other_features():
+    """As in an environment: some rows are done, others start a new episode, with new features."""
+    both, batch = kept_and_anew(actor_of(scale=2.0)), feature_rows(n=N, width=WIDTH, longest=9)
+    for turn in range(5):
+        done = torch.zeros(N, 1, dtype=torch.bool)
+        done[turn % 3 :: 3] = turn > 0
+        out = agree(both, batch.clone().set(DONE, done))
+        new = carried(batch, out["action"])
+        fresh = feature_rows(n=N, width=WIDTH, longest=9, seed=turn + 1)
+        fresh["prefix"] += turn
+        batch = torch.where(done, fresh, new)
+
+
+def test_a_change_of_the_projector_clears_the_cache():
+    actor = actor_of(scale=2.0)
+    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
+    batch = carried(batch, agree(both, batch)["action"])
+    agree(both, batch)
+    with torch.no_grad():
+        actor[0].module.prefix.project.weight[0, 0] += 1.0
+    agree(both, batch)
+
+
+def test_copies_and_pickles_of_a_policy():
+    policy, batch = policies(actor_of(), {})[0], feature_rows(n=N, width=WIDTH, longest=9)
+    policy(batch.clone())
+    for again in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):  # noqa: S301
+        assert again.in_keys == policy.in_keys
+        out = again(batch.clone())
+        assert torch.equal(out["action"], copy.deepcopy(policy)(batch.clone())["action"])
+
+
+# -- parts of decoding -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_the_fast_step_of_gpt2_reads_features_as_the_model_does(positions):
+    trunk, batch = actor_of(positions=positions)[0].module, feature_rows(n=N, width=20)
+    features, step = PrefixFeatures.read(batch, batch.batch_size), GPT2Step.of(trunk)
+    ids, number = features.in_front_of(batch["tokens"]), features.number
+    assert step is not None
+    caches, last = (RowCache(20 + P), RowCache(20 + P)), torch.full((N,), 9)
+
+    def both(tokens, slots, visible, last, **options):
+        at = torch.arange(tokens.shape[1]) if slots is None else slots
+        options["position_ids"] = trunk.position_ids(at, number)
+        quick = step(caches[0], tokens, slots, visible, last, **options)[0]
+        slow = caches[1].extend(trunk, tokens, slots, visible, **options)[0]
+        torch.testing.assert_close(quick, slow[torch.arange(N), last], **EXACT)
+
+    with torch.no_grad():
+        both(ids[:, :10], None, None, last, prefix=features.values)
+        for slot in range(10, 14):
+            both(ids[:, slot, None], torch.full((N, 1), slot), 20, torch.zeros_like(last))
+
+
+def test_adapters_and_compiled_steps_use_the_model_itself():
+    lm = get_peft_model(lm_of("llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).double()
+    actor = with_prefix(language_actor(lm), projector())
+    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
+    batch = carried(batch, agree(both, batch)["action"])
+    agree(both, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_compiled_trunk_decodes_the_same(positions):
+    actor = actor_of("llama", positions=positions)
+    both, batch = kept_and_anew(copy.deepcopy(actor)), feature_rows(n=N, width=WIDTH, longest=9)
+    both[0] = policies(actor, {})[0]
+    actor[0].module.compile(backend="eager")
+    for _ in range(2):
+        batch = carried(batch, agree(both, batch)["action"])
+
+
+def test_prompts_read_in_two_groups():
+    """Few rows with many new tokens are read apart from those with few."""
+    lm = tiny_lm(max_length=700).double()
+    both, batch = kept_and_anew(reading(lm=lm, scale=2.0)), feature_rows(n=N, width=600, longest=500)
+    batch = carried(batch, agree(both, batch)["action"])
+    batch["prefix"][2] += 1.0
+    agree(both, batch)
+
+
+def test_a_row_and_an_utterance_must_fit_behind_the_features():
+    lm, longest = tiny_lm(max_length=20).double(), 20 - K - P
+    full = TensorDict(tokens=torch.zeros(N, longest + 1, dtype=torch.int64), batch_size=[N])
+    full["attention_mask"] = torch.ones(N, longest + 1, dtype=torch.bool)
+    batch = with_features(full, "all")
+    both = kept_and_anew(reading(lm=lm))
+    fits = batch.clone()
+    fits["attention_mask"][:, -1] = False
+    agree(both, fits)
+    for policy in both:
+        with pytest.raises(ValueError, match="beside the features' 3: build the model with max_length=21"):
+            policy(batch.clone())
+    agree(kept_and_anew(reading(lm=lm, positions=False)), batch)  # here only tokens need positions
+
+
+def test_a_missing_entry_is_named():
+    policy, batch = policies(actor_of(), {})[0], rows()
+    for call in (policy, policy.get_dist):
+        with pytest.raises(KeyError, match="UtteranceActor needs 'prefix', found only"):
+            call(batch.clone())
+
+
+def test_arguments_in_the_order_of_the_keys():
+    policy, batch = policies(actor_of(), {})[0], feature_rows(n=N)
+    expected = copy.deepcopy(policy)(batch.clone())["action"]
+    assert torch.equal(copy.deepcopy(policy)(*(batch[key] for key in policy.in_keys))[0], expected)
+    unmasked = copy.deepcopy(policy)(batch.exclude("prefix_mask"))["action"]
+    assert torch.equal(policy(*(batch[key] for key in policy.in_keys[:3]))[0], unmasked)
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_a_reference_of_single_turns_reads_what_the_policy_reads(mask):
+    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
+    reference = UtteranceReference(frozen_copy(policy))
+    step = policy(feature_rows(mask, n=N)).set(DONE, torch.arange(N)[:, None] == 2)
+    found = reference.log_prob(step, step)
+    assert not found[2].any()
+    others = torch.arange(N) != 2
+    torch.testing.assert_close(found[others].float(), step["token_log_prob"][others], **EXACT)
+    with pytest.raises(KeyError, match="needs 'prefix', found only"):
+        reference.log_prob(step.exclude("prefix"), step)
+
+
+# -- actors around it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_tokens_of_whole_rows_as_actions(mask):
+    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
+    batch = feature_rows(mask, n=N, width=WIDTH)
+    actor, rows_of = RowTokenActor(policy), carried(batch, policy(batch.clone())["action"])
+    assert {"prefix", "prefix_mask"} <= set(actor.in_keys)
+    length = batch["attention_mask"].sum(-1, keepdim=True)
+    said = policy.get_dist(batch)
+    action = rows_of["tokens"].gather(-1, length + torch.arange(K))
+    until = (action == CONTROL.end_of_action).cumsum(-1) - (action == CONTROL.end_of_action).long() == 0
+    agent = torch.zeros(N, WIDTH, dtype=torch.bool).scatter(-1, length + torch.arange(K), until)
+    found = actor.get_dist(rows_of.set("action_mask", agent)).log_prob(rows_of["tokens"]).sum(-1)
+    torch.testing.assert_close(found, said.log_prob(action), **EXACT)
+
+
+def test_a_mixed_policy_names_the_features():
+    first, second = policies(actor_of(), {}, {})
+    mixed = MixedPolicy(first, second, 0.5, seed=0)
+    assert {"prefix", "prefix_mask"} <= set(mixed.in_keys)
+    assert mixed(feature_rows(n=N))["action"].shape == (N, K)
+
+
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_chai_ranks_candidates_by_features_that_read_the_image(mask):
+    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False)
+    torch.manual_seed(0)
+    qvalue = UtteranceQValueHead(16).double()
+    batch = feature_rows(mask, n=N)
+    chosen = CHAIActor(copy.deepcopy(policy), qvalue, candidates=3)
+    assert chosen.in_keys == policy.in_keys
+    out = chosen(batch.clone())
+    scored = policy.get_dist(batch).log_prob(out["action"]).float()
+    torch.testing.assert_close(scored, out["action_log_prob"], **EXACT)
+    with pytest.raises(KeyError, match="CHAIActor needs 'prefix'"):
+        chosen(rows(n=N))
+
+
+def test_candidates_of_a_dataset_read_the_features_of_their_rows():
+    batch = feature_rows(n=N, width=20)
+    batch["action_mask"] = batch["attention_mask"] & (torch.arange(20) % 4 > 1)
+    batch["terminated"] = torch.ones(N, 1, dtype=torch.bool)
+    (policy,) = policies(actor_of(scale=3.0), {}, diagnostics=False, temperature=1.0)
+    out = CandidateSampler(policy, 2, rows_at_a_time=3)(batch)
+    trunk = policy.decoder.actor[0]
+    for row in range(N):
+        slots = out["state_mask"][row].nonzero().flatten()[:-1]  # the last state has no utterance
+        states = trunk(batch[row : row + 1].clone())["hidden"][0].detach().float()
+        agent = batch["action_mask"][row].tolist() + [False]
+        ends = [place for place in range(1, 20) if agent[place] and not agent[place + 1]]
+        assert len(slots) == len(ends)
+        for slot, end in zip(slots.tolist(), ends, strict=True):  # the last token is written in the state before it
+            torch.testing.assert_close(out["utterance_feature"][row, slot], states[:end].mean(0), **EXACT)
+    changed = batch.clone().set("prefix", batch["prefix"] + 1)
+    others = CandidateSampler(policies(policy.decoder.actor, {}, diagnostics=False, temperature=1.0)[0], 2)(changed)
+    assert not torch.allclose(others["candidate_log_prob"], out["candidate_log_prob"])

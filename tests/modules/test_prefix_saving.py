@@ -1,0 +1,107 @@
+"""Projectors of features on disk: with a policy, and beside a language model; damaged ones are named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.modules.prefixes import F, feature_rows
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
+from torchrl_lang.modules import (
+    PrefixEmbedding,
+    UtteranceActor,
+    ValueGuidance,
+    language_actor,
+    load_agent,
+    load_language_model,
+    save_agent,
+    save_language_model,
+    with_prefix,
+)
+from torchrl_lang.storage import FileError
+
+
+def batch():
+    rows = feature_rows(n=7)
+    return rows.set("prefix", rows["prefix"].float())
+
+
+@pytest.mark.parametrize("hidden", [0, 7])
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_saved_agent_reads_features_as_before(tmp_path, hidden, positions):
+    embedding = PrefixEmbedding(F, WIDTH, hidden=hidden, positions=positions)
+    actor = with_prefix(language_actor(tiny_lm()), embedding)
+    guidance = ValueGuidance(*heads(), beta=1.0)
+    policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    assert agent.policy.in_keys == policy.in_keys
+    loaded = agent.policy.decoder.actor[0].module.prefix
+    assert loaded.config() == embedding.config()
+    for name, value in embedding.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    found, expected = agent.policy(batch()), policy(batch())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
+    manifest = json.loads((tmp_path / "agent" / "torchrl_lang.json").read_text())
+    described = {"class": "PrefixEmbedding", "features": F, "width": WIDTH, "hidden": hidden, "positions": positions}
+    assert manifest["heads"]["prefix"] == described
+
+
+def test_an_agent_without_features_has_none(tmp_path):
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4)
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    assert agent.policy.decoder.actor[0].module.prefix is None
+    assert agent.policy.in_keys == ["tokens", "attention_mask"]
+
+
+def saved(tmp_path):
+    lm, embedding = tiny_lm(), PrefixEmbedding(F, WIDTH, hidden=7)
+    return lm, embedding, save_language_model(tmp_path / "model", lm, {"prefix": embedding})
+
+
+def test_a_saved_model_takes_its_projector_again(tmp_path):
+    lm, embedding, folder = saved(tmp_path)
+    model = load_language_model(folder)
+    actor = with_prefix(language_actor(model.lm), model.heads["prefix"])
+    expected = with_prefix(language_actor(lm), embedding).get_dist(batch()).logits
+    torch.testing.assert_close(actor.get_dist(batch()).logits, expected)
+
+
+def unsealed(folder, change):
+    """A folder that was changed by hand, and has no checksums."""
+    path = folder / "torchrl_lang.json"
+    manifest = json.loads(path.read_text()) | {"version": 1}
+    change(manifest["heads"]["prefix"])
+    path.write_text(json.dumps(manifest))
+    (folder / "checksums.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("features", 0), ("features", 4), ("width", "16"), ("hidden", -1), ("hidden", 0), ("positions", 1)]
+    + [("features", None), ("class", "Other"), ("further", 1)],
+)
+def test_a_damaged_description_is_refused(tmp_path, name, value):
+    _, _, folder = saved(tmp_path)
+    with pytest.raises(FileError, match="prefix"):
+        load_language_model(unsealed(folder, lambda described: described.update({name: value})))
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "not finite"])
+def test_damaged_weights_are_refused(tmp_path, damage):
+    _, _, folder = saved(tmp_path)
+    weights = load_file(folder / "heads.safetensors")
+    name = "prefix.project.0.weight"
+    if damage == "missing":
+        del weights[name]
+    elif damage == "shape":
+        weights[name] = weights[name][:, 1:].contiguous()
+    else:
+        weights[name][0, 0] = torch.nan
+    save_file(weights, folder / "heads.safetensors")
+    with pytest.raises(FileError, match=name):
+        load_language_model(unsealed(folder, lambda described: None))

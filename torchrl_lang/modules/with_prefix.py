@@ -1,0 +1,94 @@
+"""Give a model a projector of features, which it reads before the tokens of a row."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
+from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.trunk import Trunk, trunk_of
+from torchrl_lang.schema import ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS
+
+__all__ = ["with_prefix"]
+
+Actor = TypeVar("Actor", bound=nn.Module)
+
+
+def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
+    """Let the trunk of an actor read the features of rows, in place; the language model itself does not change.
+
+    The modules then read ``prefix`` float ``[*B, P, F]`` and, where it is there, ``prefix_mask`` bool ``[*B, P]``,
+    beside ``tokens`` and ``attention_mask``. Do this before building a loss. The embedding becomes a part of the trunk,
+    so losses train it and the decoding cache notices when it changes. :func:`~torchrl_lang.modules.save_agent` saves
+    it with the policy. :func:`~torchrl_lang.modules.save_language_model` writes the language model as without it: pass
+    the embedding as the head ``prefix``, and attach it again after loading, ``with_prefix(language_actor(saved.lm),
+    saved.heads["prefix"])``.
+
+    Args:
+        actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over a
+            :class:`~torchrl_lang.modules.Trunk`; or a trunk of values, a :class:`Trunk` or a module over one.
+        embedding: moved to the model's device; None removes an embedding.
+
+    Returns:
+        The actor.
+
+    Raises:
+        ValueError: the actor has no such trunk, the embedding has another width, or ``positions=False`` is asked of a
+            model with neither learned nor rotary positions.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.modules import PrefixEmbedding, causal_lm, language_actor, with_prefix
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> actor = with_prefix(language_actor(lm), PrefixEmbedding(5, 8))
+        >>> actor.in_keys
+        ['tokens', 'attention_mask', 'prefix', 'prefix_mask']
+        >>> rows = TensorDict(tokens=torch.zeros(2, 6, dtype=torch.int64), attention_mask=torch.ones(2, 6).bool(),
+        ...                   prefix=torch.randn(2, 3, 5), batch_size=[2])
+        >>> actor.get_dist(rows).logits.shape
+        torch.Size([2, 6, 11])
+    """
+    trunk = actor if isinstance(actor, Trunk) else trunk_of(actor)
+    if trunk is None:
+        trunk = RowScorer(actor).trunk
+    if trunk is None:
+        raise ValueError(
+            "Only the Trunk of a Hugging Face model reads features: build the actor with language_actor()."
+        )
+    weight = trunk.model.get_input_embeddings().weight
+    if embedding is not None:
+        _check(embedding, trunk, weight.shape[1])
+    trunk.prefix = None if embedding is None else embedding.to(weight.device)
+    for module in actor.modules():
+        if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
+            _name_keys(module)
+    return actor
+
+
+def _check(embedding: PrefixEmbedding, trunk: Trunk, width: int) -> None:
+    """Raise ValueError where a model cannot read an embedding."""
+    if embedding.width != width:
+        raise ValueError(
+            f"The PrefixEmbedding has width {embedding.width}, but the model's embeddings have {width}: build it with "
+            f"width={width}."
+        )
+    learned = isinstance(getattr(trunk.model, "wpe", None), nn.Embedding)
+    rotary = any(name.split(".")[-1] == "rotary_emb" for name, _ in trunk.model.named_modules())
+    if not embedding.positions and not learned and not rotary:
+        raise ValueError(
+            "positions=False needs a model with learned positions, as GPT-2's, or rotary ones, and those of a "
+            f"{type(trunk.model).__name__} are others: build the PrefixEmbedding with positions=True."
+        )
+
+
+def _name_keys(module: TensorDictModuleBase) -> None:
+    """Let ``in_keys`` name the features where a trunk within reads them."""
+    keys = [key for key in module.in_keys if key not in (PREFIX, PREFIX_MASK)]
+    if any(isinstance(part, Trunk) and part.prefix is not None for part in module.modules()):
+        place = keys.index(ATTENTION_MASK) + 1
+        keys[place:place] = [PREFIX, PREFIX_MASK]
+    module.in_keys = keys
