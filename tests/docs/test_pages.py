@@ -19,6 +19,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
 TOLERANCE = {
     "tutorials/chat_model.md": 0.3,
+    "tutorials/features.md": 0.15,
     "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
     "tutorials/wordle_experiments.md": 0.3,
@@ -39,6 +40,15 @@ def check_chat_model(space):
     assert learned > max(imitated + 1, 2.8)
     curve = space["curve"]
     assert sum(curve[-3:]) / 3 > max(sum(curve[:3]) / 3 + 1, 2.3)
+
+
+def check_features(space):
+    seeing, blind = (
+        space["evaluation"].play_games(space["env"], policy, games=1000, seed=2).returns.mean()
+        for policy in space["policies"].values()
+    )
+    assert seeing > 0.8
+    assert blind < 0.2
 
 
 def check_offline_family(space):
@@ -93,6 +103,7 @@ CHECKS = {
     "guides/kl_penalties.md": check_kl_penalties,
     "guides/online.md": check_online,
     "tutorials/chat_model.md": check_chat_model,
+    "tutorials/features.md": check_features,
     "tutorials/offline_family.md": check_offline_family,
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
