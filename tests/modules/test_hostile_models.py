@@ -286,7 +286,7 @@ def test_the_option_lets_code_run(tmp_path):
         ({"width": 1 << 40}, 'describes no head as "heads.value"'),
         ({"width": "8"}, "has '8' as \"heads.value.width\", expected int"),
         ({"width": -1}, 'describes no head as "heads.value"'),
-        ({"kind": "other"}, r"kind must be one of \['mlp', 'residual'\]"),
+        ({"kind": "other"}, r"kind must be one of \['mlp', 'residual', 'deep'\]"),
         ({"dropout": 7}, 'describes no head as "heads.value"'),
         ({"command": "rm"}, "has the unknown fields \\['command'\\]"),
     ],
