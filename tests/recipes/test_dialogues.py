@@ -191,6 +191,7 @@ def test_bc_learns_the_dialogues(home, tmp_path):
     run = load_run(tmp_path / "run")
     assert [run.reply(text) for text in ("big", "hot", "in")] == ["tiny", "cold", "out"]
     assert run.reply("big", "tiny", "why") == "so"
+    assert run.replies([["in"], ["big", "tiny", "why"], ["hot"]]) == ["out", "so", "cold"]
 
 
 def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueModels, DialogueServer, ServerLimits
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
@@ -12,7 +13,7 @@ from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
 
-__all__ = ["ServeVisualDialogue", "dialogue_models", "main"]
+__all__ = ["ServeVisualDialogue", "local_models", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class ServeVisualDialogue(Options):
     """Serve an answerer and an image guesser, and possibly a questioner, over HTTP."""
 
     models: Path = required("folder of the trained models")
+    features: Path = required("file of the image features: HDF5, or .npy")
+    split: Literal["train", "val", "test"] = option("val", "split whose images a true image is ranked among")
     questioner: Path | None = option(None, "folder of a finished run that asks questions; none: no such route")
     host: str = option("127.0.0.1", "address to listen on; the default is reachable from this machine alone")
     port: int = option(5000, "port to listen on; 0: a free one", at_least=0, at_most=65535)
@@ -30,7 +33,7 @@ class ServeVisualDialogue(Options):
 def main(options: ServeVisualDialogue) -> None:
     """Serve until SIGTERM or SIGINT."""
     server = DialogueServer(
-        dialogue_models(options.models),
+        local_models(options.models, options.features, options.split),
         None if options.questioner is None else _questioner(options.questioner),
         name=options.models.resolve().name,
         host=options.host,
@@ -40,11 +43,12 @@ def main(options: ServeVisualDialogue) -> None:
     server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
 
 
-def dialogue_models(folder: Path) -> DialogueModels:
-    """The trained models of a folder."""
-    from torchrl_lang.envs.visual_dialogue.models import load_models
+def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
+    """Trained models in this process, which rank a true image among those of a split."""
+    from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+    from torchrl_lang.envs.visual_dialogue.models import LocalDialogueModels
 
-    return load_models(folder)
+    return LocalDialogueModels(folder, ImageFeatures(features, split).all())
 
 
 def _questioner(folder: Path) -> Questioner:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, compute_reward_caches
 from torchrl_lang.recipes.options import Options, option, required
-from torchrl_lang.recipes.serve_visual_dialogue import dialogue_models
+from torchrl_lang.recipes.serve_visual_dialogue import local_models
 
 __all__ = ["VisualDialogueRewards", "main"]
 
@@ -18,10 +19,12 @@ class VisualDialogueRewards(Options):
 
     dialogues: Path = required("JSON file of the dialogues")
     features: Path = required("file of the image features: HDF5, or .npy")
-    split: str = required("name of the split: train, val or test")
+    split: Literal["train", "val", "test"] = required("the split")
     out: Path = required("folder for the caches; the same command continues after an interruption")
     server: str | None = option(None, "address of a server of the models")
-    models: Path | None = option(None, "folder of trained models, instead of a server")
+    models: Path | None = option(
+        None, "folder of trained models, instead of a server; they rank among the images of the split"
+    )
     batch_size: int = option(16, "dialogues at a time", at_least=1)
 
     def __post_init__(self) -> None:
@@ -51,6 +54,6 @@ def main(options: VisualDialogueRewards) -> None:
 
 def _models(options: VisualDialogueRewards) -> DialogueModels:
     if options.models is not None:
-        return dialogue_models(options.models)
+        return local_models(options.models, options.features, options.split)
     assert options.server is not None  # checked by the options
     return RemoteModels(options.server)

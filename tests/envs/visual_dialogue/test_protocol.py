@@ -145,7 +145,7 @@ def test_models_behind_http_and_in_process_give_the_same_numbers(server, models)
         assert remote.questions(dialogues[:2]) == ["is it red?", "is it green?"]
         assert torch.equal(remote.distances(*batch), models.distances(*batch))
         assert torch.equal(remote.percentiles(*batch), models.percentiles(*batch))
-        for measure in ("distance", "percentile"):
+        for measure in ("distance", "rank"):
             local = answer_and_score(models, batch[0], questions[:rows], batch[1], measure=measure)
             assert answer_and_score(remote, batch[0], questions[:rows], batch[1], measure=measure) == local
             assert last_round_rewards(remote, *batch, measure=measure) == last_round_rewards(

@@ -20,8 +20,9 @@ from torchrl_lang.storage import Fields, shorten
 
 __all__ = ["RemoteModels"]
 
-_REWARD = {"distance": "fetch_reward", "percentile": "fetch_reward_rank"}
-_STEP = {"distance": "step", "percentile": "step_rank"}
+_VALUE = {"distance": "distance", "rank": "percentile"}
+_REWARD = {"distance": "fetch_reward", "rank": "fetch_reward_rank"}
+_STEP = {"distance": "step", "rank": "step_rank"}
 
 
 class RemoteModels:
@@ -66,7 +67,12 @@ class RemoteModels:
 
     def health(self) -> dict[str, Any]:
         """What the server reports about itself."""
-        return self._http.get("/health")
+        report = self._http.get("/health")
+        if not isinstance(report, dict):
+            raise ValueError(
+                f"{self._http.url}/health replied {shorten(report)}, expected an object with feature_size."
+            )
+        return report
 
     def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
         """The reply to one new question of each dialogue; features float ``[N, F]``."""
@@ -82,7 +88,7 @@ class RemoteModels:
 
     def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         """Float ``[N]`` in [0, 1]: percentile of the true image, after the last round."""
-        return self._values("percentile", dialogues, features)
+        return self._values("rank", dialogues, features)
 
     def answer_and_score(
         self,
@@ -90,7 +96,7 @@ class RemoteModels:
         questions: Sequence[str],
         features: Tensor,
         *,
-        measure: Measure = "percentile",
+        measure: Measure = "rank",
     ) -> AnsweredQuestions:
         """See :func:`~torchrl_lang.envs.visual_dialogue.answer_and_score`; one request a batch."""
         steps = self._replies(_STEP[measure], dialogues, questions, features)
@@ -104,7 +110,7 @@ class RemoteModels:
 
     def _values(self, measure: Measure, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         if self._items is not None:
-            values = [_finite(reply) for reply in self._replies(measure, dialogues, None, features)]
+            values = [_finite(reply) for reply in self._replies(_VALUE[measure], dialogues, None, features)]
         else:
             values = [self._sum(measure, *each) for each in zip(dialogues, features, strict=True)]
         return torch.tensor(values, dtype=torch.float32, device=features.device)
@@ -114,7 +120,7 @@ class RemoteModels:
         prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
         repeated = feature.expand(len(prefixes), -1)
         first, *changes = map(_finite, self._replies(_REWARD[measure], prefixes, None, repeated))
-        return first + sum(changes) * (1 if measure == "percentile" else -1)
+        return first + sum(changes) * (1 if measure == "rank" else -1)
 
     def _replies(
         self,

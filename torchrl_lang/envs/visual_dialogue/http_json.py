@@ -1,4 +1,4 @@
-"""JSON over HTTP for clients: connections are reused, requests that nobody answered are sent again."""
+"""JSON over HTTP for clients: connections are reused, requests without a reply are sent again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
-from torchrl_lang.envs.visual_dialogue.protocol import ROUTES, DialogueBatch, RequestError, Route
+from torchrl_lang.envs.visual_dialogue.protocol import ROUTES, RequestBatch, RequestError, Route
 from torchrl_lang.envs.visual_dialogue.steps import answer_and_score, last_round_rewards, measured
 
 __all__ = ["ModelQueue", "Questioner"]
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 class _Work(NamedTuple):
     route: str
-    batch: DialogueBatch
+    batch: RequestBatch
     replies: Future[list[Any]]
 
 
@@ -47,12 +47,12 @@ class ModelQueue:
         >>> import torch
         >>> from torchrl_lang.envs.visual_dialogue import Dialogue
         >>> from torchrl_lang.envs.visual_dialogue.model_queue import ModelQueue
-        >>> from torchrl_lang.envs.visual_dialogue.protocol import DialogueBatch
+        >>> from torchrl_lang.envs.visual_dialogue.protocol import RequestBatch
         >>> class Models:
         ...     def answers(self, dialogues, questions, features):
         ...         return ["no"] * len(questions)
         >>> models = ModelQueue(Models(), None, size=8)
-        >>> batch = DialogueBatch([Dialogue("a cat")], ["is it black?"], torch.ones(1, 2))
+        >>> batch = RequestBatch([Dialogue("a cat")], ["is it black?"], torch.ones(1, 2))
         >>> models.submit("fetch_a_bot_response", batch).result()
         ['no']
         >>> models.close()
@@ -69,7 +69,7 @@ class ModelQueue:
     def __len__(self) -> int:
         return self._waiting.qsize()
 
-    def submit(self, route: str, batch: DialogueBatch) -> Future[list[Any]]:
+    def submit(self, route: str, batch: RequestBatch) -> Future[list[Any]]:
         """The replies to come, one a dialogue.
 
         Raises:
@@ -115,7 +115,7 @@ class ModelQueue:
 
     def _answer(self, works: Sequence[_Work]) -> None:
         """Answer requests of one route together; if that fails, one at a time."""
-        batch = DialogueBatch.joined([work.batch for work in works])
+        batch = RequestBatch.joined([work.batch for work in works])
         self.counts.update(batches=1, dialogues=len(batch.dialogues))
         try:
             replies = self._replies(ROUTES[works[0].route], batch) if batch.dialogues else []
@@ -139,7 +139,7 @@ class ModelQueue:
             error = RequestError(500, None, "the models failed on this request; the server's log has the reason")
         work.replies.set_exception(error)
 
-    def _replies(self, kind: Route, batch: DialogueBatch) -> list[Any]:
+    def _replies(self, kind: Route, batch: RequestBatch) -> list[Any]:
         dialogues, questions, features = batch
         if kind.replies == "question":
             if self.questioner is None:

@@ -23,7 +23,7 @@ __all__ = [
     "BATCH",
     "GREEDY",
     "ROUTES",
-    "DialogueBatch",
+    "RequestBatch",
     "RequestError",
     "Route",
     "ServerLimits",
@@ -63,11 +63,11 @@ ROUTES = {
     "fetch_a_bot_response": Route("answer"),
     "fetch_q_bot_response": Route("question"),
     "fetch_reward": Route("reward", "distance"),
-    "fetch_reward_rank": Route("reward", "percentile"),
+    "fetch_reward_rank": Route("reward", "rank"),
     "step": Route("step", "distance"),
-    "step_rank": Route("step", "percentile"),
+    "step_rank": Route("step", "rank"),
     "distance": Route("value", "distance"),
-    "percentile": Route("value", "percentile"),
+    "percentile": Route("value", "rank"),
 }
 """Routes by name; those of the original protocol, and two that reply the values themselves."""
 
@@ -130,7 +130,7 @@ def error_reply(message: str, field: str | None = None) -> dict[str, Any]:
     return {"error": message, "field": field}
 
 
-class DialogueBatch(NamedTuple):
+class RequestBatch(NamedTuple):
     """Dialogues of a request; ``questions`` and ``features`` are given where the route needs them."""
 
     dialogues: list[Dialogue]
@@ -138,7 +138,7 @@ class DialogueBatch(NamedTuple):
     features: Tensor | None  # float32 [N, F]
 
     @classmethod
-    def joined(cls, batches: Sequence[DialogueBatch]) -> DialogueBatch:
+    def joined(cls, batches: Sequence[RequestBatch]) -> RequestBatch:
         """One batch of several of the same route."""
         parts = [batch.features for batch in batches if batch.features is not None]
         return cls(

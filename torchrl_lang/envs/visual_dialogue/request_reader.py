@@ -15,7 +15,7 @@ from torchrl_lang.envs.visual_dialogue.protocol import (
     BATCH,
     GREEDY,
     ROUTES,
-    DialogueBatch,
+    RequestBatch,
     RequestError,
     Route,
     ServerLimits,
@@ -29,7 +29,7 @@ _LARGEST_FEATURE = 1000.0
 """Largest absolute image feature; those of the protocol are L2-normalised."""
 
 
-def read_batch(body: bytes, route: str, limits: ServerLimits, feature_size: int) -> tuple[str, DialogueBatch]:
+def read_batch(body: bytes, route: str, limits: ServerLimits, feature_size: int) -> tuple[str, RequestBatch]:
     """The route and the dialogues of a request.
 
     Args:
@@ -45,7 +45,7 @@ def read_batch(body: bytes, route: str, limits: ServerLimits, feature_size: int)
         >>> from torchrl_lang.envs.visual_dialogue import ServerLimits
         >>> from torchrl_lang.envs.visual_dialogue.request_reader import read_batch
         >>> read_batch(b"history=%5B%5D&caption=a+cat", "fetch_q_bot_response", ServerLimits(), feature_size=2)
-        ('fetch_q_bot_response', DialogueBatch(dialogues=[Dialogue(caption='a cat', rounds=())], questions=[], ...
+        ('fetch_q_bot_response', RequestBatch(dialogues=[Dialogue(caption='a cat', rounds=())], questions=[], ...
     """
     if route != BATCH:
         form, name = _read_form(body), route
@@ -61,7 +61,7 @@ def read_batch(body: bytes, route: str, limits: ServerLimits, feature_size: int)
     kind = ROUTES[name]
     read = [_read_dialogue(item, kind, limits) for item in items]
     features = _read_features([_given(item, "img_features") for item in items], feature_size) if kind.sees else None
-    return name, DialogueBatch([each for each, _ in read], [asked for _, asked in read if asked is not None], features)
+    return name, RequestBatch([each for each, _ in read], [asked for _, asked in read if asked is not None], features)
 
 
 def _read_form(body: bytes) -> dict[str, str]:

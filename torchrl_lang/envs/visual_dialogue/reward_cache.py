@@ -19,7 +19,7 @@ from torchrl_lang.storage import FileError, write_file
 
 __all__ = ["RewardCaches", "compute_reward_caches"]
 
-_MEASURES: tuple[Measure, Measure] = ("distance", "percentile")
+_MEASURES: tuple[Measure, Measure] = ("distance", "rank")
 _TOLERANCE = 1e-4
 
 
@@ -36,12 +36,12 @@ class RewardCaches(NamedTuple):
     """
 
     distance: list[list[float]]
-    percentile: list[list[float]]
+    rank: list[list[float]]
 
     def save(self, folder: str | Path, split: str) -> None:
         """Write both under the names that the ILQL paper's data has."""
         write_file(Path(folder) / f"{split}_reward_cache2.json", json.dumps(self.distance))
-        write_file(Path(folder) / f"{split}_rank_reward_cache1.json", json.dumps(self.percentile))
+        write_file(Path(folder) / f"{split}_rank_reward_cache1.json", json.dumps(self.rank))
 
 
 def compute_reward_caches(
@@ -79,7 +79,7 @@ def compute_reward_caches(
         ...         return torch.tensor([0.5 + 0.25 * len(dialogue.rounds) for dialogue in dialogues])
         >>> dialogues = [Dialogue("a cat", (Round("is it black?", "no"),))]
         >>> compute_reward_caches(Models(), dialogues, lambda rows: torch.ones(len(rows), 2))
-        RewardCaches(distance=[[2.0, 0.5]], percentile=[[0.5, 0.25]])
+        RewardCaches(distance=[[2.0, 0.5]], rank=[[0.5, 0.25]])
     """
     at_least_one("batch_size", batch_size)
     journal = None if partial is None else _Journal(Path(partial), dialogues)
@@ -138,7 +138,7 @@ class _Journal:
             raise self._error("is about other dialogues")
         if complete != content:
             os.truncate(self.path, len(complete))
-        return [(distance, percentile) for distance, percentile in rows]
+        return [(distance, rank) for distance, rank in rows]
 
     def append(self, rows: Sequence[tuple[list[float], list[float]]]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -17,6 +18,9 @@ from torchrl_lang.envs.visual_dialogue.service import DialogueService
 from torchrl_lang.envs.visual_dialogue.web import web_app, web_server
 
 __all__ = ["DialogueServer"]
+
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
 
 
 class DialogueServer:
@@ -72,11 +76,7 @@ class DialogueServer:
 
     def start(self) -> None:
         """Listen, and answer in a thread of its own."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, f"{self.host}:{self.port}") from error
+        listening = _listening(self.host, self.port)
         self.port = listening.getsockname()[1]
         service = DialogueService(self.models, self.questioner, name=self.name, limits=self.limits)
         server = web_server(web_app(service))
@@ -116,3 +116,18 @@ class DialogueServer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Only with its protocol named does asyncio set TCP_NODELAY, without which every small reply takes 40 ms longer.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if os.name == "posix":  # a server that is started again gets its port back; on Windows it would share it
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(_BACKLOG)
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
+    return made

@@ -12,8 +12,8 @@ from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels,
 
 __all__ = ["AnsweredQuestions", "Measure", "answer_and_score", "last_round_rewards", "measured"]
 
-Measure = Literal["distance", "percentile"]
-"""What a reward compares: the squared distance of the guessed image feature, or the true image's percentile."""
+Measure = Literal["rank", "distance"]
+"""What a reward compares: the percentile of the true image, or the distance of the guessed feature to the true one."""
 
 
 class AnsweredQuestions(NamedTuple):
@@ -38,7 +38,7 @@ def answer_and_score(
     questions: Sequence[str],
     features: Tensor,
     *,
-    measure: Measure = "percentile",
+    measure: Measure = "rank",
 ) -> AnsweredQuestions:
     """Answer one question of each dialogue, and score the round that this completes.
 
@@ -74,7 +74,7 @@ def answer_and_score(
 
 
 def last_round_rewards(
-    models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, *, measure: Measure = "percentile"
+    models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor, *, measure: Measure = "rank"
 ) -> list[float]:
     """What the last round of each dialogue earned; without rounds, the initial value itself.
 
@@ -85,7 +85,7 @@ def last_round_rewards(
         models: that guess.
         dialogues: up to the round in question.
         features: of the true images, float ``[N, F]``.
-        measure: ``"distance"`` or ``"percentile"``.
+        measure: ``"rank"`` for percentiles, or ``"distance"``.
 
     Examples:
         >>> import torch
@@ -101,7 +101,7 @@ def last_round_rewards(
     before = [Dialogue(dialogues[row].caption, dialogues[row].rounds[:-1]) for row in rows]
     repeated = torch.cat([features, features[rows]]) if rows else features
     values = measured(models, [*dialogues, *before], repeated, measure)
-    rewards, sign = values[: len(dialogues)], 1 if measure == "percentile" else -1
+    rewards, sign = values[: len(dialogues)], 1 if measure == "rank" else -1
     for row, earlier in zip(rows, values[len(dialogues) :], strict=True):
         rewards[row] = sign * (rewards[row] - earlier)
     return rewards
