@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import urllib.parse
 
@@ -123,9 +124,11 @@ def raw(server, data):
                 answer += chunk
         except ConnectionResetError:
             pass
-    answer = answer.removeprefix(b"HTTP/1.1 100 \r\n\r\n").removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
     head, _, content = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), content
+    if b" 100 " in head:
+        head, _, content = content.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    return int(head.split()[1]), content[: int(length[1])]  # bytes beyond a body are a request of their own
 
 
 def request(route, body, headers=()):

@@ -100,6 +100,7 @@ def test_waits_grow_up_to_the_longest_and_are_jittered():
         assert most / 2 <= wait < most + 1
 
 
+@pytest.mark.slow
 def test_a_server_can_ask_for_a_longer_wait():
     with Scripted((503, {}, ("Retry-After", "1")), (503, {}, ("Retry-After", "Mon, 23 Nov")), (200, "fine")) as server:
         JSONOverHTTP(server.url, **FAST).get("/x")

@@ -112,6 +112,7 @@ def health(server):
         return json.load(reply)
 
 
+@pytest.mark.slow
 def test_sixty_four_clients_at_once(server, models):
     dialogues, questions, features = make_batch(64, seed=5)
     expected = answer_and_score(models, dialogues, questions, features, measure="distance")
@@ -133,6 +134,7 @@ def test_sixty_four_clients_at_once(server, models):
     assert after["batches"] - before["batches"] < 64 * 3  # some that waited were answered together
 
 
+@pytest.mark.slow
 def test_models_behind_http_and_in_process_give_the_same_numbers(server, models):
     dialogues, questions, features = make_batch(100, seed=7)
     for remote in (RemoteModels(server.url), RemoteModels(server.url, feature_size=16)):

@@ -161,9 +161,10 @@ def _read_features(rows: list[Any], size: int) -> Tensor:
     for row in rows:
         _expect(isinstance(row, list), "img_features", f"must be a list of numbers, got {shorten(row)}")
         _expect(len(row) == size, "img_features", f"must have {size} numbers, got {len(row)}")
-        wrong = next((value for value in row if not _is_feature(value)), None)
-        fits = wrong is None and None not in row
-        _expect(fits, "img_features", f"must be numbers of at most {_LARGEST_FEATURE:g}, got {shorten(wrong)}")
+        numbers = set(map(type, row)) <= {float, int}  # no bool
+        if not numbers or max(row) > _LARGEST_FEATURE or min(row) < -_LARGEST_FEATURE:
+            found = shorten(next(value for value in row if not _is_feature(value)))
+            raise RequestError(400, "img_features", f"must be numbers of at most {_LARGEST_FEATURE:g}, got {found}")
     return torch.tensor(rows, dtype=torch.float32).reshape(len(rows), size)
 
 

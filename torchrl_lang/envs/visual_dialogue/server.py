@@ -76,10 +76,14 @@ class DialogueServer:
 
     def start(self) -> None:
         """Listen, and answer in a thread of its own."""
-        listening = _listening(self.host, self.port)
-        self.port = listening.getsockname()[1]
         service = DialogueService(self.models, self.questioner, name=self.name, limits=self.limits)
-        server = web_server(web_app(service))
+        try:
+            server = web_server(web_app(service))
+            listening = _listening(self.host, self.port)
+        except (ImportError, OSError):
+            service.close()
+            raise
+        self.port = listening.getsockname()[1]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="HTTP server")
         thread.start()
         self._running = server, thread, service

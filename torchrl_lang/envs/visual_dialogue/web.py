@@ -101,7 +101,7 @@ def _protocol() -> Any:
                     self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 
-        def eof_received(self) -> bool:
+        def eof_received(self) -> Any:
             """Whether a reply is still to come, so that the connection stays open."""
             begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
             if begun or self.conn.their_state is h11.SEND_BODY:
