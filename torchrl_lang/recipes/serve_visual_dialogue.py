@@ -13,7 +13,7 @@ from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
 
-__all__ = ["ServeVisualDialogue", "local_models", "main"]
+__all__ = ["ServeVisualDialogue", "local_models", "main", "run_questioner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def main(options: ServeVisualDialogue) -> None:
     """Serve until SIGTERM or SIGINT."""
     server = DialogueServer(
         local_models(options.models, options.features, options.split),
-        None if options.questioner is None else _questioner(options.questioner),
+        None if options.questioner is None else run_questioner(options.questioner),
         name=options.models.resolve().name,
         host=options.host,
         port=options.port,
@@ -51,7 +51,7 @@ def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
     return LocalDialogueModels(folder, ImageFeatures(features, split).all())
 
 
-def _questioner(folder: Path) -> Questioner:
+def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
 
