@@ -25,6 +25,7 @@ NAMES = (
     "decoding",
     "online",
     "textworld_env",
+    "visual_dialogue_server",
     "kl_transforms",
     "scaling",
 )

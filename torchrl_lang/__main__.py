@@ -69,6 +69,11 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
         },
     ),
     "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
+    "rewards": (
+        "compute the rewards of a dataset",
+        {"visual_dialogue": _recipe("visual_dialogue_rewards", "VisualDialogueRewards")},
+    ),
+    "serve": ("serve models over HTTP", {"visual_dialogue": _recipe("serve_visual_dialogue", "ServeVisualDialogue")}),
     "solve": ("find the best possible play", {"wordle": _recipe("solve_wordle", "SolveWordle")}),
 }
 """Commands that take the name of a task or of an algorithm."""

@@ -12,10 +12,13 @@ from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import CharTokenizer, Episode, Turn, dataset_from_jsonl, load_dataset, row_buffer, to_rows
+from torchrl_lang.envs.visual_dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import TiedQValueHead, language_actor
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_evaluation import longest_utterance
+from torchrl_lang.recipes.serve_visual_dialogue import run_questioner
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.storage import folder_lock, read_tensors
 from torchrl_lang.training import Checkpointer
@@ -191,6 +194,12 @@ def test_bc_learns_the_dialogues(home, tmp_path):
     run = load_run(tmp_path / "run")
     assert [run.reply(text) for text in ("big", "hot", "in")] == ["tiny", "cold", "out"]
     assert run.reply("big", "tiny", "why") == "so"
+    assert run.replies([["in"], ["big", "tiny", "why"], ["hot"]]) == ["out", "so", "cold"]
+    ask = run_questioner(tmp_path / "run")
+    assert ask([Dialogue("in"), Dialogue("big", (Round("tiny", "why"),))]) == ["out", "so"]
+    with pytest.raises(RequestError, match="cannot read a character") as error:
+        ask([Dialogue("in"), Dialogue("ß")])
+    assert error.value.status == 422
 
 
 def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_path):

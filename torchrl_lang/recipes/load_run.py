@@ -107,16 +107,21 @@ class FinishedRun:
         Raises:
             ValueError: the last text is the agent's, or the tokenizer cannot encode a text.
         """
-        if len(texts) % 2 == 0 and texts:
-            raise ValueError(f"The last of the {len(texts)} texts is the agent's: give the user's answer to it, too.")
-        turns = [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
-        episode = Episode(turns, terminated=False, truncated=True)
-        encoded, control = encode_episode(episode, self.tokenizer), self.tokenizer.control
-        row = stack_episodes([encoded], control.pad, len(encoded.tokens) + self.action_length)
-        written = self.policy(beta, method=method, **options)(row)[ACTION][0].tolist()
-        return decode_action(
-            self.tokenizer, [token for token in written if token not in (control.end_of_action, control.pad)]
-        )
+        return self.replies([texts], beta=beta, method=method, **options)[0]
+
+    def replies(
+        self, dialogues: Sequence[Sequence[str]], *, beta: float = 0.0, method: Method = "greedy", **options: Any
+    ) -> list[str]:
+        """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`."""
+        turns = [_turns_of(texts) for texts in dialogues]
+        episodes = [encode_episode(Episode(each, terminated=False, truncated=True), self.tokenizer) for each in turns]
+        control, longest = self.tokenizer.control, max(len(episode.tokens) for episode in episodes)
+        rows = stack_episodes(episodes, control.pad, longest + self.action_length)
+        ends = (control.end_of_action, control.pad)
+        return [
+            decode_action(self.tokenizer, [token for token in written if token not in ends])
+            for written in self.policy(beta, method=method, **options)(rows)[ACTION].tolist()
+        ]
 
     def choose_beta(self, *, seed: int, games: int = 250, betas: Sequence[float] | None = None) -> dict[float, float]:
         """Play games greedily with each weight of the values, on games that no result is reported on.
@@ -134,6 +139,13 @@ class FinishedRun:
             summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)
             returns[beta] = summary.mean_return
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
+
+
+def _turns_of(texts: Sequence[str]) -> list[Turn]:
+    """The turns of a dialogue that the agent's turn follows; the user's come first."""
+    if len(texts) % 2 == 0 and texts:
+        raise ValueError(f"The last of the {len(texts)} texts is the agent's: give the user's answer to it, too.")
+    return [Turn(text, reward=0.0 if index % 2 else None) for index, text in enumerate(texts)]
 
 
 def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:

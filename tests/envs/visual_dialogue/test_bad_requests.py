@@ -1,0 +1,223 @@
+"""Requests that are wrong: each gets a JSON error that names the field, and the server answers the next one."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import urllib.parse
+
+import pytest
+
+from tests.envs.visual_dialogue.conftest import make_batch
+from tests.envs.visual_dialogue.test_protocol import form, post, send
+
+ASKING = ("fetch_a_bot_response", "step", "step_rank")
+ROUTES = (*ASKING, "fetch_q_bot_response", "fetch_reward", "fetch_reward_rank")
+
+
+def valid(route="step_rank"):
+    dialogues, questions, features = make_batch(3)
+    return form(dialogues[2], questions[2] if route in ASKING else None, features[2])
+
+
+def history(*texts):
+    return json.dumps(
+        [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]
+    )
+
+
+DEEP = "[" * 100_000
+WRONG = {
+    "no history": ({"history": None}, 400, "history", "missing"),
+    "history is no JSON": ({"history": "[{"}, 400, "history", "JSON"),
+    "history is deep": ({"history": DEEP}, 400, "history", "JSON"),
+    "history is an object": ({"history": "{}"}, 400, "history", "list"),
+    "history of texts": ({"history": '["is it red?"]'}, 400, "history", "speaker"),
+    "history without a text": ({"history": '[{"speaker": "question"}]'}, 400, "history", "text"),
+    "text is a number": ({"history": '[{"speaker": "question", "text": 3}]'}, 400, "history", "text"),
+    "answer first": ({"history": '[{"speaker": "answer", "text": "no"}]'}, 400, "history", "alternate"),
+    "ends with an answer": ({"history": history("is it red?", "no")}, 400, "history", "end with a question"),
+    "a repeated key": ({"history": '[{"speaker": "question", "text": "a", "text": "b"}]'}, 400, "history", "repeated"),
+    "a lone surrogate": ({"history": '[{"speaker": "question", "text": "\\ud800"}]'}, 400, "history", "surrogate"),
+    "a long text": ({"history": history("x" * 2001)}, 413, "history", "2000"),
+    "many rounds": ({"history": history(*["x"] * 65)}, 413, "history", "64"),
+    "no caption": ({"caption": None}, 400, "caption", "missing"),
+    "a long caption": ({"caption": "x" * 2001}, 413, "caption", "2000"),
+    "no features": ({"img_features": None}, 400, "img_features", "missing"),
+    "features are no list": ({"img_features": "1.0"}, 400, "img_features", "list"),
+    "too few features": ({"img_features": "[1.0]"}, 400, "img_features", "16 numbers, got 1"),
+    "NaN": ({"img_features": f"[{'1, ' * 15} NaN]"}, 400, "img_features", "NaN"),
+    "infinity": ({"img_features": f"[{'1, ' * 15} 1e999]"}, 400, "img_features", "numbers"),
+    "a large number": ({"img_features": f"[{'1, ' * 15} 1e30]"}, 400, "img_features", "1e+30"),
+    "null": ({"img_features": f"[{'1, ' * 15} null]"}, 400, "img_features", "None"),
+    "true": ({"img_features": f"[{'1, ' * 15} true]"}, 400, "img_features", "True"),
+    "a long integer": ({"img_features": f"[{'1, ' * 15} {'9' * 5000}]"}, 400, "img_features", ""),
+    "other decoding": ({"generation_kwargs": '{"inference": "sample"}'}, 400, "generation_kwargs", "greedy"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_field_that_is_wrong_is_named(server, name):
+    changes, status, field, part = WRONG[name]
+    fields = {key: value for key, value in (valid() | changes).items() if value is not None}
+    found, reply = post(server, "step_rank", fields)
+    assert (found, reply["field"]) == (status, field)
+    assert field in reply["error"]
+    assert part in reply["error"]
+    assert len(reply["error"]) < 400
+
+
+BATCH = {
+    "route": "step",
+    "history": [json.loads(history("is it red?"))],
+    "caption": ["a"],
+    "img_features": [[0.5] * 16],
+}
+WRONG_BATCHES = {
+    "no JSON": (b"{", 400, "body"),
+    "not UTF-8": (b"\xff\xfe{", 400, "body"),
+    "a list": (b"[]", 400, "body"),
+    "no route": ({"route": None}, 400, "route"),
+    "unknown route": ({"route": "health"}, 400, "route"),
+    "route is a list": ({"route": []}, 400, "route"),
+    "unknown field": ({"captions": []}, 400, "body"),
+    "caption is a text": ({"caption": "a"}, 400, "caption"),
+    "unequal lengths": ({"caption": ["a", "b"]}, 400, "body"),
+    "caption in a list": ({"caption": [["a"]]}, 400, "caption"),
+    "features of none": ({"img_features": [None]}, 400, "img_features"),
+    "too many": ({name: BATCH[name] * 65 for name in ("history", "caption", "img_features")}, 413, "history"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BATCHES)
+def test_the_field_of_a_batch_that_is_wrong_is_named(server, name):
+    body, status, field = WRONG_BATCHES[name]
+    if not isinstance(body, bytes):
+        body = json.dumps({key: value for key, value in (BATCH | body).items() if value is not None}).encode()
+    found, reply = send(server, "batch", body)
+    assert (found, reply["field"]) == (status, field)
+
+
+def test_other_errors(server):
+    assert send(server, "nowhere", b"")[0] == 404
+    assert send(server, "distance", b"")[0] == 404
+    assert send(server, "health", b"x")[0] == 405
+    assert send(server, "step", b"{}", **{"Content-Type": "application/json"})[0] == 415
+    assert send(server, "step", b"x" * (2**24 + 1))[0] == 413
+    assert post(server, "step", [("history", "[]"), ("history", "[]")])[1]["error"] == "'history' was given twice"
+    assert post(server, "fetch_q_bot_response", valid("fetch_q_bot_response"))[0] == 200
+
+
+def raw(server, data):
+    """Send bytes; the status and the content of what comes back."""
+    with socket.create_connection((server.host, server.port), timeout=60) as connection:
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:  # it was answered before all was read
+            pass
+        answer = b""
+        try:
+            while chunk := connection.recv(2**16):
+                answer += chunk
+        except ConnectionResetError:
+            pass
+    head, _, content = answer.partition(b"\r\n\r\n")
+    if b" 100 " in head:
+        head, _, content = content.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+    return int(head.split()[1]), content[: int(length[1])]  # bytes beyond a body are a request of their own
+
+
+def request(route, body, headers=()):
+    lines = [f"POST /{route} HTTP/1.1", "Host: here", "Connection: close", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def sized(body):
+    return [f"Content-Length: {len(body)}", "Content-Type: application/x-www-form-urlencoded"]
+
+
+def damaged_field(rng, route):
+    fields = dict(valid(route))
+    name = rng.choice([*fields])
+    kind = rng.randrange(5)
+    if kind == 0:
+        del fields[name]
+    elif kind == 1:
+        fields[name] = rng.choice(["", "null", "[]", "{}", "0", '"x"', "[[]]", "NaN", "[null]", DEEP, "9" * 5000])
+    elif kind == 2:
+        fields[name] = fields[name][: rng.randrange(len(fields[name]))]
+    elif kind == 3:
+        fields[name] *= rng.choice([2, 30, 3000])
+    else:
+        place = rng.randrange(len(fields[name]))
+        fields[name] = fields[name][:place] + chr(rng.randrange(1, 0xD800)) + fields[name][place + 1 :]
+    body = urllib.parse.urlencode(fields).encode()
+    return request(route, body, sized(body))
+
+
+def damaged_json(rng, route):
+    """A value somewhere in a batch is another one."""
+    content = json.loads(json.dumps(BATCH))
+    place, values = content, [None, True, -1, 1e300, "", "x" * 3000, [], {}, [[]], {"text": 1}, "\ud800"]
+    while True:
+        key = rng.choice([*place] if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], list | dict) or not place[key] or rng.random() < 0.3:
+            break
+        place = place[key]
+    place[key] = rng.choice(values)
+    body = json.dumps(content).encode()
+    return request("batch", body, sized(body))
+
+
+def damaged_bytes(rng, route):
+    body = urllib.parse.urlencode(valid(route)).encode()
+    data = bytearray(request(route, body, sized(body)))
+    for _ in range(rng.randrange(1, 10)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(data)
+
+
+def damaged_size(rng, route):
+    body = urllib.parse.urlencode(valid(route)).encode()
+    size = rng.choice([0, 1, len(body) // 2, len(body) + 5, 2**40, "-1", "many", "1e3", "0x10", "9" * 30])
+    data = request(route, body, [f"Content-Length: {size}"])
+    return data[: rng.randrange(len(data) // 2, len(data) + 1)]
+
+
+def damaged_head(rng, route):
+    body = urllib.parse.urlencode(valid(route)).encode()
+    lines = sized(body)
+    odd = ["Transfer-Encoding: chunked", "Content-Length: 3", "no colon", ": empty", "X: " + "y" * 70_000, "é: é"]
+    odd += [
+        "Expect: 100-continue",
+        "Upgrade: websocket",
+        "Connection: upgrade",
+        "Content-Encoding: gzip",
+        "Host: other",
+    ]
+    odd += ["Content-Type: \x00", "Content-Type: text/plain"]
+    lines.insert(rng.randrange(len(lines) + 1), rng.choice(odd))
+    data = request(route, body, lines)
+    return data.replace(b"POST", rng.choice([b"POST", b"GET", b"PUT", b"P\x00T", b"", b"CONNECT"]), 1)
+
+
+@pytest.mark.slow
+def test_a_thousand_damaged_requests_end_in_an_error_or_a_reply(server):
+    rng, statuses = random.Random(0), []
+    kinds = (damaged_field, damaged_json, damaged_bytes, damaged_size, damaged_head)
+    for number in range(1000):
+        route = rng.choice(ROUTES)
+        data = kinds[number % len(kinds)](rng, route)
+        status, content = raw(server, data)
+        assert status == 200 or 400 <= status < 500, (number, status, content)
+        reply = json.loads(content)
+        if status != 200:
+            assert reply.keys() == {"error", "field"}, (number, reply)
+            assert not any(part in reply["error"] for part in ("Traceback", "site-packages", "torchrl_lang", ".py"))
+        statuses.append(status)
+    assert 20 < statuses.count(200) < 500  # some damage is harmless, most is not
+    assert post(server, "step_rank", valid())[0] == 200

@@ -1,0 +1,211 @@
+"""The client on servers that fail: retries, waits, time limits, errors, connections."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from tests.envs.visual_dialogue.conftest import make_batch
+from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
+from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
+
+FAST = {"first_wait": 0.001, "longest_wait": 0.01}
+HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})
+
+
+class Scripted(ThreadingHTTPServer):
+    """Replies the next of its script: status and content, or "drop" and "sleep"; and further headers."""
+
+    daemon_threads = True
+
+    def __init__(self, *script):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.seen, self.connections, self.times = list(script), [], 0, []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def process_request(self, request, address):
+        self.connections += 1
+        super().process_request(request, address)
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append((self.command, self.path, self.headers.get("Content-Type"), body))
+        self.server.times.append(time.monotonic())
+        status, content, *more = self.server.script.pop(0)
+        if status == "drop":
+            self.close_connection = True
+            return
+        if status == "sleep":
+            time.sleep(content)
+            status, content = 200, "late"
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in [*more, ("Content-Length", str(len(data)))]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("bad", [("drop", ""), (503, {"error": "full"}), (500, b"oops"), (429, {}), (408, {})])
+def test_a_request_is_sent_again_until_it_is_answered(bad):
+    with Scripted(bad, bad, (200, "fine")) as server:
+        assert JSONOverHTTP(server.url, retries=2, **FAST).get("/x") == "fine"
+        assert len(server.seen) == 3
+
+
+def test_retries_are_bounded_and_the_error_has_the_reason():
+    with Scripted(*[(503, {"error": "full"})] * 3) as server:
+        with pytest.raises(ConnectionError, match=r"/x answered none of 3 requests.*status 503: full.*Check") as error:
+            JSONOverHTTP(server.url, retries=2, **FAST).get("/x")
+        assert server.url in str(error.value)
+        assert server.script == []
+
+
+def test_nothing_listens():
+    server = Scripted()
+    server.server_close()
+    with pytest.raises(ConnectionError, match=r"none of 2 requests.*refused"):
+        RemoteModels(server.url, retries=1, **FAST)
+
+
+def test_waits_grow_up_to_the_longest_and_are_jittered():
+    with Scripted(*[("drop", "")] * 6, (200, "fine")) as server:
+        JSONOverHTTP(server.url, first_wait=0.02, longest_wait=0.08).get("/x")
+    waits = [after - before for before, after in zip(server.times, server.times[1:], strict=False)]
+    for wait, most in zip(waits, [0.02, 0.04, 0.08, 0.08, 0.08, 0.08], strict=True):
+        assert most / 2 <= wait < most + 1
+
+
+@pytest.mark.slow
+def test_a_server_can_ask_for_a_longer_wait():
+    with Scripted((503, {}, ("Retry-After", "1")), (503, {}, ("Retry-After", "Mon, 23 Nov")), (200, "fine")) as server:
+        JSONOverHTTP(server.url, **FAST).get("/x")
+    assert server.times[1] - server.times[0] >= 1
+    assert server.times[2] - server.times[1] < 1
+
+
+def test_a_reply_that_does_not_come_in_time_is_a_failure():
+    with Scripted(("sleep", 5), (200, "fine")) as server:
+        began = time.monotonic()
+        assert JSONOverHTTP(server.url, timeout=0.2, **FAST).get("/x") == "fine"
+        assert time.monotonic() - began < 4
+
+
+def test_what_the_server_rejects_is_not_sent_again():
+    rejected = (400, {"error": "caption is missing", "field": "caption"})
+    with Scripted(HEALTH, rejected) as server:
+        models = RemoteModels(server.url, **FAST)
+        with pytest.raises(ValueError, match="/batch rejected the request with status 400: caption is missing"):
+            models.distances(*make_batch(1)[::2])
+        assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"<html>", "expected JSON"),
+        ({}, "expected a list of 1"),
+        ([1.0, 2.0], "expected a list of 1"),
+        (["far"], "finite number"),
+        (b"[NaN]", "finite number"),
+        ([True], "finite number"),
+    ],
+)
+def test_replies_that_are_none_of_the_protocol(reply, message):
+    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match=message):
+        RemoteModels(server.url).distances(*make_batch(1)[::2])
+
+
+@pytest.mark.parametrize("reply", [["yes"], [["yes"]], [[1.0, "yes"]], [["yes", None]]])
+def test_steps_are_pairs(reply):
+    with Scripted(HEALTH, (200, reply)) as server, pytest.raises(ValueError, match=r"server|pairs"):
+        RemoteModels(server.url).answer_and_score(*make_batch(1))
+
+
+@pytest.mark.parametrize("health", [{}, {"feature_size": 0, "limits": {"items": 64}}, {"feature_size": 16}, []])
+def test_a_server_of_something_else(health):
+    with Scripted((200, health)) as server, pytest.raises(ValueError, match="feature_size"):
+        RemoteModels(server.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "here:80"}, "address"),
+        ({"url": "ftp://here"}, "address"),
+        ({"timeout": 0}, "timeout"),
+        ({"retries": -1}, "retries"),
+        ({"first_wait": 0}, "first_wait"),
+        ({"longest_wait": 0.01}, "longest_wait"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        JSONOverHTTP(**{"url": "http://localhost:1", **options})
+
+
+def test_features_of_other_dialogues():
+    models = RemoteModels("http://localhost:1", feature_size=16)
+    with pytest.raises(ValueError, match="one row of features for each dialogue"):
+        models.answers([Dialogue("a")], ["b"], torch.ones(2, 16))
+
+
+def test_connections_are_reused_by_threads():
+    with Scripted(*[(200, "fine")] * 40) as server:
+        client = JSONOverHTTP(server.url)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda number: client.get("/x"), range(40))) == ["fine"] * 40
+        assert server.connections <= 4
+        client.close()
+
+
+def test_the_bytes_of_the_original_protocol():
+    """As the original client sends them: a form with a JSON history, and replies of JSON."""
+    dialogue = Dialogue("a cat & a dog", (Round("is it wet?", "no"),))
+    with Scripted((200, ["yes", 0.25]), (200, 0.5)) as server:
+        models = RemoteModels(server.url + "/", feature_size=2)
+        features = torch.tensor([[0.5, -0.25]])
+        assert answer_and_score(models, [dialogue], ["is it red?"], features) == (["yes"], [0.25])
+        assert last_round_rewards(models, [dialogue._replace(rounds=())], features) == [0.5]
+    method, path, kind, body = server.seen[0]
+    assert (method, path, kind) == ("POST", "/step_rank", "application/x-www-form-urlencoded")
+    assert body == (
+        b"history=%5B%7B%22speaker%22%3A+%22question%22%2C+%22text%22%3A+%22is+it+wet%3F%22%7D%2C+%7B%22speaker%22%3A+"
+        b"%22answer%22%2C+%22text%22%3A+%22no%22%7D%2C+%7B%22speaker%22%3A+%22question%22%2C+%22text%22%3A+%22is+it+red"
+        b"%3F%22%7D%5D&caption=a+cat+%26+a+dog&img_features=%5B0.5%2C+-0.25%5D"
+        b"&generation_kwargs=%7B%22inference%22%3A+%22greedy%22%2C+%22beamSize%22%3A+1%7D"
+    )
+    assert server.seen[1][1] == "/fetch_reward_rank"
+
+
+def test_values_of_an_original_server_are_sums_of_its_rewards():
+    dialogue = Dialogue("a", (Round("b?", "c"), Round("d?", "e")))
+    with Scripted(*[(200, reward) for reward in (2.0, 0.5, 0.25, 0.25, 0.5, -0.125)]) as server:
+        models = RemoteModels(server.url, feature_size=2)
+        assert models.distances([dialogue], torch.ones(1, 2)).tolist() == [2.0 - 0.5 - 0.25]
+        assert models.percentiles([dialogue], torch.ones(1, 2)).tolist() == [0.25 + 0.5 - 0.125]
+    assert [seen[1] for seen in server.seen] == ["/fetch_reward"] * 3 + ["/fetch_reward_rank"] * 3

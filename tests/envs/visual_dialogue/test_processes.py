@@ -1,0 +1,177 @@
+"""The server as a program: the command, its end, and its end in the middle of a client's run."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.envs.visual_dialogue.conftest import make_batch
+from tests.envs.visual_dialogue.test_protocol import form, health, post
+from tests.processes import Program, run
+from torchrl_lang.envs.visual_dialogue import RemoteModels, answer_and_score, compute_reward_caches
+
+pytestmark = pytest.mark.slow
+COMMAND = """
+import sys, time
+from torchrl_lang.recipes import serve_visual_dialogue
+from tests.envs.visual_dialogue.word_overlap import WordOverlap
+from torchrl_lang.__main__ import _run
+
+class Slow(WordOverlap):
+    def answers(self, *arguments):
+        time.sleep({delay})
+        return super().answers(*arguments)
+
+serve_visual_dialogue.local_models = lambda *arguments: Slow()
+sys.argv = ["torchrl_lang", "serve", "visual_dialogue", "--models", "/models/small", "--features", "x.npy"]
+sys.argv += ["--port", "{port}"]
+sys.exit(_run())
+"""
+
+
+class Serving:
+    """The command ``serve visual_dialogue`` with models that need no training, in a process of its own."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, delay=0.0, port=0):
+        pytest.importorskip("uvicorn")
+        self.program = Program("-c", COMMAND.format(delay=delay, port=port))
+        end = time.monotonic() + 60
+        while not (found := re.search(r"on (http://127\.0\.0\.1:(\d+)),", self.program.stdout)):
+            assert self.program.returncode is None, self.program.stderr
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        self.url, self.port = found[1], int(found[2])
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def make(**options):
+        started.append(Serving(**options))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.program.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_requests_under_way(start, number, models):
+    serving = start(delay=0.5)
+    assert health(serving)["model"] == "small"
+    dialogues, questions, features = make_batch(4)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(post, serving, "fetch_a_bot_response", form(*each))
+            for each in zip(dialogues, questions, features, strict=True)
+        ]
+        while health(serving)["counts"]["requests"] < 4:
+            time.sleep(0.01)
+        serving.program.send_signal(number)
+        assert [each.result()[1] for each in asked] == models.answers(dialogues, questions, features)
+    assert serving.program.wait() == 0, serving.program.stderr
+    assert serving.program.stderr == ""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((serving.host, serving.port), timeout=1)
+
+
+def test_a_client_with_an_idle_connection_does_not_delay_the_end(start):
+    serving = start()
+    remote = RemoteModels(serving.url)
+    began = time.monotonic()
+    serving.program.send_signal(signal.SIGTERM)
+    assert serving.program.wait() == 0
+    assert time.monotonic() - began < 10
+    remote.close()
+
+
+def test_killed_and_restarted_in_the_middle_of_a_run(start, models):
+    """The client goes on; every dialogue is answered, with the numbers of models in process."""
+    serving = start(delay=0.02)
+    dialogues, questions, features = make_batch(60)
+    expected = answer_and_score(models, dialogues, questions, features)
+    remote = RemoteModels(serving.url, retries=20)
+    done, kills = {}, []
+
+    def restart():
+        for count in (10, 30):
+            while len(done) < count:
+                time.sleep(0.001)
+            running = serving if not kills else kills[-1]
+            running.program.kill()
+            time.sleep(0.3)
+            kills.append(start(port=serving.port, delay=0.02))
+
+    killer = threading.Thread(target=restart)
+    killer.start()
+
+    def ask(row):
+        reply = remote.answer_and_score(dialogues[row : row + 1], questions[row : row + 1], features[row : row + 1])
+        done[row] = (reply.answers[0], reply.rewards[0])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(60)))
+    killer.join()
+    assert len(kills) == 2
+    assert [done[row] for row in range(60)] == list(zip(*expected, strict=True))
+
+
+def test_reward_caches_survive_a_restart(start, models, tmp_path):
+    serving = start()
+    dialogues, _, features = make_batch(40)
+    restarted = []
+
+    def restart(done):
+        if done == 20:
+            serving.program.kill()
+            restarted.append(start(port=serving.port))
+
+    caches = compute_reward_caches(
+        RemoteModels(serving.url), dialogues, lambda rows: features[list(rows)], batch_size=4, on_batch=restart
+    )
+    assert restarted
+    assert caches == compute_reward_caches(models, dialogues, lambda rows: features[list(rows)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--port", "70000"], "port must be"),
+        (["--items", "0"], "items must be at least 1"),
+        (["--queue", "0"], "queue must be at least 1"),
+        (["--split", "dev"], "invalid choice"),
+        (None, "--models"),
+    ],
+)
+def test_wrong_options_of_the_command(options, message):
+    required = ["--models", "/nowhere", "--features", "/nowhere"]
+    program = run("-m", "torchrl_lang", "serve", "visual_dialogue", *([] if options is None else required + options))
+    assert program.returncode == 2
+    assert message in program.stderr
+
+
+def test_a_port_in_use_is_an_error_of_one_line(start):
+    serving = start()
+    program = run("-c", COMMAND.format(delay=0, port=serving.port))
+    assert program.returncode == 2
+    assert program.stderr.splitlines() == [f"torchrl_lang: 127.0.0.1:{serving.port}: Address already in use."]
+
+
+def test_without_the_extra_its_name_is_given():
+    code = (
+        "import sys; sys.modules['uvicorn'] = None\n"
+        "from torchrl_lang.envs.visual_dialogue import DialogueServer\n"
+        "from tests.envs.visual_dialogue.word_overlap import WordOverlap\n"
+        "try: DialogueServer(WordOverlap()).start()\n"
+        "except ImportError as error: print(error)\n"
+    )
+    assert "pip install 'torchrl-lang[visdial]'" in run("-c", code).stdout

@@ -1,0 +1,108 @@
+"""Reward caches: their numbers, and that an interrupted computation continues with the same result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.envs.visual_dialogue.conftest import make_batch
+from tests.envs.visual_dialogue.word_overlap import WordOverlap
+from torchrl_lang.envs.visual_dialogue import Dialogue, RewardCaches, Round, compute_reward_caches, last_round_rewards
+
+DIALOGUES, _, FEATURES = make_batch(11)
+
+
+def features(rows):
+    return FEATURES[list(rows)]
+
+
+class Interrupted(WordOverlap):
+    """Fails after some batches."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.left = batches
+
+    def percentiles(self, dialogues, features):
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("gone")
+        return super().percentiles(dialogues, features)
+
+
+def test_numbers_worked_out_by_hand():
+    class Halving:
+        """Distance 8 / 2^rounds, percentile 1 - 2^-(rounds + 1)."""
+
+        def distances(self, dialogues, features):
+            return torch.tensor([8.0 / 2 ** len(dialogue.rounds) for dialogue in dialogues])
+
+        def percentiles(self, dialogues, features):
+            return torch.tensor([1 - 0.5 ** (len(dialogue.rounds) + 1) for dialogue in dialogues])
+
+    dialogues = [Dialogue("a", (Round("b?", "c"),) * 3), Dialogue("a")]
+    caches = compute_reward_caches(Halving(), dialogues, features)
+    assert caches.distance == [[8.0, 4.0, 2.0, 1.0], [8.0]]
+    assert caches.rank == [[0.5, 0.25, 0.125, 0.0625], [0.5]]
+
+
+def test_each_number_is_the_reward_of_a_prefix(models):
+    caches = compute_reward_caches(models, DIALOGUES, features, batch_size=3)
+    for row, dialogue in enumerate(DIALOGUES):
+        prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
+        repeated = FEATURES[row].expand(len(prefixes), -1)
+        assert caches.distance[row] == last_round_rewards(models, prefixes, repeated, measure="distance")
+        assert caches.rank[row] == last_round_rewards(models, prefixes, repeated, measure="rank")
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 3])
+def test_an_interrupted_computation_continues(batches, models, tmp_path):
+    partial = tmp_path / "partial"
+    whole = compute_reward_caches(models, DIALOGUES, features)
+    with pytest.raises(ConnectionError):
+        compute_reward_caches(Interrupted(batches), DIALOGUES, features, partial=partial, batch_size=3)
+    done = []
+    resumed = compute_reward_caches(
+        models, DIALOGUES, features, partial=partial, batch_size=4, on_batch=lambda count: done.append(count)
+    )
+    assert resumed == whole
+    assert done[0] == min(3 * batches + 4, 11)
+    assert compute_reward_caches(models, DIALOGUES, features, partial=partial) == whole
+
+
+def test_a_file_cut_anywhere_continues(models, tmp_path):
+    partial = tmp_path / "partial"
+    whole = compute_reward_caches(models, DIALOGUES, features, partial=partial)
+    content = partial.read_bytes()
+    for size in range(content.index(b"\n") + 1, len(content), 37):
+        partial.write_bytes(content[:size])
+        assert compute_reward_caches(models, DIALOGUES, features, partial=partial) == whole
+        assert partial.read_bytes() == content
+
+
+def test_other_dialogues_models_or_features_are_noticed(models, tmp_path):
+    partial = tmp_path / "partial"
+    compute_reward_caches(models, DIALOGUES, features, partial=partial)
+    with pytest.raises(ValueError, match=r"partial is about other dialogues: delete it"):
+        compute_reward_caches(models, DIALOGUES[1:], features, partial=partial)
+    with pytest.raises(ValueError, match="other models or features"):
+        compute_reward_caches(models, DIALOGUES, lambda rows: features(rows).flip(-1), partial=partial)
+    with pytest.raises(ValueError, match="other models or features"):
+        compute_reward_caches(WordOverlap(pool=5), DIALOGUES, features, partial=partial)
+    for damaged in (b"", b"[]\n", b"{\n", partial.read_bytes().replace(b"[[", b"[[null, ", 1)):
+        partial.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"partial is (damaged|about other)"):
+            compute_reward_caches(models, DIALOGUES, features, partial=partial)
+
+
+def test_files_have_the_names_and_the_form_of_the_paper(tmp_path):
+    RewardCaches([[2.0, 0.5]], [[0.25, 0.5]]).save(tmp_path, "train")
+    assert json.loads((tmp_path / "train_reward_cache2.json").read_text()) == [[2.0, 0.5]]
+    assert json.loads((tmp_path / "train_rank_reward_cache1.json").read_text()) == [[0.25, 0.5]]
+
+
+def test_wrong_batch_size(models):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        compute_reward_caches(models, DIALOGUES, features, batch_size=0)

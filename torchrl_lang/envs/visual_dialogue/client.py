@@ -1,0 +1,175 @@
+"""Dialogue models behind HTTP: a client of the server, or of the original one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.data.json_checks import read_number
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
+from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
+from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
+from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
+from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.storage import Fields, shorten
+
+__all__ = ["RemoteModels"]
+
+_VALUE = {"distance": "distance", "rank": "percentile"}
+_REWARD = {"distance": "fetch_reward", "rank": "fetch_reward_rank"}
+_STEP = {"distance": "step", "rank": "step_rank"}
+
+
+class RemoteModels:
+    """The models of a server, as :class:`~torchrl_lang.envs.visual_dialogue.DialogueModels`.
+
+    Requests are sent again, after a growing and jittered wait, if the server cannot be reached, does not answer in
+    time, or replies 503 or another 5xx; the server keeps nothing between requests, so nothing is lost. Connections are
+    reused. Threads may share a client.
+
+    Args:
+        url: address of the server.
+        feature_size: of an original server, whose protocol has no batches and no ``/health``: one request a dialogue is
+            sent, and for a distance or percentile one a round. None for the server of this library.
+        **connection: ``timeout``, ``retries``, ``first_wait`` and ``longest_wait`` of
+            :class:`~torchrl_lang.envs.visual_dialogue.http_json.JSONOverHTTP`.
+
+    Raises:
+        ConnectionError: after all retries there is no reply.
+        ValueError: the server rejects a request, or its reply is none of the protocol.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueServer, RemoteModels
+        >>> class Models:
+        ...     feature_size = 2
+        ...     def answers(self, dialogues, questions, features):
+        ...         return ["no"] * len(questions)
+        >>> with DialogueServer(Models()) as server:
+        ...     RemoteModels(server.url).answers([Dialogue("a cat")], ["is it black?"], torch.ones(1, 2))
+        ['no']
+    """
+
+    def __init__(self, url: str, *, feature_size: int | None = None, **connection: Any) -> None:
+        self._http = JSONOverHTTP(url, **connection)
+        self._items: int | None = None  # of a batch; None: the server has no batches
+        if feature_size is None:
+            health = Fields(self.health(), url, "give the feature_size of a server that has no /health")
+            feature_size = health.at_least("feature_size", 1)
+            self._items = health.object("limits").at_least("items", 1)
+        at_least_one("feature_size", feature_size)
+        self.feature_size = feature_size
+
+    def health(self) -> dict[str, Any]:
+        """What the server reports about itself."""
+        report = self._http.get("/health")
+        if not isinstance(report, dict):
+            raise ValueError(
+                f"{self._http.url}/health replied {shorten(report)}, expected an object with feature_size."
+            )
+        return report
+
+    def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
+        """The reply to one new question of each dialogue; features float ``[N, F]``."""
+        return [_text(reply) for reply in self._replies("fetch_a_bot_response", dialogues, questions, features)]
+
+    def questions(self, dialogues: Sequence[Dialogue]) -> list[str]:
+        """The next question of each dialogue, by the server's questioner."""
+        return [_text(reply) for reply in self._replies("fetch_q_bot_response", dialogues)]
+
+    def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]``: squared distance between predicted and true image feature, after the last round."""
+        return self._values("distance", dialogues, features)
+
+    def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]`` in [0, 1]: percentile of the true image, after the last round."""
+        return self._values("rank", dialogues, features)
+
+    def answer_and_score(
+        self,
+        dialogues: Sequence[Dialogue],
+        questions: Sequence[str],
+        features: Tensor,
+        *,
+        measure: Measure = "rank",
+    ) -> AnsweredQuestions:
+        """See :func:`~torchrl_lang.envs.visual_dialogue.answer_and_score`; one request a batch."""
+        steps = self._replies(_STEP[measure], dialogues, questions, features)
+        if not all(isinstance(step, list) and len(step) == 2 for step in steps):
+            raise ValueError(f"{self._http.url} replied {shorten(steps)}, expected pairs of an answer and a reward.")
+        return AnsweredQuestions([_text(answer) for answer, _ in steps], [_finite(reward) for _, reward in steps])
+
+    def close(self) -> None:
+        """Close idle connections; the next request opens one again."""
+        self._http.close()
+
+    def _values(self, measure: Measure, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        if self._items is not None:
+            values = [_finite(reply) for reply in self._replies(_VALUE[measure], dialogues, None, features)]
+        else:
+            values = [self._sum(measure, *each) for each in zip(dialogues, features, strict=True)]
+        return torch.tensor(values, dtype=torch.float32, device=features.device)
+
+    def _sum(self, measure: Measure, dialogue: Dialogue, feature: Tensor) -> float:
+        """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
+        prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
+        repeated = feature.expand(len(prefixes), -1)
+        first, *changes = map(_finite, self._replies(_REWARD[measure], prefixes, None, repeated))
+        return first + sum(changes) * (1 if measure == "rank" else -1)
+
+    def _replies(
+        self,
+        route: str,
+        dialogues: Sequence[Dialogue],
+        questions: Sequence[str] | None = None,
+        features: Tensor | None = None,
+    ) -> list[Any]:
+        """What a route replies to each dialogue, asked in batches or one at a time."""
+        asked = [None] * len(dialogues) if questions is None else questions
+        columns: dict[str, list[Any]] = {
+            "history": [history_of(*each) for each in zip(dialogues, asked, strict=True)],
+            "caption": [dialogue.caption for dialogue in dialogues],
+        }
+        if features is not None:
+            columns["img_features"] = features.float().tolist()
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Expected one row of features for each dialogue, got {lengths}.")
+        step = self._items or 1
+        parts = [
+            {name: column[start : start + step] for name, column in columns.items()}
+            for start in range(0, len(dialogues), step)
+        ]
+        if self._items is None:
+            return [self._single(route, {name: column[0] for name, column in part.items()}) for part in parts]
+        return [reply for part in parts for reply in self._batch(route, part)]
+
+    def _single(self, route: str, item: Mapping[str, Any]) -> Any:
+        """One dialogue, by the original protocol."""
+        form = {name: value if name == "caption" else json.dumps(value) for name, value in item.items()}
+        if ROUTES[route].replies != "reward":
+            form["generation_kwargs"] = json.dumps(GREEDY)
+        return self._http.post(f"/{route}", urlencode(form).encode(), "application/x-www-form-urlencoded")
+
+    def _batch(self, route: str, columns: Mapping[str, list[Any]]) -> list[Any]:
+        body = json.dumps({"route": route, **columns}).encode()
+        replies = self._http.post(f"/{BATCH}", body, "application/json")
+        expected = len(columns["history"])
+        if not isinstance(replies, list) or len(replies) != expected:
+            raise ValueError(f"{self._http.url} replied {shorten(replies)}, expected a list of {expected}.")
+        return replies
+
+
+def _text(reply: Any) -> str:
+    if not isinstance(reply, str):
+        raise ValueError(f"Expected a text from the server, got {shorten(reply)}.")
+    return reply
+
+
+def _finite(reply: Any) -> float:
+    return read_number(reply, "A reply of the server")

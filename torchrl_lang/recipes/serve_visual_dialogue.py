@@ -1,0 +1,65 @@
+"""Serve the models of visual dialogue over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueModels, DialogueServer, ServerLimits
+from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
+from torchrl_lang.envs.visual_dialogue.protocol import RequestError
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.options import Options, option, required
+
+__all__ = ["ServeVisualDialogue", "local_models", "main", "run_questioner"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeVisualDialogue(Options):
+    """Serve an answerer and an image guesser, and possibly a questioner, over HTTP."""
+
+    models: Path = required("folder of the trained models")
+    features: Path = required("file of the image features: HDF5, or .npy")
+    split: Literal["train", "val", "test"] = option("val", "split whose images a true image is ranked among")
+    questioner: Path | None = option(None, "folder of a finished run that asks questions; none: no such route")
+    host: str = option("127.0.0.1", "address to listen on; the default is reachable from this machine alone")
+    port: int = option(5000, "port to listen on; 0: a free one", at_least=0, at_most=65535)
+    items: int = option(64, "dialogues that a batch may have", at_least=1)
+    queue: int = option(256, "requests that may wait for the models", at_least=1)
+
+
+def main(options: ServeVisualDialogue) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    server = DialogueServer(
+        local_models(options.models, options.features, options.split),
+        None if options.questioner is None else run_questioner(options.questioner),
+        name=options.models.resolve().name,
+        host=options.host,
+        port=options.port,
+        limits=ServerLimits(items=options.items, queue=options.queue),
+    )
+    server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
+
+
+def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
+    """Trained models in this process, which rank a true image among those of a split."""
+    from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+    from torchrl_lang.envs.visual_dialogue.models import LocalDialogueModels
+
+    return LocalDialogueModels(folder, ImageFeatures(features, split).all())
+
+
+def run_questioner(folder: Path) -> Questioner:
+    """Asks as a finished run does, by greedy decoding."""
+    run = load_run(folder)
+
+    def ask(dialogues: Sequence[Dialogue]) -> list[str]:
+        texts = [[each.caption, *(text for turn in each.rounds for text in turn)] for each in dialogues]
+        try:
+            return run.replies(texts)
+        except ValueError as error:  # of the tokenizer
+            raise RequestError(422, None, "the questioner cannot read a character of this dialogue") from error
+
+    return ask
