@@ -1,0 +1,57 @@
+"""Questions about an image that a guesser has to find: the visual dialogue task (ILQL, arXiv 2206.11871, section 6)."""
+
+from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Round
+from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
+from torchrl_lang.envs.visual_dialogue.files import (
+    SceneRecord,
+    SplitFiles,
+    read_additional_scenes,
+    read_dialogues,
+    read_reward_cache,
+)
+from torchrl_lang.envs.visual_dialogue.makers import generate_visual_dialogues
+from torchrl_lang.envs.visual_dialogue.models import (
+    DialogueTraining,
+    LocalDialogueModels,
+    SavedDialogueModels,
+    load_dialogue_models,
+    save_dialogue_models,
+    train_dialogue_models,
+)
+from torchrl_lang.envs.visual_dialogue.reward_caches import reward_cache, values_by_round, write_reward_cache
+from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
+from torchrl_lang.envs.visual_dialogue.scenes import Scene, scene_episode, scenes_of, whole_scene
+from torchrl_lang.envs.visual_dialogue.yes_no import is_yes_no
+
+__all__ = [
+    "STOP",
+    "CutoffRule",
+    "Dialogue",
+    "DialogueModels",
+    "DialogueRewards",
+    "DialogueTraining",
+    "ImageFeatures",
+    "LocalDialogueModels",
+    "PercentileCutoff",
+    "Round",
+    "SavedDialogueModels",
+    "Scene",
+    "SceneRecord",
+    "SplitFiles",
+    "VisualDialogues",
+    "generate_visual_dialogues",
+    "is_yes_no",
+    "load_dialogue_models",
+    "read_additional_scenes",
+    "read_dialogues",
+    "read_reward_cache",
+    "reward_cache",
+    "save_dialogue_models",
+    "scene_episode",
+    "scenes_of",
+    "train_dialogue_models",
+    "values_by_round",
+    "whole_scene",
+    "write_reward_cache",
+]

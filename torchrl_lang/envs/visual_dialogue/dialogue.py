@@ -1,0 +1,66 @@
+"""A dialogue about an image, and the models that answer its questions and guess the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+__all__ = ["Dialogue", "DialogueModels", "Round"]
+
+
+class Round(NamedTuple):
+    """A question of the agent and the reply to it.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import Round
+        >>> Round("is it red?", "no").answer
+        'no'
+    """
+
+    question: str
+    """With its question mark."""
+    answer: str
+
+
+class Dialogue(NamedTuple):
+    """The caption of an image and the rounds about it.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round
+        >>> dialogue = Dialogue("a dog", (Round("is it red?", "no"), Round("what colour is it?", "white")))
+        >>> dialogue._replace(rounds=dialogue.rounds[:1])
+        Dialogue(caption='a dog', rounds=(Round(question='is it red?', answer='no'),))
+    """
+
+    caption: str
+    rounds: tuple[Round, ...] = ()
+
+
+class DialogueModels(Protocol):
+    """The answerer and the image guesser, batched, in this process or behind HTTP.
+
+    The reward of a round is the distance before it minus the distance after it, or the percentile after it minus the
+    percentile before it; without a round it is the initial distance or percentile.
+    """
+
+    feature_size: int
+
+    def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
+        """The reply to one new question of each dialogue; ``features`` is float ``[N, F]``, L2-normalised."""
+        ...
+
+    def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]``: mean over the features of the squared difference of predicted and true image feature.
+
+        The prediction is that after the last round.
+        """
+        ...
+
+    def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
+        """Float ``[N]`` in ``[0, 1]``: ``1 - rank / pool`` of the true image, which has rank 1 if it is the nearest.
+
+        The true image is in the pool.
+        """
+        ...
