@@ -41,10 +41,11 @@ class Answerer(nn.Module):
         self.config: dict[str, Any] = {"feature_size": feature_size, "width": width, "embedding": embedding}
         self.encoder = DialogueEncoder(vocab_size, width=width, embedding=embedding)
         self.words = nn.Embedding(vocab_size, embedding, padding_idx=PAD)
-        self.question = nn.GRU(embedding, width, batch_first=True)
-        self.query = nn.Linear(width, width)
+        self.question = nn.Sequential(nn.Linear(embedding, width), nn.ReLU(), nn.Linear(width, width))
         self.image = nn.Linear(feature_size, width)
-        self.fuse = nn.Sequential(nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh())
+        self.fuse = nn.Sequential(
+            nn.LayerNorm(4 * width), nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, width)
+        )
         self.decoder = nn.GRU(embedding, width, batch_first=True)
         self.logits = nn.Linear(width, vocab_size)
 
@@ -56,12 +57,10 @@ class Answerer(nn.Module):
             question: word ids, int64 ``[N, L]``.
             features: ``[N, F]``, L2-normalised.
         """
-        length = (question != PAD).sum(-1)
-        states = self.question(self.words(question))[0]
-        last = states[torch.arange(len(states), device=states.device), (length - 1).clamp_min(0)]
+        asked = self.question(self.encoder.words(question))
         # Entries of an L2-normalised feature are of the size 1 / sqrt(F).
-        query, image = self.query(last), self.image(features * features.shape[-1] ** 0.5)
-        return self.fuse(torch.cat([query, image, query * image, history], dim=-1))
+        image = self.image(features * features.shape[-1] ** 0.5)
+        return self.fuse(torch.cat([asked, image, asked * image, history], dim=-1))
 
     def forward(self, start: Tensor, answer: Tensor) -> Tensor:
         """Logits ``[N, L, V]`` of the word after each word of an answer ``[N, L]`` that begins with the begin id."""

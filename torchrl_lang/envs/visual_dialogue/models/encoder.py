@@ -35,7 +35,9 @@ class DialogueEncoder(nn.Module):
         super().__init__()
         self.words = nn.EmbeddingBag(vocab_size, embedding, mode="mean", padding_idx=PAD)
         self.caption = nn.Sequential(nn.Linear(embedding, width), nn.Tanh())
-        self.round = nn.Sequential(nn.Linear(2 * embedding, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh())
+        self.round = nn.Sequential(
+            nn.LayerNorm(2 * embedding), nn.Linear(2 * embedding, width), nn.ReLU(), nn.Linear(width, width)
+        )
         self.gru = nn.GRU(width, width, batch_first=True)
 
     def forward(self, batch: DialogueBatch) -> Tensor:

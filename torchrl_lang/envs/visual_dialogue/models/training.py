@@ -47,8 +47,8 @@ class DialogueTraining:
         32
     """
 
-    guesser_epochs: int = 12
-    answerer_epochs: int = 12
+    guesser_epochs: int = 6
+    answerer_epochs: int = 6
     batch_size: int = 32
     learning_rate: float = 2e-3
     width: int = 128
