@@ -8,22 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.envs.visual_dialogue.models.encoder import DialogueEncoder
+from torchrl_lang.envs.visual_dialogue.models.whitening import Whitening
 from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN
 
 __all__ = ["Answerer"]
+
+_COMPONENTS = 128
+_FORMS = 16
 
 
 class Answerer(nn.Module):
     """A GRU that writes the words of an answer, given question, image feature and the dialogue so far.
 
-    The first state of the GRU is a function of the vectors ``q``, ``i`` and ``h`` of question, image and dialogue and
-    of the products ``q * i``.
+    Its first state is a function of vectors ``q``, ``i`` and ``h`` of question, image and dialogue, of the products
+    ``q * i``, which choose what the question asks about, and of bilinear forms ``b' M_k f`` of the mean word embedding
+    ``b`` of the question and the feature ``f``, which show whether the image has what a yes-or-no question names.
 
     Args:
         vocab_size: number of word ids.
         feature_size: ``F``.
         width: of the states, ``H``.
-        embedding: of the embeddings of words.
+        embedding: of the embeddings of words, ``E``.
 
     Examples:
         >>> import torch
@@ -40,12 +45,15 @@ class Answerer(nn.Module):
         super().__init__()
         self.config: dict[str, Any] = {"feature_size": feature_size, "width": width, "embedding": embedding}
         self.encoder = DialogueEncoder(vocab_size, width=width, embedding=embedding)
-        self.words = nn.Embedding(vocab_size, embedding, padding_idx=PAD)
+        self.components = Whitening(feature_size, _COMPONENTS)
+        components = self.components.directions.shape[1]
+        self.asked_words = nn.LayerNorm(embedding)
         self.question = nn.Sequential(nn.Linear(embedding, width), nn.ReLU(), nn.Linear(width, width))
-        self.image = nn.Linear(feature_size, width)
-        self.fuse = nn.Sequential(
-            nn.LayerNorm(4 * width), nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, width)
-        )
+        self.image = nn.Linear(components, width)
+        self.forms = nn.Linear(components, _FORMS * embedding)
+        self.fused = nn.LayerNorm(4 * width)
+        self.first = nn.Sequential(nn.Linear(4 * width + _FORMS, width), nn.ReLU(), nn.Linear(width, width))
+        self.words = nn.Embedding(vocab_size, embedding, padding_idx=PAD)
         self.decoder = nn.GRU(embedding, width, batch_first=True)
         self.logits = nn.Linear(width, vocab_size)
 
@@ -57,10 +65,11 @@ class Answerer(nn.Module):
             question: word ids, int64 ``[N, L]``.
             features: ``[N, F]``, L2-normalised.
         """
-        asked = self.question(self.encoder.words(question))
-        # Entries of an L2-normalised feature are of the size 1 / sqrt(F).
-        image = self.image(features * features.shape[-1] ** 0.5)
-        return self.fuse(torch.cat([asked, image, asked * image, history], dim=-1))
+        seen, asked_words = self.components(features), self.asked_words(self.encoder.words(question))
+        asked, image = self.question(asked_words), self.image(seen)
+        forms = self.forms(seen).unflatten(-1, (_FORMS, -1)) @ asked_words[:, :, None]  # [N, forms, 1]
+        fused = self.fused(torch.cat([asked, image, asked * image, history], dim=-1))
+        return self.first(torch.cat([fused, forms.squeeze(-1) / asked_words.shape[-1] ** 0.5], dim=-1))
 
     def forward(self, start: Tensor, answer: Tensor) -> Tensor:
         """Logits ``[N, L, V]`` of the word after each word of an answer ``[N, L]`` that begins with the begin id."""
@@ -78,4 +87,4 @@ class Answerer(nn.Module):
             ended = ended | (written[-1] == END)
             if bool(ended.all()):
                 break
-        return torch.stack(written[1:], dim=-1) if len(written) > 1 else torch.empty(len(start), 0).long()
+        return torch.stack(written[1:], dim=-1)

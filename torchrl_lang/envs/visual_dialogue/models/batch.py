@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.models.words import PAD, WordIndex
 
-__all__ = ["MAX_WORDS", "DialogueBatch"]
+__all__ = ["MAX_WORDS", "DialogueBatch", "whole_answers"]
 
 MAX_WORDS = 40
 """Words of a caption, question or answer that the models read."""
@@ -42,10 +42,11 @@ class DialogueBatch(NamedTuple):
     def of(cls, dialogues: Sequence[Dialogue], words: WordIndex) -> DialogueBatch:
         """The ids of dialogues."""
         rounds = torch.tensor([len(each.rounds) for each in dialogues], dtype=torch.int64)
+        pairs = [each for dialogue in dialogues for each in dialogue.rounds]
         return cls(
             words.ids([each.caption for each in dialogues], longest=MAX_WORDS),
-            _in_rounds([each.question for dialogue in dialogues for each in dialogue.rounds], rounds, words),
-            _in_rounds([each.answer for dialogue in dialogues for each in dialogue.rounds], rounds, words),
+            _placed(words.ids([each.question for each in pairs], longest=MAX_WORDS), rounds),
+            _placed(words.ids([each.answer for each in pairs], longest=MAX_WORDS), rounds),
             rounds,
         )
 
@@ -58,9 +59,15 @@ class DialogueBatch(NamedTuple):
         return DialogueBatch(*(each[index] for each in self))
 
 
-def _in_rounds(texts: Sequence[str], rounds: Tensor, words: WordIndex) -> Tensor:
-    """The ids ``[N, R, L]`` of texts in the order of dialogues and rounds."""
-    ids = words.ids(texts, longest=MAX_WORDS)
+def whole_answers(dialogues: Sequence[Dialogue], words: WordIndex) -> Tensor:
+    """The answers of all rounds with begin and end ids, int64 ``[N, R, L]``."""
+    rounds = torch.tensor([len(each.rounds) for each in dialogues], dtype=torch.int64)
+    texts = [each.answer for dialogue in dialogues for each in dialogue.rounds]
+    return _placed(words.ids(texts, longest=MAX_WORDS, whole=True), rounds)
+
+
+def _placed(ids: Tensor, rounds: Tensor) -> Tensor:
+    """The ids ``[N, R, L]`` of texts ``[sum(rounds), L]`` in the order of dialogues and rounds."""
     most = int(rounds.max()) if len(rounds) else 0
     placed = torch.full((len(rounds), most, ids.shape[-1]), PAD)
     placed[torch.arange(most) < rounds[:, None]] = ids

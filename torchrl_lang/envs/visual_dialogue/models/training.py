@@ -12,9 +12,10 @@ from torch.nn import functional
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
-from torchrl_lang.envs.visual_dialogue.models.batch import MAX_WORDS, DialogueBatch
+from torchrl_lang.envs.visual_dialogue.models.batch import DialogueBatch, whole_answers
 from torchrl_lang.envs.visual_dialogue.models.folder import SavedDialogueModels
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
+from torchrl_lang.envs.visual_dialogue.models.whitening import WHITENED
 from torchrl_lang.envs.visual_dialogue.models.words import PAD, WordIndex
 from torchrl_lang.functional.checks import at_least_one, positive
 
@@ -48,9 +49,9 @@ class DialogueTraining:
     """
 
     guesser_epochs: int = 6
-    answerer_epochs: int = 6
+    answerer_epochs: int = 8
     batch_size: int = 32
-    learning_rate: float = 2e-3
+    learning_rate: float = 4e-3
     width: int = 128
     embedding: int = 64
     least_count: int = 1
@@ -117,8 +118,8 @@ def train_dialogue_models(
         told: Report = report or (lambda *_: None)
         for epoch, loss in _epochs(guesser, guesser_loss, batch, features, options.guesser_epochs, options):
             told("guesser", epoch, loss)
-        whole = _whole_answers(dialogues, batch, words)
-        losses = _AnswererLoss(whole)
+        answerer.components.fit(features.rows(torch.randperm(len(features))[:WHITENED]))
+        losses = AnswererLoss(dialogues, words)
         for epoch, loss in _epochs(answerer, losses, batch, features, options.answerer_epochs, options):
             told("answerer", epoch, loss)
     return SavedDialogueModels(words, guesser.cpu().eval(), answerer.cpu().eval())
@@ -138,29 +139,25 @@ def guesser_loss(guesser: ImageGuesser, batch: DialogueBatch, features: Tensor, 
     return error[real].mean()
 
 
-class _AnswererLoss:
-    """Mean cross entropy of the words of all answers."""
+class AnswererLoss:
+    """Mean cross entropy of the words of all answers, with the end.
 
-    def __init__(self, answers: Tensor) -> None:
-        self.answers = answers  # [N, R, L], with begin and end
+    Args:
+        dialogues: all dialogues.
+        words: the ids of words.
+    """
+
+    def __init__(self, dialogues: Sequence[Dialogue], words: WordIndex) -> None:
+        self.answers = whole_answers(dialogues, words)
 
     def __call__(self, answerer: Answerer, batch: DialogueBatch, features: Tensor, rows: Tensor) -> Tensor:
+        """The loss of some dialogues, whose numbers are ``rows``; ``features`` is ``[N, F]``."""
         real = torch.arange(batch.questions.shape[1], device=features.device) < batch.rounds[:, None]  # [N, R]
         history = answerer.encoder(batch)[:, :-1][real]  # before each question
         images = features[:, None].expand(-1, real.shape[1], -1)[real]
         answers = self.answers[rows].to(features.device)[real]
         logits = answerer(answerer.start(history, batch.questions[real], images), answers[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)
-
-
-def _whole_answers(dialogues: Sequence[Dialogue], batch: DialogueBatch, words: WordIndex) -> Tensor:
-    """The answers with begin and end, int64 ``[N, R, L]``."""
-    texts = [each.answer for dialogue in dialogues for each in dialogue.rounds]
-    ids = words.ids(texts, longest=MAX_WORDS, whole=True)
-    most = batch.questions.shape[1]
-    placed = torch.full((len(dialogues), most, ids.shape[-1]), PAD)
-    placed[torch.arange(most) < batch.rounds[:, None]] = ids
-    return placed
 
 
 def _epochs(
