@@ -68,7 +68,7 @@ def damage(place, value):
 )
 def test_damaged_dialogues(tmp_path, change, found):
     path = write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change)
-    with pytest.raises(FileError, match="visdial_0.5_val.json") as caught:
+    with pytest.raises(FileError, match=r"visdial_0\.5_val\.json") as caught:
         read_dialogues(path)
     assert found in str(caught.value)
 

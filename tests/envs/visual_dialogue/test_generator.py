@@ -91,7 +91,9 @@ def test_only_yes_no_questions(tmp_path):
 
 def test_definitions_of_yes_no_answers_differ_on_generated_replies():
     replies = [reply for form in YES_NO for reply in form[1:]]
-    counts = {penalty: sum(is_yes_no(each, penalty) for each in replies) for penalty in ("hard", "soft", "conservative")}
+    counts = {
+        penalty: sum(is_yes_no(each, penalty) for each in replies) for penalty in ("hard", "soft", "conservative")
+    }
     assert counts == {"hard": 2, "soft": 4, "conservative": 6}
 
 

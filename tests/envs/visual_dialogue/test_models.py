@@ -16,14 +16,12 @@ from torchrl_lang.envs.visual_dialogue import (
     VisualDialogues,
     generate_visual_dialogues,
     load_dialogue_models,
-    reward_cache,
     save_dialogue_models,
     train_dialogue_models,
-    values_by_round,
-    write_reward_cache,
 )
 from torchrl_lang.envs.visual_dialogue.models import Answerer, DialogueBatch, ImageGuesser, WordIndex, rank_percentile
 from torchrl_lang.envs.visual_dialogue.models.training import AnswererLoss, guesser_loss
+from torchrl_lang.envs.visual_dialogue.models.whitening import Whitening
 from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN
 from torchrl_lang.storage import FileError
 
@@ -202,6 +200,20 @@ def test_wrong_arguments(models, saved, pool):
         LocalDialogueModels(saved, torch.zeros(3, 5))
 
 
+def test_whitened_features_have_similar_deviations():
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.tensor([20.0, 5.0, 2.0, 0.01, 0.01])
+    rotation = torch.linalg.qr(torch.randn(5, 5, generator=generator)).Q
+    features = torch.randn(2000, 5, generator=generator) * scales @ rotation + 7.0
+    whitening = Whitening(5, 4)
+    whitening.fit(features)
+    found = whitening(features)
+    torch.testing.assert_close(found.mean(0), torch.zeros(4), rtol=0, atol=1e-3)
+    covariance = (found.T @ found / len(found)).abs()
+    torch.testing.assert_close(covariance[:3, :3], torch.eye(3), rtol=0, atol=0.01)
+    assert covariance[3, 3] < 1e-4  # below a twentieth of the largest deviation it is noise
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -302,29 +314,7 @@ def test_wrong_training_data_and_options(data):
         train_dialogue_models([Dialogue("a")] * 12, data.features, TINY)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         DialogueTraining(batch_size=0)
-    with pytest.raises(ValueError, match="learning_rate must be positive"):
-        DialogueTraining(learning_rate=0.0)
-
-
-def test_reward_caches_are_differences_of_values(data, tmp_path):
-    trained = train_dialogue_models(data.dialogues, data.features, TINY)
-    models = LocalDialogueModels(trained, data.features.all())
-    from torchrl_lang.envs.visual_dialogue import read_reward_cache
-
-    for measure, score, sign in (("rank", models.percentiles, 1), ("distance", models.distances, -1)):
-        values = list(values_by_round(models, data.dialogues, data.features, measure=measure, batch_size=5))
-        for number in (0, 7, 11):
-            dialogue = data.dialogues[number]
-            expected = [
-                float(score([dialogue._replace(rounds=dialogue.rounds[:end])], data.features.rows([number]))[0])
-                for end in range(11)
-            ]
-            np.testing.assert_allclose(values[number].tolist(), expected, atol=1e-6)
-            cache = reward_cache(values[number], measure=measure)
-            np.testing.assert_allclose(cache[1:], sign * np.diff(expected), atol=1e-6)
-            assert cache[0] == values[number][0]
-        path = tmp_path / "cache.json"
-        write_reward_cache(path, models, data.dialogues, data.features, measure=measure, batch_size=5)
-        assert read_reward_cache(path, 12) == [tuple(reward_cache(each, measure=measure)) for each in values]
-    with pytest.raises(ValueError, match="measure='percent' is unknown"):
-        next(values_by_round(models, data.dialogues, data.features, measure="percent"))
+    with pytest.raises(ValueError, match="guesser_rate must be positive"):
+        DialogueTraining(guesser_rate=0.0)
+    with pytest.raises(ValueError, match="answerer_rate must be positive"):
+        DialogueTraining(answerer_rate=float("nan"))

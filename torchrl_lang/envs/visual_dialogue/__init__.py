@@ -19,7 +19,6 @@ from torchrl_lang.envs.visual_dialogue.models import (
     save_dialogue_models,
     train_dialogue_models,
 )
-from torchrl_lang.envs.visual_dialogue.reward_caches import reward_cache, values_by_round, write_reward_cache
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
 from torchrl_lang.envs.visual_dialogue.scenes import Scene, scene_episode, scenes_of, whole_scene
 from torchrl_lang.envs.visual_dialogue.yes_no import is_yes_no
@@ -46,12 +45,9 @@ __all__ = [
     "read_additional_scenes",
     "read_dialogues",
     "read_reward_cache",
-    "reward_cache",
     "save_dialogue_models",
     "scene_episode",
     "scenes_of",
     "train_dialogue_models",
-    "values_by_round",
     "whole_scene",
-    "write_reward_cache",
 ]

@@ -80,7 +80,9 @@ class VisualDialogues:
             FileError: an additional scene does not end.
         """
         if self.rewards is None:
-            raise ValueError("Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json.")
+            raise ValueError(
+                "Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json."
+            )
         records = [
             SceneRecord(dialogue, image, values)
             for image, (dialogue, values) in enumerate(zip(self.dialogues, self.rewards, strict=True))

@@ -77,7 +77,8 @@ class SceneRecord(NamedTuple):
 def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | None]]:
     """The dialogues of a split, and the ``image_id`` of each (None if it has none).
 
-    Questions in the files have no question mark; it is appended. Further fields, such as candidate answers, are ignored.
+    Questions in the files have no question mark; it is appended. Further fields, such as candidate answers, are
+    ignored.
 
     Raises:
         FileError: the file cannot be read, or a dialogue does not have a caption and ten rounds.
@@ -110,7 +111,8 @@ def read_reward_cache(path: str | Path, dialogues: int) -> list[tuple[float, ...
     """For each of a number of dialogues the initial value and its change in each round, 11 numbers.
 
     Raises:
-        FileError: the file cannot be read, or holds another number of dialogues or other than 11 finite numbers for one.
+        FileError: the file cannot be read, or holds another number of dialogues, or does not hold 11 finite numbers for
+            one.
 
     Examples:
         >>> import pathlib, tempfile

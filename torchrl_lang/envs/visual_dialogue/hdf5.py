@@ -26,7 +26,7 @@ def open_hdf5(path: str | Path, name: str, *, remedy: str) -> Any:
     except OSError as error:
         raise FileError(path, f"is not an HDF5 file ({one_line(error)})", remedy) from error
     try:
-        found = file[name] if name in file else None
+        found = file.get(name)
     except (OSError, KeyError, RuntimeError) as error:
         raise FileError(path, f'has a damaged dataset "{name}" ({one_line(error)})', remedy) from error
     if not isinstance(found, h5py.Dataset):

@@ -51,6 +51,7 @@ class PercentileCutoff:
         finite("fraction", self.fraction, low=None)
 
     def __call__(self, initial: float, progress: Sequence[float]) -> bool:
+        """Whether the rounds so far have covered the fraction."""
         distance = self.goal - initial
         return distance <= 0 or sum(progress) / distance >= self.fraction
 

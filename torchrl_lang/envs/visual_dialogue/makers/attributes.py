@@ -25,8 +25,8 @@ YES_NO: tuple[tuple[str, str, str], ...] = (
 )
 """Forms of yes-or-no questions with ``{}`` for the claim, and their replies if it holds and if not.
 
-Only the first reply is one under all of the paper's definitions; the second is under "soft" and "conservative", the third
-under "conservative".
+The first replies are yes-or-no answers under all of the paper's definitions, the second ones under "soft" and
+"conservative", the third ones under "conservative" alone.
 """
 
 

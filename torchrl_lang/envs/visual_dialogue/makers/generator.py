@@ -38,8 +38,8 @@ def generate_visual_dialogues(
 
     An image has twelve attributes of two to six values. Its caption names one or two of them; each of the ten rounds
     asks for one of the others, openly ("what colour is the animal") or with yes or no ("is the animal white", half of
-    the time with the true value). The same arguments write the same files. The caches of rewards need a guesser:
-    see :func:`reward_cache`.
+    the time with the true value). The same arguments write the same files. Caches of rewards are not among them: they
+    hold the values of a trained guesser.
 
     Args:
         folder: the folder to create.
@@ -61,7 +61,7 @@ def generate_visual_dialogues(
         ...     generate_visual_dialogues(home, {"train": 20}, npy=True)
         ...     dialogues, _ = read_dialogues(SplitFiles.in_folder(home, "train").dialogues)
         >>> dialogues[0].caption, dialogues[0].rounds[2]
-        ()
+        ('a woman is having fun', Round(question='how many persons can you see?', answer='i see four'))
     """
     at_least_one("the number of splits", len(splits))
     for name, many in splits.items():

@@ -14,7 +14,8 @@ __all__ = ["DialogueEncoder"]
 class DialogueEncoder(nn.Module):
     """A vector for the caption and one for each round, read by a GRU (the hierarchy of arXiv 1611.08669, section 4.1).
 
-    The vector of a text is the mean of the embeddings of its words; a round's is a function of question and answer.
+    The vector of a text is the mean of the embeddings of its words. A round's is a function of the vectors ``q`` and
+    ``a`` of question and answer and of the product ``q * a``, by which a "yes" confirms what the question names.
     Padding is not read: a dialogue's states do not depend on the batch.
 
     Args:
@@ -35,9 +36,9 @@ class DialogueEncoder(nn.Module):
         super().__init__()
         self.words = nn.EmbeddingBag(vocab_size, embedding, mode="mean", padding_idx=PAD)
         self.caption = nn.Sequential(nn.Linear(embedding, width), nn.Tanh())
-        self.round = nn.Sequential(
-            nn.LayerNorm(2 * embedding), nn.Linear(2 * embedding, width), nn.ReLU(), nn.Linear(width, width)
-        )
+        self.question = nn.Sequential(nn.LayerNorm(embedding), nn.Linear(embedding, width))
+        self.answer = nn.Sequential(nn.LayerNorm(embedding), nn.Linear(embedding, width))
+        self.round = nn.Sequential(nn.Linear(3 * width, width), nn.ReLU(), nn.Linear(width, width))
         self.gru = nn.GRU(width, width, batch_first=True)
 
     def forward(self, batch: DialogueBatch) -> Tensor:
@@ -45,8 +46,9 @@ class DialogueEncoder(nn.Module):
         caption = self.caption(self.words(batch.caption))[:, None]
         if not batch.questions.shape[1]:
             return self.gru(caption)[0]
-        rounds = torch.cat([self._means(batch.questions), self._means(batch.answers)], dim=-1)
-        return self.gru(torch.cat([caption, self.round(rounds)], dim=1))[0]
+        asked, answered = self.question(self._means(batch.questions)), self.answer(self._means(batch.answers))
+        rounds = self.round(torch.cat([asked, answered, asked * answered], dim=-1))
+        return self.gru(torch.cat([caption, rounds], dim=1))[0]
 
     def _means(self, ids: Tensor) -> Tensor:
         """Mean embeddings ``[N, R, E]`` of texts ``[N, R, L]``."""

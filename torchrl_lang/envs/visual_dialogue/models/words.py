@@ -27,8 +27,8 @@ def split_words(text: str) -> list[str]:
 
     Examples:
         >>> from torchrl_lang.envs.visual_dialogue.models.words import split_words
-        >>> split_words("No, I can't tell; it's dark!")
-        ['no', ',', 'i', 'ca', "n't", 'tell', ';', 'it', "'s", 'dark', '!']
+        >>> split_words("No, I can't see; it's dark!")
+        ['no', ',', 'i', 'ca', "n't", 'see', ';', 'it', "'s", 'dark', '!']
     """
     return _WORD.findall(text.translate(_TYPOGRAPHIC).lower())
 
@@ -38,8 +38,8 @@ def join_words(words: Iterable[str]) -> str:
 
     Examples:
         >>> from torchrl_lang.envs.visual_dialogue.models.words import join_words
-        >>> join_words(["i", "ca", "n't", "tell", ",", "is", "it", "?"])
-        "i can't tell, is it?"
+        >>> join_words(["i", "ca", "n't", "see", ",", "is", "it", "?"])
+        "i can't see, is it?"
     """
     return "".join(word if _follows(word) else f" {word}" for word in words).strip()
 
@@ -61,10 +61,10 @@ class WordIndex:
         >>> from torchrl_lang.envs.visual_dialogue.models import WordIndex
         >>> words = WordIndex.of_texts(["is it red?", "it is not"])
         >>> words.ids(["it is blue", "red"])
-        tensor([[4, 5, 1],
+        tensor([[5, 4, 1],
                 [8, 0, 0]])
         >>> words.text([5, 4, 7, 3, 4])
-        'is it not'
+        'it is not'
     """
 
     def __init__(self, words: Sequence[str]) -> None:
