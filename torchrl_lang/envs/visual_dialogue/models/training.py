@@ -74,7 +74,7 @@ def train_dialogue_models(
     device: torch.device | str = "cpu",
     report: Report | None = None,
 ) -> SavedDialogueModels:
-    """Train the image guesser and the answerer; on 3,000 generated dialogues in half a minute to two minutes on one core.
+    """Train the image guesser and the answerer; on 3,000 generated dialogues in a minute or two on one core.
 
     The guesser minimises the squared difference of predicted and true feature after the caption and after each round,
     the answerer the cross entropy of the words of each answer. The global random stream is left as it was.
