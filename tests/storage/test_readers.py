@@ -14,6 +14,7 @@ from torchrl_lang.storage import (
     file_digest,
     file_in,
     read_json,
+    read_json_list,
     read_manifest,
     read_tensors,
     read_text,
@@ -58,6 +59,17 @@ def test_json_that_is_damaged(tmp_path, content, found):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     assert found in error_of(read_json, path)
+
+
+def test_json_lists_have_the_same_checks_and_a_limit_of_their_own(tmp_path):
+    path = tmp_path / "rewards.json"
+    path.write_text("[1, [2]]")
+    assert read_json_list(path, remedy=FIX) == [1, [2]]
+    with pytest.raises(FileError, match="has 8 bytes, more than the limit of 7"):
+        read_json_list(path, remedy=FIX, max_bytes=7)
+    for content, found in (("{}", "not a JSON list"), ("[NaN]", "NaN is not a JSON number"), ("[1", "not valid JSON")):
+        path.write_text(content)
+        assert found in error_of(read_json_list, path)
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):

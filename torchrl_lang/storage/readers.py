@@ -19,6 +19,7 @@ __all__ = [
     "file_digest",
     "file_in",
     "read_json",
+    "read_json_list",
     "read_tensor_headers",
     "read_tensors",
     "read_text",
@@ -33,12 +34,13 @@ MAX_TEXT_BYTES = 1 << 30
 """Larger text files are rejected unread; the files that this library writes are far smaller."""
 
 
-def read_text(path: str | Path, *, remedy: str) -> str:
+def read_text(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
     r"""Read a UTF-8 file; a byte order mark at its start is dropped.
 
     Args:
         path: the file.
         remedy: what the user can do if the file cannot be read, for the error message.
+        max_bytes: a larger file is rejected unread.
 
     Raises:
         FileError: the file is missing, not a regular file, too large, or not UTF-8.
@@ -56,8 +58,8 @@ def read_text(path: str | Path, *, remedy: str) -> str:
     """
     path = regular_file(path, remedy)
     size = path.stat().st_size
-    if size > MAX_TEXT_BYTES:
-        raise FileError(path, f"has {size} bytes, more than the limit of {MAX_TEXT_BYTES}", remedy)
+    if size > max_bytes:
+        raise FileError(path, f"has {size} bytes, more than the limit of {max_bytes}", remedy)
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -79,14 +81,43 @@ def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     Raises:
         FileError: the file cannot be read as text, or its content is not a JSON object.
     """
-    text = read_text(path, remedy=remedy)
-    try:
-        content = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise FileError(path, f"is not valid JSON ({error})", remedy) from error
+    content = _parse_json(path, read_text(path, remedy=remedy), remedy)
     if not isinstance(content, dict):
         raise FileError(path, f"holds {shorten(content)}, not a JSON object", remedy)
     return content
+
+
+def read_json_list(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> list[Any]:
+    """Read a JSON list, with the checks of :func:`read_json`.
+
+    Args:
+        path: the file.
+        remedy: what the user can do if the file cannot be read, for the error message.
+        max_bytes: a larger file is rejected unread.
+
+    Raises:
+        FileError: the file cannot be read as text, or its content is not a JSON list.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import read_json_list
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "rewards.json"
+        ...     _ = path.write_text("[0.5, 0.25]")
+        ...     read_json_list(path, remedy="download it again")
+        [0.5, 0.25]
+    """
+    content = _parse_json(path, read_text(path, remedy=remedy, max_bytes=max_bytes), remedy)
+    if not isinstance(content, list):
+        raise FileError(path, f"holds {shorten(content)}, not a JSON list", remedy)
+    return content
+
+
+def _parse_json(path: str | Path, text: str, remedy: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileError(path, f"is not valid JSON ({error})", remedy) from error
 
 
 def read_tensors(path: str | Path, *, remedy: str) -> dict[str, Tensor]:

@@ -1,0 +1,53 @@
+"""Write files in the layouts of the real dataset, without the code under test."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+CAPTION = "two zebras grazing in a field"
+FEATURES = 4096
+
+
+def write_dialogues(path, many, *, change=None):
+    """Dialogues with candidate answers, as VisDial 0.5 has them; ``change(items)`` damages them."""
+    items = [
+        {
+            "image_id": 378461 + number,
+            "caption": f"{CAPTION} {number}",
+            "dialog": [
+                {
+                    "question": f"is it sunny in round {place}",
+                    "answer": "yes" if place % 2 else f"i can't tell {number}",
+                    "gt_index": 17,
+                    "options": ["yes", "no", "maybe"],
+                }
+                for place in range(10)
+            ],
+        }
+        for number in range(many)
+    ]
+    if change is not None:
+        change(items)
+    path.write_text(json.dumps(items))
+    return path
+
+
+def raw_features(many, size=FEATURES, seed=0):
+    """Like fc7 of VGG-19: not negative, half of it zero, not normalised."""
+    return np.maximum(np.random.default_rng(seed).normal(size=(many, size)), 0).astype(np.float32)
+
+
+def write_hdf5(path, **splits):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for split, array in splits.items():
+            file[f"images_{split}"] = array
+    return path
+
+
+def write_rewards(path, many, *, first=0.6, later=0.0625):
+    path.write_text(json.dumps([[first, *[later] * 10] for _ in range(many)]))
+    return path

@@ -1,0 +1,133 @@
+"""Generated files: the real names and forms, determined by the seed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from torchrl_lang.envs.visual_dialogue import (
+    ImageFeatures,
+    SplitFiles,
+    VisualDialogues,
+    generate_visual_dialogues,
+    is_yes_no,
+)
+from torchrl_lang.envs.visual_dialogue.makers.attributes import ATTRIBUTES, CAPTIONS, YES_NO
+
+SMALL = {"train": 40, "val": 20}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_have_the_real_form(tmp_path):
+    generate_visual_dialogues(tmp_path / "data", SMALL, npy=True)
+    files = SplitFiles.in_folder(tmp_path / "data", "train", npy=True)
+    items = json.loads(files.dialogues.read_text())
+    assert len(items) == 40
+    for item in items:
+        assert list(item) == ["caption", "image_id", "dialog"]
+        assert len(item["dialog"]) == 10
+        assert not any(each["question"].endswith("?") for each in item["dialog"])
+    data = VisualDialogues(files.dialogues, files.features, "train")
+    assert data.image_ids == list(range(1, 41))
+    raw = np.load(files.features)
+    assert (raw.dtype, raw.shape) == (np.float32, (40, 128))
+    np.testing.assert_allclose((raw**2).sum(1), 1, rtol=1e-5)
+
+
+def test_hdf5_with_features_of_the_real_size(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    generate_visual_dialogues(tmp_path / "data", SMALL, feature_size=4096)
+    with h5py.File(tmp_path / "data" / "data_img.h5") as file:
+        assert {name: (each.shape, str(each.dtype)) for name, each in file.items()} == {
+            "images_train": ((40, 4096), "float32"),
+            "images_val": ((20, 4096), "float32"),
+        }
+    assert len(ImageFeatures(tmp_path / "data" / "data_img.h5", "val")) == 20
+    generate_visual_dialogues(tmp_path / "again", SMALL, feature_size=4096)
+    assert contents(tmp_path / "data") == contents(tmp_path / "again")
+
+
+def test_the_seed_determines_the_files(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        generate_visual_dialogues(tmp_path / name, SMALL, npy=True, seed=seed)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    other = contents(tmp_path / "c")
+    assert all(other[name] != content for name, content in contents(tmp_path / "a").items())
+
+
+def test_both_kinds_of_questions_and_varying_words(tmp_path):
+    generate_visual_dialogues(tmp_path / "data", {"train": 400}, npy=True)
+    items = json.loads((tmp_path / "data" / "visdial_0.5_train.json").read_text())
+    rounds = [each for item in items for each in item["dialog"]]
+    closed = [is_yes_no(each["answer"], "conservative") for each in rounds]
+    assert 0.45 < sum(closed) / len(closed) < 0.55
+    holds = [each["answer"] in {yes for _, yes, _ in YES_NO} for each, kind in zip(rounds, closed, strict=True) if kind]
+    assert 0.45 < sum(holds) / len(holds) < 0.55
+    assert {each["answer"] for each in rounds} >= {answer for form in YES_NO for answer in form[1:]}
+    assert len({each["question"] for each, kind in zip(rounds, closed, strict=True) if not kind}) == sum(
+        len(attribute.open_questions) for attribute in ATTRIBUTES
+    )
+    assert len({item["caption"] for item in items}) > 100
+
+
+def test_dialogues_ask_each_attribute_once_and_none_of_the_caption(tmp_path):
+    generate_visual_dialogues(tmp_path / "data", {"train": 100}, npy=True, yes_no=0.0)
+    asked = {question: each.name for each in ATTRIBUTES for question, _ in each.open_questions}
+    for item in json.loads((tmp_path / "data" / "visdial_0.5_train.json").read_text()):
+        names = [asked[each["question"]] for each in item["dialog"]]
+        assert len(set(names)) == 10
+        assert any(not set(named) & set(names) for named, _ in CAPTIONS)
+        assert not any(is_yes_no(each["answer"], "conservative") for each in item["dialog"])
+
+
+def test_only_yes_no_questions(tmp_path):
+    generate_visual_dialogues(tmp_path / "data", {"train": 20}, npy=True, yes_no=1.0)
+    for item in json.loads((tmp_path / "data" / "visdial_0.5_train.json").read_text()):
+        assert all(is_yes_no(each["answer"], "conservative") for each in item["dialog"])
+
+
+def test_definitions_of_yes_no_answers_differ_on_generated_replies():
+    replies = [reply for form in YES_NO for reply in form[1:]]
+    counts = {
+        penalty: sum(is_yes_no(each, penalty) for each in replies) for penalty in ("hard", "soft", "conservative")
+    }
+    assert counts == {"hard": 2, "soft": 4, "conservative": 6}
+
+
+def test_no_reply_to_an_open_question_is_a_yes_no_answer():
+    replies = [
+        answer.format(value) for each in ATTRIBUTES for _, answer in each.open_questions for value in each.values
+    ]
+    assert not any(is_yes_no(each, "conservative") or is_yes_no(each, "soft", substrings=True) for each in replies)
+
+
+def test_values_belong_to_one_attribute():
+    values = [value for each in ATTRIBUTES for value in each.values]
+    assert len(set(values)) == len(values)
+    assert len(ATTRIBUTES) == 12
+    assert all(2 <= len(each.values) <= 6 for each in ATTRIBUTES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": {}}, "the number of splits must be at least 1"),
+        ({"splits": {"train": 0}}, r"splits\['train'\] must be at least 1"),
+        ({"feature_size": 63}, "feature_size must lie in"),
+        ({"yes_no": 1.5}, "yes_no must lie in"),
+    ],
+)
+def test_wrong_options(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate_visual_dialogues(tmp_path / "data", **{"splits": SMALL, "npy": True, **options})
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_files_are_not_replaced(tmp_path):
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        generate_visual_dialogues(tmp_path, SMALL, npy=True)
+    assert (tmp_path / "thesis.txt").exists()

@@ -1,0 +1,320 @@
+"""Guesser and answerer: masks against plain loops, the same numbers in any batch, greedy decoding, files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from torchrl_lang.envs.visual_dialogue import (
+    Dialogue,
+    DialogueTraining,
+    LocalDialogueModels,
+    Round,
+    SavedDialogueModels,
+    SplitFiles,
+    VisualDialogues,
+    generate_visual_dialogues,
+    load_dialogue_models,
+    save_dialogue_models,
+    train_dialogue_models,
+)
+from torchrl_lang.envs.visual_dialogue.models import Answerer, DialogueBatch, ImageGuesser, WordIndex, rank_percentile
+from torchrl_lang.envs.visual_dialogue.models.training import AnswererLoss, guesser_loss
+from torchrl_lang.envs.visual_dialogue.models.whitening import Whitening
+from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN
+from torchrl_lang.storage import FileError
+
+SIZE = 16
+DIALOGUES = [
+    Dialogue("a dog at the beach", (Round("is it red?", "no"), Round("what colour is it?", "white"))),
+    Dialogue("a cat"),
+    Dialogue("there is a very small horse in the picture", (Round("is it sunny?", "i can't tell"),) * 5),
+    Dialogue("", (Round("", ""),)),
+]
+QUESTIONS = ["is it sunny?", "what colour is it?", "red?", "a zebra or what is it in the picture?"]
+
+
+@pytest.fixture(scope="module")
+def words():
+    return WordIndex.of_texts([each.caption + " ".join(sum(each.rounds, ())) for each in DIALOGUES])
+
+
+@pytest.fixture
+def saved(words):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = {"width": 24, "embedding": 8}
+        return SavedDialogueModels(
+            words, ImageGuesser(len(words), SIZE, **sizes).eval(), Answerer(len(words), SIZE, **sizes).eval()
+        )
+
+
+@pytest.fixture(scope="module")
+def pool():
+    raw = torch.randn(30, SIZE, generator=torch.Generator().manual_seed(1))
+    return torch.nn.functional.normalize(raw, dim=-1)
+
+
+@pytest.fixture
+def models(saved, pool):
+    return LocalDialogueModels(saved, pool)
+
+
+def test_numbers_do_not_depend_on_the_batch(models, pool):
+    features = pool[[3, 1, 4, 1]]
+    orders = [[0, 1, 2, 3], [3, 2, 1, 0], [2, 2, 0, 0, 1, 3, 2]]
+    for order in orders:
+        some, rows = [DIALOGUES[k] for k in order], features[order]
+        for place, k in enumerate(order):
+            one, row = [DIALOGUES[k]], features[[k]]
+            torch.testing.assert_close(
+                models.distances(some, rows)[place], models.distances(one, row)[0], rtol=1e-6, atol=0
+            )
+            assert models.percentiles(some, rows)[place] == models.percentiles(one, row)[0]
+            asked = [QUESTIONS[each] for each in order]
+            assert models.answers(some, asked, rows)[place] == models.answers(one, [QUESTIONS[k]], row)[0]
+
+
+def test_predictions_in_float64_do_not_depend_on_padding(saved, words):
+    guesser = saved.guesser.double()
+    whole = guesser.predict(DialogueBatch.of(DIALOGUES, words))
+    for number, dialogue in enumerate(DIALOGUES):
+        alone = guesser.predict(DialogueBatch.of([dialogue], words))[0]
+        torch.testing.assert_close(whole[number], alone, rtol=0, atol=1e-13)
+
+
+def test_states_after_a_prefix_are_those_of_the_prefix(saved, words):
+    every = saved.guesser.double()(DialogueBatch.of([DIALOGUES[0]], words))[0]
+    for end in range(3):
+        prefix = Dialogue(DIALOGUES[0].caption, DIALOGUES[0].rounds[:end])
+        alone = saved.guesser.predict(DialogueBatch.of([prefix], words))[0]
+        torch.testing.assert_close(every[end], alone, rtol=0, atol=1e-13)
+
+
+def test_every_part_of_a_dialogue_counts(models, pool):
+    base = DIALOGUES[0]
+    changed = [
+        base._replace(caption="a cat at the beach"),
+        base._replace(rounds=(base.rounds[0]._replace(answer="white"), base.rounds[1])),
+        base._replace(rounds=(base.rounds[0], base.rounds[1]._replace(question="is it red?"))),
+        base._replace(rounds=base.rounds[::-1]),
+    ]
+    distances = models.distances([base, *changed], pool[[0] * 5])
+    assert len(set(distances.tolist())) == 5
+
+
+def test_distance_is_the_mean_squared_difference(models, saved, pool, words):
+    with torch.no_grad():
+        predicted = saved.guesser.predict(DialogueBatch.of(DIALOGUES, words)).numpy()
+    expected = ((predicted - pool[:4].numpy()) ** 2).mean(1)
+    np.testing.assert_allclose(models.distances(DIALOGUES, pool[:4]).numpy(), expected, rtol=1e-4)
+
+
+def test_percentile_against_a_plain_loop(models, saved, pool, words):
+    with torch.no_grad():
+        predicted = saved.guesser.predict(DialogueBatch.of(DIALOGUES, words)).numpy()
+    for rows in ([0, 1, 2, 3], [29, 7, 7, 0]):
+        found = models.percentiles(DIALOGUES, pool[rows]).tolist()
+        for guess, true, value in zip(predicted, rows, found, strict=True):
+            distances = [sum((g - f) ** 2 for g, f in zip(guess, image, strict=True)) for image in pool.numpy()]
+            rank = sorted(distances).index(distances[true]) + 1
+            assert value == pytest.approx(1 - rank / 30)
+
+
+def test_percentiles_by_hand():
+    pool = torch.eye(4)
+    predicted = torch.tensor([[0.9, 0.5, 0.3, 0.1]]).expand(4, -1)
+    assert rank_percentile(predicted, pool, pool).tolist() == [0.75, 0.5, 0.25, 0.0]
+    # An image that is not in the pool, behind all of it, and two copies of one image.
+    assert rank_percentile(predicted[:1], -torch.ones(1, 4), pool).item() == 0.0
+    assert rank_percentile(predicted[:1], pool[:1], torch.cat([pool[:1], pool[:1]])).item() == 0.5
+
+
+def test_guesser_loss_averages_the_rounds_that_exist(saved, words, pool):
+    found = guesser_loss(saved.guesser, DialogueBatch.of(DIALOGUES, words), pool[:4], torch.arange(4))
+    errors = []
+    for dialogue, feature in zip(DIALOGUES, pool, strict=False):
+        predicted = saved.guesser(DialogueBatch.of([dialogue], words))[0]
+        errors += [((each - feature) ** 2).sum() for each in predicted]
+    assert len(errors) == 3 + 1 + 6 + 2
+    torch.testing.assert_close(found, torch.stack(errors).mean())
+
+
+def test_answerer_loss_against_a_plain_loop(saved, words, pool):
+    some, answerer = DIALOGUES[:3], saved.answerer
+    rows = torch.tensor([2, 0])
+    loss = AnswererLoss(some, words)
+    found = loss(answerer, DialogueBatch.of(some, words).rows(rows), pool[rows], rows)
+    terms = []
+    for row in rows.tolist():
+        for number, (question, answer) in enumerate(some[row].rounds):
+            before = DialogueBatch.of([Dialogue(some[row].caption, some[row].rounds[:number])], words)
+            start = answerer.start(answerer.encoder(before)[:, -1], words.ids([question]), pool[[row]])
+            ids = words.ids([answer], whole=True)
+            log_prob = answerer(start, ids[:, :-1]).log_softmax(-1)[0]
+            terms += [-log_prob[place, word] for place, word in enumerate(ids[0, 1:].tolist())]
+    torch.testing.assert_close(found, torch.stack(terms).mean())
+
+
+def test_answers_are_the_most_probable_words(saved, words, pool):
+    answerer, batch = saved.answerer, DialogueBatch.of(DIALOGUES, words)
+    history = answerer.encoder(batch)[torch.arange(4), batch.rounds]
+    start = answerer.start(history, words.ids(QUESTIONS), pool[:4])
+    found = answerer.answer(start, max_words=6)
+    for row in range(4):
+        ids = [BEGIN]
+        while ids[-1] != END and len(ids) <= 6:
+            logits = answerer(start[[row]], torch.tensor([ids]))[0, -1].tolist()
+            ids.append(max((k for k in range(len(words)) if k not in (PAD, UNKNOWN, BEGIN)), key=logits.__getitem__))
+        assert found[row].tolist()[: len(ids) - 1] == ids[1:]
+        assert set(found[row].tolist()[len(ids) - 1 :]) <= {END}
+
+
+def test_answers_stop_at_the_longest(models, pool):
+    assert max(len(each.split()) for each in models.answers(DIALOGUES, QUESTIONS, pool[:4])) <= 20
+
+
+def test_results_have_no_gradient_and_weights_are_copied(models, saved, pool):
+    before = models.distances(DIALOGUES, pool[:4])
+    assert not before.requires_grad
+    assert before.dtype == torch.float32
+    with torch.no_grad():
+        for parameter in saved.guesser.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(models.distances(DIALOGUES, pool[:4]), before)
+    assert all(parameter.dtype == torch.float32 for parameter in saved.guesser.parameters())
+
+
+def test_no_dialogues(models):
+    assert models.answers([], [], torch.empty(0, SIZE)) == []
+    assert len(models.distances([], torch.empty(0, SIZE))) == len(models.percentiles([], torch.empty(0, SIZE))) == 0
+
+
+def test_wrong_arguments(models, saved, pool):
+    with pytest.raises(ValueError, match=r"features must have shape \[4, 16\], got \[3, 16\]"):
+        models.distances(DIALOGUES, pool[:3])
+    with pytest.raises(ValueError, match="a question for each of 4 dialogues, got 1"):
+        models.answers(DIALOGUES, ["a?"], pool[:4])
+    with pytest.raises(ValueError, match=r"features \[P, 16\]"):
+        LocalDialogueModels(saved, torch.zeros(3, 5))
+
+
+def test_whitened_features_have_similar_deviations():
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.tensor([20.0, 5.0, 2.0, 0.01, 0.01])
+    rotation = torch.linalg.qr(torch.randn(5, 5, generator=generator)).Q
+    features = torch.randn(2000, 5, generator=generator) * scales @ rotation + 7.0
+    whitening = Whitening(5, 4)
+    whitening.fit(features)
+    found = whitening(features)
+    torch.testing.assert_close(found.mean(0), torch.zeros(4), rtol=0, atol=1e-3)
+    covariance = (found.T @ found / len(found)).abs()
+    torch.testing.assert_close(covariance[:3, :3], torch.eye(3), rtol=0, atol=0.01)
+    assert covariance[3, 3] < 1e-4  # below a twentieth of the largest deviation it is noise
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_saved_models_are_the_same(models, saved, pool, tmp_path):
+    save_dialogue_models(saved, tmp_path / "models")
+    assert {path.suffix for path in (tmp_path / "models").iterdir()} == {".json", ".safetensors"}
+    loaded = LocalDialogueModels(tmp_path / "models", pool)
+    assert torch.equal(loaded.distances(DIALOGUES, pool[:4]), models.distances(DIALOGUES, pool[:4]))
+    assert loaded.answers(DIALOGUES, QUESTIONS, pool[:4]) == models.answers(DIALOGUES, QUESTIONS, pool[:4])
+
+
+@pytest.mark.parametrize("name", ["config.json", "guesser.safetensors", "answerer.safetensors", "checksums.json"])
+def test_damaged_and_missing_files(saved, tmp_path, name):
+    save_dialogue_models(saved, tmp_path / "models")
+    path = tmp_path / "models" / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-7] + b"x" + content[-6:])
+    with pytest.raises(FileError, match="train and save the models again"):
+        load_dialogue_models(tmp_path / "models")
+    path.unlink()
+    with pytest.raises(FileError, match="is missing"):
+        load_dialogue_models(tmp_path / "models")
+
+
+def rewrite(folder, change):
+    """Change the configuration as someone would who also updates digests and checksums."""
+    from torchrl_lang.storage import write_checksums, write_manifest
+
+    content = json.loads((folder / "config.json").read_text())
+    del content["digest"]
+    change(content)
+    write_manifest(folder / "config.json", content)
+    write_checksums(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda c: c["guesser"].update(width=25), "of shape"),
+        (lambda c: c["guesser"].update(width=1 << 40), "expected at most"),
+        (lambda c: c["answerer"].update(feature_size=0), '"answerer.feature_size", expected at least 1'),
+        (lambda c: c["words"].append("zebra"), "of shape"),
+        (lambda c: c["words"].append(c["words"][0]), 'has wrong "words"'),
+        (lambda c: c.update(version=2), "has version 2"),
+    ],
+)
+def test_configurations_that_do_not_fit(saved, tmp_path, change, found):
+    save_dialogue_models(saved, tmp_path / "models")
+    rewrite(tmp_path / "models", change)
+    with pytest.raises(FileError) as caught:
+        load_dialogue_models(tmp_path / "models")
+    assert found in str(caught.value)
+
+
+def test_models_that_cannot_be_saved(saved, words, tmp_path):
+    with pytest.raises(ValueError, match="features of size 16, the answerer of size 3"):
+        save_dialogue_models(saved._replace(answerer=Answerer(len(words), 3)), tmp_path / "models")
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        save_dialogue_models(saved, tmp_path)
+    with torch.no_grad():
+        saved.guesser.feature[0].bias[0] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        save_dialogue_models(saved, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+    generate_visual_dialogues(tmp_path / "data", {"train": 12}, feature_size=64, npy=True)
+    files = SplitFiles.in_folder(tmp_path / "data", "train", npy=True)
+    return VisualDialogues(files.dialogues, files.features, "train")
+
+
+TINY = DialogueTraining(guesser_epochs=2, answerer_epochs=1, batch_size=5, width=8, embedding=8)
+
+
+def test_training_repeats_and_leaves_the_random_stream(data):
+    before, seen = torch.get_rng_state(), []
+    first = train_dialogue_models(data.dialogues, data.features, TINY, report=lambda *each: seen.append(each))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    again = train_dialogue_models(data.dialogues, data.features, TINY)
+    for part in ("guesser", "answerer"):
+        one, two = getattr(first, part).state_dict(), getattr(again, part).state_dict()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    assert [each[:2] for each in seen] == [("guesser", 1), ("guesser", 2), ("answerer", 1)]
+    assert seen[1][2] < seen[0][2]
+
+
+def test_wrong_training_data_and_options(data):
+    with pytest.raises(ValueError, match="got 11 dialogues, 12 features"):
+        train_dialogue_models(data.dialogues[1:], data.features, TINY)
+    with pytest.raises(ValueError, match="a dialogue with rounds"):
+        train_dialogue_models([Dialogue("a")] * 12, data.features, TINY)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        DialogueTraining(batch_size=0)
+    with pytest.raises(ValueError, match="guesser_rate must be positive"):
+        DialogueTraining(guesser_rate=0.0)
+    with pytest.raises(ValueError, match="answerer_rate must be positive"):
+        DialogueTraining(answerer_rate=float("nan"))

@@ -1,0 +1,204 @@
+"""Read the files of visual dialogues: dialogues, caches of rewards and additional scenes, all of them JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchrl_lang.data.json_checks import check_keys, read_number, show
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
+from torchrl_lang.storage import Fields, FileError, read_json_list
+
+__all__ = [
+    "ROUNDS",
+    "SceneRecord",
+    "SplitFiles",
+    "read_additional_scenes",
+    "read_dialogues",
+    "read_reward_cache",
+]
+
+ROUNDS = 10
+"""Rounds of a dialogue in the files."""
+
+_MAX_BYTES = 1 << 33
+"""Dialogues with a hundred candidate answers a round have more than a gigabyte."""
+_DIALOGUES = 'give a list of {"caption": ..., "image_id": ..., "dialog": [10 times {"question": ..., "answer": ...}]}'
+_REWARDS = f"give a list with {1 + ROUNDS} numbers for each dialogue, or compute the cache again"
+_SCENES = 'give a list of {"caption": ..., "image": row, "dialog": [...], "rewards": [1 + number of rounds numbers]}'
+
+
+class SplitFiles(NamedTuple):
+    """The files of a split of the dataset.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import SplitFiles
+        >>> SplitFiles.in_folder("data", "val").rank_rewards.name
+        'val_rank_reward_cache1.json'
+    """
+
+    dialogues: Path
+    features: Path
+    """HDF5 with ``images_<split>``, or ``images_<split>.npy``."""
+    rank_rewards: Path
+    """Initial percentile and its change in each round."""
+    distance_rewards: Path
+    """Initial distance and its decrease in each round."""
+
+    @classmethod
+    def in_folder(cls, folder: str | Path, split: str, *, npy: bool = False) -> SplitFiles:
+        """The files of a split in one folder, by the names that the ILQL paper's code gives them."""
+        folder = Path(folder)
+        return cls(
+            folder / f"visdial_0.5_{split}.json",
+            folder / (f"images_{split}.npy" if npy else "data_img.h5"),
+            folder / f"{split}_rank_reward_cache1.json",
+            folder / f"{split}_reward_cache2.json",
+        )
+
+
+class SceneRecord(NamedTuple):
+    """A dialogue of any length with the rewards of its rounds.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, SceneRecord
+        >>> SceneRecord(Dialogue("a dog"), image=3, rewards=(0.75,)).rewards[0]
+        0.75
+    """
+
+    dialogue: Dialogue
+    image: int
+    """Row of its image in the features."""
+    rewards: tuple[float, ...]
+    """``[1 + rounds]``: the initial value, then the change in each round."""
+
+
+def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | None]]:
+    """The dialogues of a split, and the ``image_id`` of each (None if it has none).
+
+    Questions in the files have no question mark; it is appended. Further fields, such as candidate answers, are
+    ignored.
+
+    Raises:
+        FileError: the file cannot be read, or a dialogue does not have a caption and ten rounds.
+
+    Examples:
+        >>> import json, pathlib, tempfile
+        >>> from torchrl_lang.envs.visual_dialogue import read_dialogues
+        >>> item = {"caption": "a dog", "image_id": 7, "dialog": [{"question": "is it red", "answer": "no"}] * 10}
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "visdial_0.5_train.json"
+        ...     _ = path.write_text(json.dumps([item]))
+        ...     dialogues, image_ids = read_dialogues(path)
+        >>> dialogues[0].rounds[0], image_ids
+        (Round(question='is it red?', answer='no'), [7])
+    """
+    dialogues, image_ids = list[Dialogue](), list[int | str | None]()
+    for number, content in enumerate(read_json_list(path, remedy=_DIALOGUES, max_bytes=_MAX_BYTES)):
+        item = _item(content, number, path, _DIALOGUES)
+        dialogue = _dialogue(item)
+        if len(dialogue.rounds) != ROUNDS:
+            raise item.error(f'has {len(dialogue.rounds)} rounds as "{item.name}.dialog", expected {ROUNDS}')
+        dialogues.append(dialogue)
+        image_ids.append(_image_id(item))
+    if not dialogues:
+        raise FileError(path, "holds no dialogue", _DIALOGUES)
+    return dialogues, image_ids
+
+
+def read_reward_cache(path: str | Path, dialogues: int) -> list[tuple[float, ...]]:
+    """For each of a number of dialogues the initial value and its change in each round, 11 numbers.
+
+    Raises:
+        FileError: the file cannot be read, or holds another number of dialogues, or does not hold 11 finite numbers for
+            one.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.envs.visual_dialogue import read_reward_cache
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "train_rank_reward_cache1.json"
+        ...     _ = path.write_text(str([[0.5, 0.25] + [0] * 9]))
+        ...     read_reward_cache(path, 1)[0][:3]
+        (0.5, 0.25, 0.0)
+    """
+    content = read_json_list(path, remedy=_REWARDS)
+    if len(content) != dialogues:
+        raise FileError(path, f"holds the rewards of {len(content)} dialogues, expected {dialogues}", _REWARDS)
+    return [_numbers(values, f"item {number}", 1 + ROUNDS, path, _REWARDS) for number, values in enumerate(content)]
+
+
+def read_additional_scenes(path: str | Path, images: int) -> list[SceneRecord]:
+    """Further dialogues about the images of a split, such as those of a policy, with 0 to 10 rounds.
+
+    The ILQL paper's code stores them as pickles, which are never read. Here the file is a JSON list of
+    ``{"caption": ..., "image": row of the features, "dialog": [{"question": ..., "answer": ...}, ...],
+    "rewards": [initial value, change in each round]}``.
+
+    Raises:
+        FileError: the file cannot be read or a scene is not of this form.
+
+    Examples:
+        >>> import json, pathlib, tempfile
+        >>> from torchrl_lang.envs.visual_dialogue import read_additional_scenes
+        >>> rounds = [{"question": "is it red?", "answer": "no"}]
+        >>> scene = {"caption": "a dog", "image": 4, "dialog": rounds, "rewards": [0.5, 0.25]}
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "scenes.json"
+        ...     _ = path.write_text(json.dumps([scene]))
+        ...     read_additional_scenes(path, images=5)[0].image
+        4
+    """
+    scenes = []
+    for number, content in enumerate(read_json_list(path, remedy=_SCENES, max_bytes=_MAX_BYTES)):
+        item = _item(content, number, path, _SCENES)
+        try:
+            check_keys(content, ["caption", "image", "dialog", "rewards"], "it")
+        except ValueError as error:
+            raise FileError(path, f"has a wrong {item.name} ({error})", _SCENES) from error
+        dialogue, image = _dialogue(item), item.at_least("image", 0)
+        if image >= images:
+            raise item.error(f'has {image} as "{item.name}.image", but the features have {images} rows')
+        if len(dialogue.rounds) > ROUNDS:
+            raise item.error(f'has {len(dialogue.rounds)} rounds as "{item.name}.dialog", expected at most {ROUNDS}')
+        expected = 1 + len(dialogue.rounds)
+        rewards = _numbers(item.take("rewards", list), f"{item.name}.rewards", expected, path, _SCENES)
+        scenes.append(SceneRecord(dialogue, image, rewards))
+    return scenes
+
+
+def _item(content: Any, number: int, path: str | Path, remedy: str) -> Fields:
+    """The fields of one entry of the list; an error in one of them names it, such as ``item 3.caption``."""
+    if not isinstance(content, Mapping):
+        raise FileError(path, f"has {show(content)} as item {number}, expected a JSON object", remedy)
+    return Fields(content, path, remedy, f"item {number}")
+
+
+def _dialogue(item: Fields) -> Dialogue:
+    rounds = []
+    for number, content in enumerate(item.take("dialog", list)):
+        name = f"{item.name}.dialog.{number}"
+        if not isinstance(content, Mapping):
+            raise item.error(f'has {show(content)} as "{name}", expected a JSON object')
+        fields = Fields(content, item.path, item.remedy, name)
+        question = fields.take("question", str)
+        rounds.append(Round(question if question.endswith("?") else f"{question}?", fields.take("answer", str)))
+    return Dialogue(item.take("caption", str), tuple(rounds))
+
+
+def _image_id(item: Fields) -> int | str | None:
+    value = item.content.get("image_id")
+    if isinstance(value, bool) or not isinstance(value, int | str | None):
+        raise item.error(f'has {show(value)} as "{item.name}.image_id", expected a number or a name')
+    return value
+
+
+def _numbers(values: Any, name: str, expected: int, path: str | Path, remedy: str) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != expected:
+        found = f"{len(values)} values" if isinstance(values, list) else show(values)
+        raise FileError(path, f'has {found} as "{name}", expected {expected} numbers', remedy)
+    try:
+        return tuple(read_number(value, f"number {place}") for place, value in enumerate(values))
+    except ValueError as error:
+        raise FileError(path, f'has a wrong "{name}" ({error})', remedy) from error

@@ -1,0 +1,130 @@
+"""The models of visual dialogues on disk: weights as safetensors, the rest as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import save_file
+from torch import nn
+
+from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
+from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
+from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
+from torchrl_lang.storage import (
+    CHECKSUMS,
+    Fields,
+    FileError,
+    read_manifest,
+    read_tensors,
+    verify_checksums,
+    write_checksums,
+    write_folder,
+    write_manifest,
+)
+
+__all__ = ["SavedDialogueModels", "load_dialogue_models", "save_dialogue_models"]
+
+_REMEDY = "train and save the models again"
+_CONFIG, _VERSION = "config.json", 1
+_LARGEST = 1 << 20
+
+
+class SavedDialogueModels(NamedTuple):
+    """The models of visual dialogues, and their words.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+        >>> words = WordIndex.of_texts(["is it red? no"])
+        >>> SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64)).words.words[0]
+        '?'
+    """
+
+    words: WordIndex
+    guesser: ImageGuesser
+    answerer: Answerer
+
+
+def save_dialogue_models(models: SavedDialogueModels, folder: str | Path) -> None:
+    """Save the models into a new folder, atomically.
+
+    Args:
+        models: guesser and answerer of one feature size, and their words.
+        folder: the folder to create.
+
+    Raises:
+        FileExistsError: the folder exists and is not empty.
+        ValueError: the models have different feature sizes, or weights that are not finite.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.envs.visual_dialogue import load_dialogue_models, save_dialogue_models
+        >>> from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+        >>> words = WordIndex.of_texts(["is it red? no"])
+        >>> models = SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64))
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     save_dialogue_models(models, home + "/models")
+        ...     load_dialogue_models(home + "/models").guesser.config
+        {'feature_size': 64, 'width': 128, 'embedding': 64}
+    """
+    words, guesser, answerer = models
+    if guesser.config["feature_size"] != answerer.config["feature_size"]:
+        raise ValueError(
+            f"The guesser has features of size {guesser.config['feature_size']}, the answerer of size "
+            f"{answerer.config['feature_size']}: train both on the same features."
+        )
+    if Path(folder).exists() and any(Path(folder).iterdir()):
+        raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+    with write_folder(folder) as target:
+        parts: dict[str, nn.Module] = {"guesser": guesser, "answerer": answerer}
+        for name, part in parts.items():
+            wrong = [key for key, value in part.state_dict().items() if not value.isfinite().all()]
+            if wrong:
+                raise ValueError(f"The {name} has weights that are not finite ({wrong[0]}): it is not saved.")
+            save_file({key: value.cpu() for key, value in part.state_dict().items()}, target / f"{name}.safetensors")
+        config = {"guesser": guesser.config, "answerer": answerer.config, "words": list(words.words)}
+        write_manifest(target / _CONFIG, {"version": _VERSION, **config})
+        write_checksums(target)
+
+
+def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
+    """Load models that :func:`save_dialogue_models` saved, on the CPU, in evaluation mode.
+
+    Raises:
+        FileError: a file is missing, damaged or does not fit the others.
+    """
+    folder = Path(folder)
+    listed = verify_checksums(folder, remedy=_REMEDY)
+    config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
+    names = config.list_of("words", str)
+    try:
+        words = WordIndex(names)
+    except ValueError as error:
+        raise config.error(f'has wrong "words" ({error})') from error
+    missing = {_CONFIG, "guesser.safetensors", "answerer.safetensors"} - set(listed)
+    if missing:
+        raise FileError(folder / CHECKSUMS, f"does not list {sorted(missing)}", _REMEDY)
+    guesser = ImageGuesser(len(words), **_sizes(config.object("guesser")))
+    answerer = Answerer(len(words), **_sizes(config.object("answerer")))
+    for name, part in (("guesser", guesser), ("answerer", answerer)):
+        _load_weights(part, folder / f"{name}.safetensors")
+    return SavedDialogueModels(words, guesser, answerer)
+
+
+def _sizes(fields: Fields) -> dict[str, int]:
+    sizes = {name: fields.at_least(name, 1) for name in ("feature_size", "width", "embedding")}
+    for name, size in sizes.items():
+        if size > _LARGEST:
+            raise fields.error(f'has {size} as "{fields.name}.{name}", expected at most {_LARGEST}')
+    return sizes
+
+
+def _load_weights(part: nn.Module, path: Path) -> None:
+    weights, expected = read_tensors(path, remedy=_REMEDY), part.state_dict()
+    for name in sorted(weights.keys() | expected.keys()):
+        found = tuple(weights[name].shape) if name in weights else "no such weights"
+        wanted = tuple(expected[name].shape) if name in expected else "none"
+        if found != wanted or weights[name].dtype != expected[name].dtype:
+            raise FileError(path, f"holds {name} of shape {found}, expected {wanted} of float32", _REMEDY)
+    part.load_state_dict(weights)
+    part.eval()

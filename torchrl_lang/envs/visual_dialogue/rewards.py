@@ -1,0 +1,155 @@
+"""When a visual dialogue ends and what its questions earn (ILQL, arXiv 2206.11871, section 6.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty, is_yes_no
+from torchrl_lang.functional.checks import finite, one_of
+
+__all__ = ["STOP", "CutoffRule", "DialogueRewards", "Mode", "PercentileCutoff"]
+
+STOP = "<stop>"
+"""In mode "agent_stops" an action that contains this ends the dialogue."""
+
+Mode = Literal["env_stops", "agent_stops", "10_stop"]
+MODES = ("env_stops", "agent_stops", "10_stop")
+
+CutoffRule = Callable[[float, Sequence[float]], bool]
+"""Whether a dialogue ends, given its initial value and the change of the value in each round so far, at least one."""
+
+
+@dataclass(frozen=True)
+class PercentileCutoff:
+    """A dialogue ends when its rounds have covered a fraction of the distance to the goal:
+
+    ``sum(progress) / (goal - initial) >= fraction``
+
+    Where the initial value has reached the goal, nothing is left to cover and the dialogue ends after its first round.
+    (The ILQL paper's code divides by zero there.)
+
+    Args:
+        goal: the percentile to reach.
+        fraction: of the distance from the initial percentile to the goal.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import PercentileCutoff
+        >>> cutoff = PercentileCutoff()
+        >>> cutoff(0.6, [0.125]), cutoff(0.6, [0.125, 0.1])
+        (False, True)
+    """
+
+    goal: float = 1.0
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        finite("goal", self.goal, low=None)
+        finite("fraction", self.fraction, low=None)
+
+    def __call__(self, initial: float, progress: Sequence[float]) -> bool:
+        """Whether the rounds so far have covered the fraction."""
+        distance = self.goal - initial
+        return distance <= 0 or sum(progress) / distance >= self.fraction
+
+
+@dataclass(frozen=True)
+class DialogueRewards:
+    """The end of a dialogue and the rewards of its questions.
+
+    ===========  ============================================  =========================================================
+    mode         the dialogue ends                             reward of a question
+    ===========  ============================================  =========================================================
+    env_stops    when the cutoff rule holds, at the latest     -1, or 0 in the last round; plus ``penalty_value`` if its
+                 after ten rounds                              reply is a yes-or-no answer
+    agent_stops  when the agent writes ``<stop>``, at the      the value of its round; 0 for ``<stop>``
+                 latest after ten rounds
+    10_stop      after ten rounds                              the value of its round
+    ===========  ============================================  =========================================================
+
+    An environment rewards ``scale * reward + shift``. In a dataset the ILQL paper's code, and so :attr:`of_dataset`,
+    leaves out scale and shift in mode "env_stops" and for ``<stop>``.
+
+    Args:
+        mode: see above.
+        penalty: which replies are yes-or-no answers, see :func:`is_yes_no`; the paper's rewards "standard", "y/n" and
+            "conservative" are "none", "hard" and "conservative". Only in mode "env_stops".
+        penalty_value: added to the reward of a question with such a reply.
+        scale: factor of the rewards.
+        shift: added to the scaled rewards.
+        cutoff: the rule of mode "env_stops", default :class:`PercentileCutoff`.
+        soft_substrings: see ``substrings`` of :func:`is_yes_no`.
+
+    Raises:
+        ValueError: the mode or penalty is unknown, a number is not finite, or the option has no meaning in the mode.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import DialogueRewards
+        >>> rewards = DialogueRewards(penalty="hard")
+        >>> rewards.question(0.1, "no", last=False), rewards.question(0.1, "two", last=True)
+        (-3.0, 0.0)
+        >>> rewards.is_last(0.6, [0.1, 0.15])
+        True
+    """
+
+    mode: Mode = "env_stops"
+    penalty: Penalty = "none"
+    penalty_value: float = -2.0
+    scale: float = 1.0
+    shift: float = 0.0
+    cutoff: CutoffRule | None = field(default=None)
+    soft_substrings: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, MODES)
+        one_of("penalty", self.penalty, PENALTIES)
+        for name in ("penalty_value", "scale", "shift"):
+            finite(name, getattr(self, name), low=None)
+        if self.mode != "env_stops" and (self.penalty != "none" or self.cutoff is not None):
+            raise ValueError(
+                f"penalty={self.penalty!r} and cutoff={self.cutoff} are options of mode 'env_stops', but the mode is "
+                f"{self.mode!r}: use that mode, or leave them out."
+            )
+        if self.soft_substrings and self.penalty != "soft":
+            raise ValueError(f"soft_substrings=True needs penalty='soft', got penalty={self.penalty!r}.")
+        if self.mode == "env_stops" and self.cutoff is None:
+            object.__setattr__(self, "cutoff", PercentileCutoff())
+
+    @property
+    def of_dataset(self) -> DialogueRewards:
+        """The rewards of the same questions in a dataset; see the class for the difference."""
+        return DialogueRewards(**{**self.__dict__, "scale": 1.0, "shift": 0.0}) if self.mode == "env_stops" else self
+
+    def is_last(self, initial: float, progress: Sequence[float]) -> bool:
+        """Whether a dialogue ends after the rounds so far.
+
+        Args:
+            initial: percentile or distance before the first round.
+            progress: its change in each round so far.
+        """
+        if len(progress) >= ROUNDS:
+            return True
+        return self.cutoff is not None and len(progress) > 0 and self.cutoff(initial, progress)
+
+    def question(self, value: float, answer: str, *, last: bool) -> float:
+        """The reward of a question.
+
+        Args:
+            value: the change of percentile or distance in its round.
+            answer: the reply.
+            last: whether its round is the last one.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"The value of a round must be finite, got {value} for the reply {answer!r}.")
+        if self.mode == "env_stops":
+            asked_yes_no = is_yes_no(answer, self.penalty, substrings=self.soft_substrings)
+            value = (0.0 if last else -1.0) + (self.penalty_value if asked_yes_no else 0.0)
+        return value * self.scale + self.shift
+
+    @property
+    def stop(self) -> float:
+        """The reward of ``<stop>`` in an environment."""
+        return self.shift
