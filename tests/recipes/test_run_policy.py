@@ -77,7 +77,7 @@ def test_likelihoods_guide_the_model_that_they_began_as(runs):
     run, start = load_run(runs / "qsft"), load_run(runs / "bc")
     for name, weight in start.model.lm.state_dict().items():
         torch.testing.assert_close(run.model.lm.state_dict()[name], weight)
-    trained = run.likelihoods.state_dict()
+    trained = run.model.value_lm.state_dict()
     assert any(not torch.equal(trained[name], weight) for name, weight in start.model.lm.state_dict().items())
     rule = run.policy(4.0).decoder.rule
     assert isinstance(rule.guidance, LikelihoodGuidance)

@@ -53,7 +53,7 @@ class SavedModel(NamedTuple):
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, if one was saved."""
     value_lm: PreTrainedModel | None = None
-    """The model whose states the heads read, if not ``lm``'s."""
+    """A second model: the one whose states the heads read, or whose token probabilities are values (Q-SFT)."""
 
 
 def save_language_model(
@@ -80,7 +80,8 @@ def save_language_model(
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
             :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.PrefixEmbedding`.
         tokenizer: ``tokenizer.config()``.
-        value_lm: a second model, whose states the heads read in place of those of ``lm``; written to a folder within.
+        value_lm: a second model, written to a folder within, whose states the heads read in place of those of ``lm``;
+            without heads one whose token probabilities are values.
 
     Raises:
         ValueError: the actor's trunk is not a Hugging Face model, so there is no plain format for it; a head is tied to

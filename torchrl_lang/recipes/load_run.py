@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
-from transformers import PreTrainedModel
 
 from torchrl_lang.data import Episode, Tokenizer, Turn, tokenizer_from_config
 from torchrl_lang.data.chat_tokenizer import decode_action
@@ -16,7 +15,7 @@ from torchrl_lang.data.encoded_episode import encode_episode, stack_episodes
 from torchrl_lang.modules import SavedModel, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.run_policy import LIKELIHOODS, Method, RunDecoding, build_policy
+from torchrl_lang.recipes.run_policy import Method, RunDecoding, build_policy, likelihoods_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import ACTION
@@ -45,8 +44,6 @@ class FinishedRun:
     """What the run's held-out check found about its values, one sentence; empty where it was not made."""
     decoding: RunDecoding = field(default_factory=RunDecoding)
     """How its values decide."""
-    likelihoods: PreTrainedModel | None = None
-    """A second language model whose token probabilities are values, of Q-SFT."""
 
     @property
     def task(self) -> Task:
@@ -64,14 +61,14 @@ class FinishedRun:
     @property
     def has_values(self) -> bool:
         """Whether the run learned action values, those of the next token."""
-        return "target_qvalue" in self.model.heads or self.likelihoods is not None
+        return "target_qvalue" in self.model.heads or likelihoods_of(self.model) is not None
 
     @property
     def betas(self) -> tuple[float, ...]:
         """Weights of the action values to try; 1 alone where the values replace the language model's logits."""
         if not self.has_values:
             return ()
-        if self.likelihoods is not None:
+        if likelihoods_of(self.model) is not None:
             return _OF_LIKELIHOODS
         return BETAS if self.decoding.include_logits else (1.0,)
 
@@ -90,9 +87,7 @@ class FinishedRun:
             ValueError: ``beta`` is not 0 and the run has no values of tokens.
         """
         common = (self.model, self.tokenizer.control, self.action_length, self.decoding)
-        return build_policy(
-            *common, likelihoods=self.likelihoods, beta=beta, method=method, seed=seed, diagnostics=True, **options
-        )
+        return build_policy(*common, beta=beta, method=method, seed=seed, diagnostics=True, **options)
 
     def reply(self, *texts: str, beta: float = 0.0, method: Method = "greedy", **options: Any) -> str:
         """The agent's answer in a dialogue.
@@ -169,8 +164,7 @@ def load_run(folder: Path, given: type[Task] | None = None) -> FinishedRun:
     values = folder / "values.json"
     remedy = "train again, or remove the file"
     note = Fields.read(values, remedy=remedy).take("summary", str) if values.is_file() else ""
-    likelihoods = load_language_model(folder / LIKELIHOODS).lm if (folder / LIKELIHOODS).is_dir() else None
-    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.read(folder), likelihoods)
+    return FinishedRun(games, model, tokenizer, longest, note, RunDecoding.read(folder))
 
 
 def load_model(folder: Path) -> tuple[SavedModel, Tokenizer]:

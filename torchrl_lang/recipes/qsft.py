@@ -17,7 +17,7 @@ from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.reference import start_with_reference
-from torchrl_lang.recipes.run_policy import LIKELIHOODS, RunDecoding
+from torchrl_lang.recipes.run_policy import RunDecoding
 
 __all__ = ["QSFT", "main", "return_range"]
 
@@ -92,9 +92,8 @@ def main(options: QSFT) -> float:
 
     def save(folder: Path) -> None:
         decoding.save(options.out)
-        save_language_model(options.out / LIKELIHOODS, lm, tokenizer=tokenizer.config())
         imitates = language_model_of(reference.actor.decoder.actor)
-        save_language_model(folder, imitates, tokenizer=tokenizer.config())
+        save_language_model(folder, imitates, tokenizer=tokenizer.config(), value_lm=lm)
 
     @torch.no_grad()
     def check(rows: TensorDictBase) -> dict[str, float]:

@@ -26,10 +26,7 @@ from torchrl_lang.modules import (
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, write_file
 
-__all__ = ["LIKELIHOODS", "Method", "RunDecoding", "build_policy", "methods_of"]
-
-LIKELIHOODS = "likelihoods"
-"""Folder in a run for a second language model, whose token probabilities are values that guide the first one."""
+__all__ = ["Method", "RunDecoding", "build_policy", "likelihoods_of", "methods_of"]
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
@@ -74,13 +71,17 @@ def methods_of(model: SavedModel) -> tuple[Method, ...]:
     return ("best_of", "greedy") if _ranks_utterances(model) else ("sample", "greedy")
 
 
+def likelihoods_of(model: SavedModel) -> PreTrainedModel | None:
+    """The second language model of Q-SFT, whose token probabilities are values, if the model has one."""
+    return None if "target_qvalue" in model.heads else model.value_lm
+
+
 def build_policy(
     model: SavedModel,
     control: ControlTokens,
     action_length: int,
     decoding: RunDecoding,
     *,
-    likelihoods: PreTrainedModel | None = None,
     beta: float = 0.0,
     method: Method = "sample",
     target_return: float | None = None,
@@ -93,7 +94,6 @@ def build_policy(
         control: of its tokenizer.
         action_length: number of tokens of an utterance.
         decoding: of the run.
-        likelihoods: the run's language model whose probabilities are values, if any.
         beta: weight of its action values.
         method: of decoding.
         target_return: what a decision transformer is asked for; default what its training chose.
@@ -103,7 +103,7 @@ def build_policy(
         ValueError: the model has no such values, or reads no returns.
     """
     heads = model.heads
-    if beta and "target_qvalue" not in heads and likelihoods is None:
+    if beta and "target_qvalue" not in heads and likelihoods_of(model) is None:
         raise ValueError(f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0.")
     actor, returns = language_actor(model.lm), heads.get("returns")
     if isinstance(returns, ReturnEmbedding):
@@ -119,10 +119,6 @@ def build_policy(
             heads["target_chai_qvalue"],
             candidates=candidates,
         )
-    if likelihoods is not None and beta:
-        values = LikelihoodGuidance(language_actor(likelihoods), beta=beta, ratio=decoding.likelihood_ratio)
-        chosen = {"min_p": decoding.min_p if decoding.likelihood_ratio else None, "guidance": values}
-        return UtteranceActor(actor, control, action_length, method=method, **{**chosen, **options})
     guidance, chosen = _guidance(model, decoding, beta, method)
     return UtteranceActor(actor, control, action_length, guidance=guidance, method=method, **{**chosen, **options})
 
@@ -131,6 +127,11 @@ def _guidance(
     model: SavedModel, decoding: RunDecoding, beta: float, method: Method
 ) -> tuple[ValueGuidance | None, dict[str, Any]]:
     """The values that guide or rank, and the options of decoding that go with them."""
+    likelihoods = likelihoods_of(model)
+    if likelihoods is not None and beta:
+        ratio = decoding.likelihood_ratio
+        values = LikelihoodGuidance(language_actor(likelihoods), beta=beta, ratio=ratio)
+        return values, {"min_p": decoding.min_p if ratio else None}
     ranks = method == "best_of"
     chosen = {"end_value_weight": 1.0, "log_prob_weight": decoding.log_prob_weight} if ranks else {}
     if "target_utterance_qvalue" in model.heads and ranks:
