@@ -159,6 +159,11 @@ class RowLoss(LossModule):
         return RowScorer(self.actor_network)
 
     @property
+    def language_actor(self) -> ProbabilisticTensorDictSequential:
+        """Trunk, head and distribution of the policy."""
+        return self.scorer.language_actor
+
+    @property
     def in_keys(self) -> list[NestedKey]:
         """Entries that ``forward`` reads, in the order in which it takes them as arguments."""
         if self._in_keys is None:

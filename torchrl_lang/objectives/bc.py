@@ -96,7 +96,7 @@ class BCLoss(RowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
-        trunk, head, _ = split_actor(self.scorer.language_actor)
+        trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
         states = trunk(batch.rows.copy())
         loss = actor_loss(

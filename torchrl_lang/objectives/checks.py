@@ -17,6 +17,7 @@ from torchrl_lang.modules.row_scoring import RowScorer
 
 __all__ = [
     "check_actor",
+    "check_discounts",
     "check_head",
     "check_token",
     "check_vocabularies",
@@ -87,6 +88,13 @@ def set_estimator(
         within(name, value, 0, 1)
     for name, value in {**fixed, **hyperparams}.items():
         setattr(loss, name, value)
+
+
+def check_discounts(**numbers: float | None) -> None:
+    """Raise ValueError unless discounts and lambdas, by name, lie in [0, 1]; None is left to the loss."""
+    for name, number in numbers.items():
+        if number is not None:
+            within(name, number, 0, 1)
 
 
 def check_token(name: str, token: int | None, actor: Any) -> None:

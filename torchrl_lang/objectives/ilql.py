@@ -15,7 +15,7 @@ from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
-from torchrl_lang.objectives.checks import check_token, set_estimator
+from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.objectives.qvalues import QValues
@@ -189,9 +189,9 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         self._set_advantage_weights(advantage_temperature, advantage_weighting, weight_clip, transition_weight)
         self.detach_value, self.detach_qvalue = detach_value, detach_qvalue
         self.detach_actor, self.actor_normalizer = detach_actor, actor_normalizer
-        for name in ("gamma", "turn_gamma", "lmbda", "turn_lmbda", "qvalue_lmbda"):
-            if (number := getattr(self, name)) is not None:
-                within(name, number, 0, 1)
+        check_discounts(
+            gamma=gamma, turn_gamma=turn_gamma, lmbda=lmbda, turn_lmbda=turn_lmbda, qvalue_lmbda=qvalue_lmbda
+        )
         for name in _WEIGHTS:
             finite(name, getattr(self, name))
 

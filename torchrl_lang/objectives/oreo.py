@@ -160,7 +160,7 @@ class OREOLoss(StateValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        trunk, head, _ = split_actor(self.scorer.language_actor)
+        trunk, head, _ = split_actor(self.language_actor)
         rows = trunk(batch.rows.copy())
         scores = score_decisions(self.scorer, batch, rows, reference=self.reference, logits_chunk=self.logits_chunk)
         values = self._values(rows if self.value_trunk is None else self._value_states(batch.rows), batch.state_place)

@@ -220,7 +220,7 @@ class PPOLoss(AdvantageRowLoss):
         given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _SOURCES}
         if is_first and self._values_checked:
             _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
-        states = split_actor(self.scorer.language_actor).trunk(batch.rows.copy())
+        states = split_actor(self.language_actor).trunk(batch.rows.copy())
         scores = score_decisions(
             self.scorer,
             batch,

@@ -12,18 +12,19 @@ from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import masked_mean, td_target
-from torchrl_lang.functional.checks import finite, one_of, within
+from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.behavior import Behavior
-from torchrl_lang.objectives.checks import check_token, set_estimator, vocabulary
+from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.successors import next_values
+from torchrl_lang.objectives.targets import lent
 from torchrl_lang.objectives.value_base import QValueRowLoss
 
 __all__ = ["QBackupLoss", "StateTables"]
@@ -119,9 +120,7 @@ class QBackupLoss(QValueRowLoss):
         self.gamma, self.turn_gamma, self.end_of_action = gamma, turn_gamma, end_of_action
         self.qvalue_weight, self.actor_weight, self.transition_weight = qvalue_weight, actor_weight, transition_weight
         self.detach_qvalue, self.detach_actor, self.actor_normalizer = detach_qvalue, detach_actor, actor_normalizer
-        for name in ("gamma", "turn_gamma"):
-            if (number := getattr(self, name)) is not None:
-                within(name, number, 0, 1)
+        check_discounts(gamma=gamma, turn_gamma=turn_gamma)
         for name in ("qvalue_weight", "actor_weight", "transition_weight"):
             finite(name, getattr(self, name))
 
@@ -225,7 +224,7 @@ class StateTables:
     def target(self) -> Tensor:
         """Clipped minimum of the target heads."""
         loss = self.loss
-        return self._possible(loss._clipped(self._least(loss.target_qvalue_network_params.data, self.target_rows)))
+        return self._possible(loss._clipped(self._least(loss.target_qvalue_network_params, self.target_rows)))
 
     def online(self) -> Tensor:
         """Minimum of the online heads."""
@@ -239,7 +238,7 @@ class StateTables:
     def _least(self, params: TensorDictBase, rows: TensorDictBase) -> Tensor:
         network = self.loss.qvalue_network
         states = gather_inputs(network.in_keys, rows, self.place)
-        with params.to_module(network):
+        with lent(params, network):
             values = network(states).get(self.loss.tensor_keys.action_value)
         return upcast_half(values).amin(-2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
@@ -16,10 +18,11 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch
 from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
-from torchrl_lang.objectives.checks import check_actor, check_token, vocabulary
+from torchrl_lang.objectives.checks import check_actor, check_discounts, check_token, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
 from torchrl_lang.objectives.successors import next_values
+from torchrl_lang.objectives.targets import frozen_target, lent
 from torchrl_lang.objectives.token_scores import over_decisions
 
 __all__ = ["QSFTLoss"]
@@ -131,9 +134,7 @@ class QSFTLoss(RowLoss):
         super().__init__(reduction, logits_chunk)
         check_actor("QSFTLoss", actor_network)
         check_frozen("QSFTLoss", "reference", reference, actor_network)
-        for name, clock in (("gamma", gamma), ("turn_gamma", turn_gamma)):
-            if clock is not None:
-                within(name, clock, 0, 1)
+        check_discounts(gamma=gamma, turn_gamma=turn_gamma)
         finite("value_min", value_min, low=None)
         finite("value_max", value_max, low=None)
         if value_min >= value_max:
@@ -147,14 +148,8 @@ class QSFTLoss(RowLoss):
         self.gamma, self.turn_gamma, self.end_of_action = gamma, turn_gamma, end_of_action
         self.value_min, self.value_max, self.threshold, self.rest = value_min, value_max, threshold, rest
         self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer
-        copied = self.actor_network_params.apply(lambda weight: weight.data.clone(), filter_empty=False)
-        self.target_actor_network_params = TensorDictParams(copied, no_convert=True)
+        self.target_actor_network_params = frozen_target(self.actor_network_params)
         self._has_update_associated["actor_network"] = False
-
-    @property
-    def language_actor(self) -> ProbabilisticTensorDictSequential:
-        """Trunk, head and distribution of the model that is trained."""
-        return self.scorer.language_actor
 
     @property
     def actor_network_params(self) -> TensorDict:
@@ -210,10 +205,10 @@ class QSFTLoss(RowLoss):
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
         behavior = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
-        params = self.target_actor_network_params.data  # a module makes parameters of the tensors that it is given
-        with params.to_module(model):
+        lend = partial(lent, self.target_actor_network_params, model)
+        with lend():
             states = self._states(split_actor(model).trunk(batch.rows.copy()))
-        target = Behavior(RowScorer(model), states, lambda: params.to_module(model))
+        target = Behavior(RowScorer(model), states, lend)
 
         def backup(place: Tensor, certain: Tensor) -> Tensor:
             log_prob, log_behavior = (

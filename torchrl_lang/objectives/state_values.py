@@ -24,7 +24,7 @@ class StateValueLoss(RowLoss):
 
     def _value_states(self, rows: TensorDictBase) -> TensorDictBase:
         """The rows with the states that the values' trunk writes."""
-        trunk = split_actor(self.scorer.language_actor).trunk if self.value_trunk is None else self.value_trunk
+        trunk = split_actor(self.language_actor).trunk if self.value_trunk is None else self.value_trunk
         return trunk(rows.copy())
 
     def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:

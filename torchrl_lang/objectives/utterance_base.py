@@ -12,6 +12,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
+from torchrl_lang.objectives.targets import lent
 
 __all__ = ["UtteranceValueLoss"]
 
@@ -36,7 +37,7 @@ class UtteranceValueLoss(TargetQLoss):
     @torch.no_grad()
     def _target_qvalues(self, states: TensorDictBase) -> Tensor:
         """Minimum of the target heads, ``[U]``."""
-        with self.target_qvalue_network_params.data.to_module(self.qvalue_network):
+        with lent(self.target_qvalue_network_params, self.qvalue_network):
             return upcast_half(self.qvalue_network(states.detach()).get(self.tensor_keys.utterance_value)).amin(-1)
 
     def _counted(self, batch: TransitionBatch, place: Tensor) -> Tensor:

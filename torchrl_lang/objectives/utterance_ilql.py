@@ -165,7 +165,7 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        trunk, head, _ = split_actor(self.scorer.language_actor)
+        trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
         rows = trunk(batch.rows.copy())
         width = batch.tokens.shape[-1]

@@ -21,6 +21,7 @@ from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabu
 from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
+from torchrl_lang.objectives.targets import frozen_target, lent
 
 __all__ = ["QValueRowLoss", "ValueRowLoss"]
 
@@ -68,8 +69,7 @@ class QValueRowLoss(TargetQLoss):
         self.value_trunk = value_trunk
         self.has_target_trunk = target_trunk
         if target_trunk:
-            frozen = self.value_trunk_params.apply(lambda parameter: parameter.data.clone(), filter_empty=False)
-            self.target_value_trunk_params = TensorDictParams(frozen, no_convert=True)
+            self.target_value_trunk_params = frozen_target(self.value_trunk_params)
             self._has_update_associated["value_trunk"] = False
         self._check_tie()
 
@@ -93,11 +93,6 @@ class QValueRowLoss(TargetQLoss):
                 f"this {type(self).__name__}, so that no optimiser would find it: tie it to the actor's head or to an "
                 "embedding within the trunk that Q reads, such as lm.get_input_embeddings()."
             )
-
-    @property
-    def language_actor(self) -> ProbabilisticTensorDictSequential:
-        """Trunk, head and distribution of the policy."""
-        return self.scorer.language_actor
 
     @property
     def value_trunk_params(self) -> TensorDict:
@@ -129,10 +124,9 @@ class QValueRowLoss(TargetQLoss):
     @torch.no_grad()
     def _target_values(self, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:
         """Clipped minimum of the target heads at the taken action, ``[N]``."""
-        # Of `.data`: what to_module has lent to a module comes back as trainable parameters.
         rows = self._target_rows(batch, rows)
         states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
-        with self.target_qvalue_network_params.data.to_module(self.qvalue_network):
+        with lent(self.target_qvalue_network_params, self.qvalue_network):
             key = self.tensor_keys.action_value
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
         return self._clipped(target)
@@ -142,7 +136,7 @@ class QValueRowLoss(TargetQLoss):
         if not self.has_target_trunk:
             return rows
         trunk = self._value_trunk
-        with self.target_value_trunk_params.data.to_module(trunk):  # a module makes parameters of tensors
+        with lent(self.target_value_trunk_params, trunk):
             return trunk(batch.rows.copy())
 
     def _clipped(self, target: Tensor) -> Tensor:
