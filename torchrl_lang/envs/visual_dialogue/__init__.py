@@ -20,6 +20,7 @@ from torchrl_lang.envs.visual_dialogue.models import (
     save_dialogue_models,
     train_dialogue_models,
 )
+from torchrl_lang.envs.visual_dialogue.players import QuestionPlayer
 from torchrl_lang.envs.visual_dialogue.protocol import ServerLimits
 from torchrl_lang.envs.visual_dialogue.reward_cache import RewardCaches, compute_reward_caches
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
@@ -40,6 +41,7 @@ __all__ = [
     "LocalDialogueModels",
     "Measure",
     "PercentileCutoff",
+    "QuestionPlayer",
     "RemoteModels",
     "RewardCaches",
     "Round",
