@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
+import tempfile
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 
+from tests.envs.visual_dialogue.played_world import make_env as dialogue_env
+from tests.envs.visual_dialogue.played_world import write_world
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
+from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv
 
 
 class Countdown:
@@ -73,6 +78,17 @@ def random_walks_env(**kwargs) -> RandomWalksEnv:
     return RandomWalksEnv(random_graph(7, out_degree=2, goal=6, seed=0), max_turns=6, **kwargs)
 
 
+@cache
+def world():
+    """Files of seven visual dialogues, deleted at the end of the process."""
+    home = tempfile.TemporaryDirectory()
+    return home, write_world(Path(home.name), 7)
+
+
+def visual_dialogue_env(**kwargs) -> VisualDialogueEnv:
+    return dialogue_env(world()[1], row_length=100, action_length=8, **kwargs)
+
+
 def token_env(make, **kwargs) -> TokenEnv:
     return TokenEnv(make(**kwargs))
 
@@ -85,6 +101,7 @@ ENVS = {
     "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
     "picture": (picture_env, ("a", "b", "c"), False),
     "random_walks": (random_walks_env, tuple("abcdefg"), True),
+    "visual_dialogue": (visual_dialogue_env, ("red?", "is it", "wet dry", "?"), False),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),

@@ -153,12 +153,18 @@ def test_entries_of_the_last_observation_are_kept(guess, bisect):
     assert plain.kept.is_empty()
 
 
+@pytest.mark.parametrize("games", [1, 4, 11])
+def test_entries_of_many_values_are_kept(guess, bisect, games):
+    env = guess(4)
+    records = play_games(env, bisect(env), games=games, seed=7, keep=["tokens", "action_mask"])
+    assert torch.equal(records.kept["tokens"], records.rows["tokens"])
+    assert torch.equal(records.kept["action_mask"], records.rows["action_mask"])
+
+
 def test_what_cannot_be_kept(guess, bisect):
     env = guess(2)
     with pytest.raises(KeyError, match=r"keep needs 'won', found only .*'tokens'"):
         play_games(env, bisect(env), games=2, keep=["won"])
-    with pytest.raises(ValueError, match=r"one value per game, .* but 'tokens' is \(2, \d+\)"):
-        play_games(env, bisect(env), games=2, keep=["tokens"])
 
 
 def test_no_games(guess, bisect):

@@ -62,8 +62,8 @@ def play_games(
             over the agent's tokens.
         games: number of games; need not be a multiple of the batch size.
         seed: seed of the episodes and of sampling.
-        keep: entries ``[*B, 1]`` or ``[*B]`` of the last ``next`` observation to keep, such as ``["won"]`` if the
-            environment writes it: ``records.kept["won"]``.
+        keep: entries of the last ``next`` observation to keep, such as ``["won"]`` if the environment writes it:
+            ``records.kept["won"]``, ``[N]`` of an entry ``[*B]`` or ``[*B, 1]`` and ``[N, ...]`` of one ``[*B, ...]``.
         exploration: ``ExplorationType.RANDOM`` samples, ``DETERMINISTIC`` takes the mode, if the policy supports it.
 
     Returns:
@@ -71,7 +71,7 @@ def play_games(
 
     Raises:
         KeyError: the environment lacks an entry of ``keep``.
-        ValueError: ``games`` is below 1, or an entry of ``keep`` has more than one value per game.
+        ValueError: ``games`` is below 1.
 
     Examples:
         >>> from torchrl_lang.envs.games import CorridorEnv, CorridorPlayer
@@ -138,15 +138,11 @@ def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[
 
 
 def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
-    """An entry of ``keep``, ``[N]``."""
+    """An entry of ``keep``, ``[N]`` if it has one value a game, else ``[N, ...]``."""
     value = after.get(key, None)
     if value is None:
         raise missing_entry("keep", [key], after, "Name entries of the environment's steps.")
-    if value.numel() != n:
-        raise ValueError(
-            f"keep needs entries with one value per game, [{n}] or [{n}, 1], but {key!r} is {tuple(value.shape)}."
-        )
-    return value.reshape(n)
+    return value.reshape(n) if value.numel() == n else value.reshape(n, *value.shape[after.ndim :])
 
 
 def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:

@@ -37,7 +37,7 @@ class GameRecords:
     entropy: Tensor | None = None
     """float32 ``[N]``: sum over the agent's tokens of the policy's entropy; ``None`` if unknown."""
     kept: TensorDict = field(default_factory=TensorDict)
-    """Entries of the last ``next`` observation that ``keep`` named, each ``[N]``."""
+    """Entries of the last ``next`` observation that ``keep`` named, each ``[N]`` or ``[N, ...]``."""
 
     def __len__(self) -> int:
         return len(self.returns)

@@ -3,6 +3,7 @@
 from torchrl_lang.envs.visual_dialogue.client import RemoteModels
 from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Round
+from torchrl_lang.envs.visual_dialogue.env import VisualDialogueEnv
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.files import (
     SceneRecord,
@@ -12,6 +13,7 @@ from torchrl_lang.envs.visual_dialogue.files import (
     read_reward_cache,
 )
 from torchrl_lang.envs.visual_dialogue.makers import generate_visual_dialogues
+from torchrl_lang.envs.visual_dialogue.metrics import percentiles_by_round, played_rounds, yes_no_rate
 from torchrl_lang.envs.visual_dialogue.models import (
     DialogueTraining,
     LocalDialogueModels,
@@ -51,6 +53,7 @@ __all__ = [
     "SceneRecord",
     "ServerLimits",
     "SplitFiles",
+    "VisualDialogueEnv",
     "VisualDialogues",
     "answer_and_score",
     "compute_reward_caches",
@@ -58,6 +61,8 @@ __all__ = [
     "is_yes_no",
     "last_round_rewards",
     "load_dialogue_models",
+    "percentiles_by_round",
+    "played_rounds",
     "read_additional_scenes",
     "read_dialogues",
     "read_reward_cache",
@@ -66,4 +71,5 @@ __all__ = [
     "scenes_of",
     "train_dialogue_models",
     "whole_scene",
+    "yes_no_rate",
 ]

@@ -1,0 +1,61 @@
+"""Dialogues that the models of :mod:`word_overlap` answered themselves, in files, with caches of their rewards."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+
+from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap, image
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs.visual_dialogue import (
+    Dialogue,
+    Round,
+    SplitFiles,
+    VisualDialogueEnv,
+    VisualDialogues,
+    compute_reward_caches,
+)
+
+TOKENIZER = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz 0123456789,?<>")
+SHORT = [word for word in WORDS if len(word) == 3]
+ROW, ACTION = 420, 24
+
+
+def write_world(home, many, *, measure="rank", models=None):
+    """A split "val" with ``many`` images; captions have one length, questions name one or two words."""
+    models, draw = models or WordOverlap(), random.Random(0)
+    np.save(home / "images_val.npy", np.stack([image(seed).numpy() for seed in range(many)]))
+    files = SplitFiles.in_folder(home, "val", npy=True)
+    dialogues = [Dialogue(f"a {draw.choice(SHORT)} {draw.choice(SHORT)}") for _ in range(many)]
+    _write(files.dialogues, [each._replace(rounds=(Round("?", "no"),) * 10) for each in dialogues])
+    features = VisualDialogues(files.dialogues, files.features, "val").features.all()
+    for _ in range(10):
+        asked = [f"is it {' or '.join(draw.sample(WORDS, draw.choice((1, 2))))}?" for _ in range(many)]
+        answers = models.answers(dialogues, asked, features)
+        dialogues = [
+            each._replace(rounds=(*each.rounds, Round(*turn)))
+            for each, *turn in zip(dialogues, asked, answers, strict=True)
+        ]
+    _write(files.dialogues, dialogues)
+    compute_reward_caches(models, dialogues, lambda rows: features[list(rows)]).save(home, "val")
+    cache = files.rank_rewards if measure == "rank" else files.distance_rewards
+    return VisualDialogues(files.dialogues, files.features, "val", rewards=cache)
+
+
+def make_env(data, models=None, *, batch_size=(1,), **options):
+    options = {"row_length": ROW, "action_length": ACTION, "seed": 0, **options}
+    return VisualDialogueEnv(data, models or WordOverlap(), TOKENIZER, batch_size=batch_size, **options)
+
+
+def _write(path, dialogues):
+    items = [
+        {
+            "caption": each.caption,
+            "image_id": number,
+            "dialog": [{"question": turn.question.removesuffix("?"), "answer": turn.answer} for turn in each.rounds],
+        }
+        for number, each in enumerate(dialogues)
+    ]
+    path.write_text(json.dumps(items))
