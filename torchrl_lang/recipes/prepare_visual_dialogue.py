@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from torchrl_lang.data import HFTokenizer, word_tokenizer
+from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.envs.visual_dialogue import (
     DialogueModels,
     DialogueTraining,
@@ -108,10 +108,8 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
             generate_visual_dialogues(generated, splits, npy=True, **choices)
     found = {split: _read(prepared, split) for split in _SPLITS}
     with _timed("measure the tokens of all dialogues"):
-        tokenizer = options.tokenizer and HFTokenizer(options.tokenizer)
-        tokenizer = tokenizer or word_tokenizer(texts_of(found["train"].dialogues))
         every = list(itertools.chain.from_iterable(data.dialogues for data in found.values()))
-        tokens = measured_tokens(tokenizer, every)
+        tokens = measured_tokens(_tokenizer(options, found["train"]), every)
         prepared.write_tokens(tokens)
     if not prepared.models_folder.exists():
         with _timed(f"train guesser and answerer on {len(found['train'])} dialogues"):
@@ -128,6 +126,10 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
 def _read(prepared: PreparedFolder, split: str, *, scored: bool = False) -> VisualDialogues:
     files = prepared.files(split)
     return VisualDialogues(files.dialogues, files.features, split, rewards=files.rank_rewards if scored else None)
+
+
+def _tokenizer(options: PrepareVisualDialogue, train: VisualDialogues) -> Tokenizer:
+    return word_tokenizer(texts_of(train.dialogues)) if options.tokenizer is None else HFTokenizer(options.tokenizer)
 
 
 def _train(options: PrepareVisualDialogue, prepared: PreparedFolder, train: VisualDialogues) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,7 +143,7 @@ def measured_tokens(tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> Dial
         (2, 5, 1, 75)
     """
 
-    @lru_cache(maxsize=None)
+    @cache
     def length(text: str) -> int:
         try:
             return len(tokenizer.encode(text))

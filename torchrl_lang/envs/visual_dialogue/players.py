@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS

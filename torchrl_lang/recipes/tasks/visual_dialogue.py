@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_lang.data import GameMaker, PolicyGames, Tokenizer, to_rows
+from torchrl_lang.data import GameMaker, PolicyGames, Tokenizer
 from torchrl_lang.envs.visual_dialogue import (
     DialogueModels,
     DialogueRewards,
     Measure,
     QuestionPlayer,
     RemoteModels,
+    Round,
+    SceneRows,
     VisualDialogueEnv,
     VisualDialogues,
-    scene_episode,
+    percentiles_by_round,
+    played_rounds,
+    yes_no_rate,
 )
+from torchrl_lang.envs.visual_dialogue.env import PROGRESS
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import Mode
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
@@ -31,10 +34,13 @@ from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder
-from torchrl_lang.schema import PREFIX, PREFIX_MASK
+from torchrl_lang.schema import TERMINATED
 from torchrl_lang.storage import Fields
 
 __all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask"]
+
+_DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
+"""Of yes-or-no answers, whose shares an evaluation shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class VisualDialogueGames(Options):
     mode: Mode = option("env_stops", "who ends a dialogue: a percentile that is reached, `<stop>`, or ten rounds")
     penalty: Penalty = option("none", "which replies are yes-or-no answers, whose questions are penalized")
     penalty_value: float = option(-2.0, "added to the reward of such a question")
-    scale: float = option(1.0, "factor of the rewards; in a dataset of the files with `--mode env_stops` without effect")
+    scale: float = option(1.0, "factor of the rewards; not of those of the files with `--mode env_stops`")
     shift: float = option(0.0, "added to the scaled rewards, where they are scaled")
     measure: Measure = option("rank", "what a round changes: the percentile of the image, or the guess's distance")
     image: bool = option(True, "the agent sees the image")
@@ -69,7 +75,8 @@ class VisualDialogueData(VisualDialogueGames, DataOptions):
         """The files' dialogues, or games of the player; the same command continues an interrupted one."""
         assert isinstance(task, VisualDialogueTask)
         if self.player == "none":
-            return FileDialogues(task)
+            tokens, data = task.prepared.tokens(), task.data("train")
+            return SceneRows(data, tokens.tokenizer, tokens.row_length, rewards=task.rewards, image=task.image)
         return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
 
     def number_of_episodes(self) -> int:
@@ -133,10 +140,10 @@ class VisualDialogueTask(Task):
     @classmethod
     def from_notes(cls, notes: Fields) -> VisualDialogueTask:
         """See :meth:`Task.from_notes`."""
-        words = {name: notes.take(name, str) for name in ("folder", "mode", "penalty", "measure")}
-        numbers = {name: notes.take(name, float) for name in ("penalty_value", "scale", "shift")}
-        server = notes.take("server", str, "") or None
-        return cls(**cast(Any, words), **numbers, image=notes.take("image", bool), server=server)
+        kinds: dict[str, type] = {"folder": str, "mode": str, "penalty": str, "measure": str, "image": bool}
+        kinds |= dict.fromkeys(("penalty_value", "scale", "shift"), float)
+        fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
+        return cls(**fields, server=notes.take("server", str, "") or None)
 
     @property
     def rewards(self) -> DialogueRewards:
@@ -196,7 +203,7 @@ class VisualDialogueTask(Task):
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Metrics of dialogues: rounds, the final percentile or distance, shares of yes-or-no answers by definition."""
-        rounds = played_rounds(records.rows.copy().set("terminated", records.terminated), self.tokenizer())
+        rounds = played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), self.tokenizer())
         final = {"rank": "percentile", "distance": "distance"}[self.measure]
         metrics: dict[str, Any] = {
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
@@ -209,31 +216,6 @@ class VisualDialogueTask(Task):
     def number_of_games(self, split: str | None) -> int:
         """Number of dialogues of a split."""
         return len(self.data(split or self.splits[0]))
-
-
-class FileDialogues(GameMaker):
-    """The training dialogues of the files as rows, with the task's rewards and, if it shows them, image features.
-
-    In mode "agent_stops" a dialogue gives eleven rows.
-
-    Args:
-        task: the task.
-    """
-
-    def __init__(self, task: VisualDialogueTask) -> None:
-        tokens = task.prepared.tokens()
-        super().__init__(tokens.tokenizer, tokens.row_length)
-        self.task = task
-
-    def __call__(self, numbers: range, seed: int) -> TensorDict:
-        """See :meth:`GameMaker.__call__`."""
-        data, rewards = self.task.data("train"), self.task.rewards
-        scenes = [scene for number in numbers for scene in scenes_of(data.record(number), rewards)]
-        rows = to_rows([scene_episode(scene, rewards) for scene in scenes], self.tokenizer, self.row_length)
-        if self.task.image:
-            rows[PREFIX] = data.features.rows([scene.image for scene in scenes])[:, None]
-            rows[PREFIX_MASK] = torch.ones(len(scenes), 1, dtype=torch.bool)
-        return rows
 
 
 @lru_cache(maxsize=4)
