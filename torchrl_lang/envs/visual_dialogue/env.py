@@ -46,8 +46,8 @@ class _Play:
 class VisualDialogueEnv(TextGameEnv):
     r"""Questions about an image that only its caption describes (ILQL, arXiv 2206.11871, section 6.3).
 
-    The opening is the caption, an utterance is a question, and the reply is the answer of the models. Episodes end, and
-    questions are rewarded, as :class:`DialogueRewards` says; every such end is ``terminated``, that after ten rounds,
+    The opening is the caption, an utterance is a question, and the reply is the answer of the models. The rules of
+    :class:`DialogueRewards` end episodes and reward questions; every such end is ``terminated``, that after ten rounds,
     too. The ``game_seed`` of an episode is the number of its dialogue in ``data``, from which caption and image come;
     by default it is drawn uniformly. Replaying the questions of ``data.episodes(rewards)`` gives their rows, if the
     models give the answers and values of ``data``; but in mode "env_stops" and for ``<stop>`` only the environment

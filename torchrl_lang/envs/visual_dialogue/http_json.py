@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import time
 from collections import deque
@@ -28,7 +29,7 @@ class _Reply(NamedTuple):
 
 
 class JSONOverHTTP:
-    """Sends requests and reads JSON; threads may share it.
+    """Sends requests and reads JSON; threads may share it. Copies and forked processes open connections of their own.
 
     Args:
         url: address of the server, ``http://`` or ``https://``.
@@ -71,6 +72,7 @@ class JSONOverHTTP:
         self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._process = os.getpid()
         self._jitter = random.Random()
 
     def get(self, path: str) -> Any:
@@ -85,6 +87,9 @@ class JSONOverHTTP:
         """Close idle connections; the next request opens one again."""
         while self._idle:
             self._idle.pop().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_idle": deque()}
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         for attempt in range(self.retries + 1):
@@ -109,6 +114,8 @@ class JSONOverHTTP:
 
     def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> _Reply:
         """One request on an idle connection or a new one, which is kept if it was answered."""
+        if self._process != os.getpid():  # connections are the parent's: two processes would read each other's replies
+            self._idle, self._process = deque(), os.getpid()
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -1,0 +1,320 @@
+"""The visual dialogue environment: its rows are those of the data, and its numbers those of plain loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.envs.helpers import say_after
+from tests.envs.visual_dialogue.played_world import ACTION, ROW, TOKENIZER, make_env, write_world
+from tests.envs.visual_dialogue.word_overlap import WordOverlap
+from torchrl_lang.data import from_row, to_rows
+from torchrl_lang.envs import TokenEnv, check_language_env
+from torchrl_lang.envs.visual_dialogue import STOP, Dialogue, DialogueRewards, Round, is_yes_no
+from torchrl_lang.schema import ROW_KEYS
+
+SCENES = 9
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("world"), SCENES)
+
+
+def seeds(*numbers):
+    return torch.tensor(numbers)
+
+
+def questions_of(episode):
+    return [turn.text for turn in episode.turns if turn.by_agent]
+
+
+def replay(env, scenes, questions):
+    """The rows after the questions of each scene; those that have ended get a word more, which changes nothing."""
+    td = env.reset(game_seed=torch.as_tensor(scenes))
+    for turn in range(max(map(len, questions))):
+        td = say_after(env, td, *(asked[turn] if turn < len(asked) else "more?" for asked in questions))
+    return td
+
+
+class Recorder(WordOverlap):
+    """Remembers what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.scored = [], []
+
+    def answers(self, dialogues, questions, features):
+        self.asked.append((list(dialogues), list(questions)))
+        return super().answers(dialogues, questions, features)
+
+    def percentiles(self, dialogues, features):
+        self.scored.append(list(dialogues))
+        return super().percentiles(dialogues, features)
+
+
+# -- the rows of the data ----------------------------------------------------------------------------------------------
+
+REWARDS = [
+    *(DialogueRewards(penalty=penalty) for penalty in ("none", "soft", "hard", "conservative")),
+    DialogueRewards(penalty="soft", soft_substrings=True, penalty_value=-0.5),
+    DialogueRewards(cutoff=lambda initial, progress: len(progress) == 3),
+    DialogueRewards("agent_stops"),
+    DialogueRewards("agent_stops", scale=3.0),
+    DialogueRewards("10_stop"),
+    DialogueRewards("10_stop", scale=-2.0, shift=0.5),
+]
+
+
+@pytest.mark.parametrize("rewards", REWARDS, ids=lambda each: f"{each.mode}-{each.penalty}-{each.scale}")
+def test_replayed_episodes_of_the_data_are_its_rows(data, rewards):
+    episodes = data.episodes(rewards)
+    scenes = [scene.image for scene in data.scenes(rewards)]
+    expected = to_rows(episodes, TOKENIZER, ROW)
+    found = replay(make_env(data, rewards=rewards, batch_size=[len(scenes)]), scenes, list(map(questions_of, episodes)))
+    for key in (*ROW_KEYS, "terminated", "truncated"):
+        assert torch.equal(found[key], expected[key]), key
+    assert len({len(episode.turns) for episode in episodes}) > 1 or rewards.mode == "10_stop" or rewards.cutoff
+
+
+@pytest.mark.parametrize("mode", ["env_stops", "agent_stops"])
+def test_only_the_environment_scales_and_shifts_what_the_data_does_not(data, mode):
+    plain, scaled = DialogueRewards(mode), DialogueRewards(mode, scale=2.0, shift=0.25)
+    episodes, scenes = data.episodes(plain), [scene.image for scene in data.scenes(plain)]
+    asked = list(map(questions_of, episodes))
+    found = replay(make_env(data, rewards=scaled, batch_size=[len(scenes)]), scenes, asked)
+    for row, episode in zip(found, episodes, strict=True):
+        expected = [2.0 * turn.reward + 0.25 for turn in episode.turns if turn.by_agent]
+        rewards = [turn.reward for turn in from_row(row, TOKENIZER).turns if turn.by_agent]
+        assert rewards == pytest.approx(expected, abs=1e-6)  # that of <stop> is 0.25
+
+
+def test_rewards_ends_and_progress_of_plain_loops(data):
+    """Whatever is asked: each row is played again question by question, without the library's rules."""
+    models, env = WordOverlap(), make_env(data, rewards=DialogueRewards(penalty="hard"), batch_size=[SCENES])
+    draw = torch.Generator().manual_seed(0)
+    words = ["red", "green", "cat", "dog", "wet", "dry", "old", "young", "black"]
+    td, rounds = env.reset(game_seed=torch.arange(SCENES)), 0
+    while not td["done"].all():
+        td = say_after(env, td, *(f"{words[int(torch.randint(9, (), generator=draw))]}?" for _ in range(SCENES)))
+    for scene, row in enumerate(td):
+        image, dialogue = data.features.rows([scene]), Dialogue(data.dialogues[scene].caption)
+        percentile = [float(models.percentiles([dialogue], image))]
+        expected = []
+        for question in questions_of(from_row(row, TOKENIZER)):
+            [answer] = models.answers([dialogue], [question], image)
+            dialogue = Dialogue(dialogue.caption, (*dialogue.rounds, Round(question, answer)))
+            percentile.append(float(models.percentiles([dialogue], image)))
+            ended = percentile[-1] - percentile[0] >= 0.5 * (1 - percentile[0]) or len(percentile) == 11
+            expected.append((0.0 if ended else -1.0) + (-2.0 if answer in ("yes", "no") else 0.0))
+            assert ended == (len(expected) == len(questions_of(from_row(row, TOKENIZER))))
+            rounds += 1
+        assert [turn.reward for turn in from_row(row, TOKENIZER).turns if turn.by_agent] == expected
+        by_round = row["progress"].cumsum(-1)[: len(percentile)]
+        torch.testing.assert_close(by_round, torch.tensor(percentile), atol=1e-6, rtol=0)
+        assert not row["progress"][len(percentile) :].any()
+    assert rounds > 3 * SCENES
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+def test_observations_after_a_reset(data):
+    td = make_env(data, batch_size=[2]).reset(game_seed=seeds(4, 1))
+    images = data.features.rows([4, 1])
+    assert torch.equal(td["prefix"], images[:, None])
+    assert td["prefix_mask"].tolist() == [[True], [True]]
+    captions = [Dialogue(data.dialogues[scene].caption) for scene in (4, 1)]
+    assert torch.equal(td["progress"][:, 0], WordOverlap().percentiles(captions, images))
+    assert not td["progress"][:, 1:].any()
+    assert TOKENIZER.decode(td["tokens"][0][td["attention_mask"][0]]) == f"<s>{data.dialogues[4].caption}</s>"
+
+
+def test_an_agent_that_does_not_see(data):
+    env = make_env(data, image=False)
+    assert {"prefix", "prefix_mask"}.isdisjoint(env.reset().keys())
+    assert not env.step(env.reset().set("action", env.action_spec.rand()))["next"].keys() & {"prefix", "prefix_mask"}
+
+
+def test_distances(data):
+    rewards = DialogueRewards("10_stop")
+    models, env = WordOverlap(), make_env(data, rewards=rewards, measure="distance", batch_size=[1])
+    td = say_after(env, env.reset(game_seed=seeds(2)), "is it red?")
+    image, caption = data.features.rows([2]), data.dialogues[2].caption
+    before = float(models.distances([Dialogue(caption)], image))
+    [answer] = models.answers([Dialogue(caption)], ["is it red?"], image)
+    after = float(models.distances([Dialogue(caption, (Round("is it red?", answer),))], image))
+    assert td["reward"].item() == pytest.approx(before - after, abs=1e-6)
+    assert td["progress"][0, :3].tolist() == pytest.approx([before, after - before, 0.0], abs=1e-6)
+
+
+def test_the_distances_of_a_cache_are_the_rewards(tmp_path):
+    data, rewards = write_world(tmp_path, 3, measure="distance"), DialogueRewards("10_stop")
+    asked = list(map(questions_of, data.episodes(rewards)))
+    found = replay(make_env(data, rewards=rewards, measure="distance", batch_size=[3]), range(3), asked)
+    assert torch.equal(found["token_reward"], to_rows(data.episodes(rewards), TOKENIZER, ROW)["token_reward"])
+
+
+def test_a_row_that_begins_anew_leaves_the_others_as_they_are(data):
+    env = make_env(data, rewards=DialogueRewards("agent_stops"), batch_size=[3])
+    td = say_after(env, env.reset(game_seed=seeds(0, 1, 2)), "red?", STOP, "wet?")
+    assert td["done"].flatten().tolist() == [False, True, False]
+    again = env.reset(td.clone().set("_reset", td["done"]), game_seed=seeds(8, 8, 8))
+    other, fresh = _begun(data, 8)
+    for key in ("tokens", "progress", "prefix"):
+        assert torch.equal(again[key][[0, 2]], td[key][[0, 2]])
+        assert torch.equal(again[key][1], fresh[key][0])
+    after = say_after(env, again, "red?", "dog?", "red?")
+    assert torch.equal(after["progress"][1], say_after(other, fresh, "dog?")["progress"][0])
+    assert after["done"].sum() == 0
+
+
+def _begun(data, scene):
+    env = make_env(data, rewards=DialogueRewards("agent_stops"))
+    return env, env.reset(game_seed=seeds(scene))
+
+
+def test_a_state_that_is_set_has_its_progress_and_goes_on(data):
+    env, other = (make_env(data, batch_size=[2]) for _ in range(2))
+    td = say_after(env, env.reset(game_seed=seeds(3, 5)), "is it red?", "is it a dog?")
+    state = td.select(*ROW_KEYS).set("game_seed", seeds(3, 5))
+    found = other.reset(state, set_state=True)
+    for key in ("progress", "prefix", "prefix_mask"):
+        assert torch.equal(found[key], td[key])
+    one, two = (say_after(each, start, "wet?", "") for each, start in ((env, td), (other, found)))
+    assert (one.exclude("action") == two.exclude("action")).all()
+    with pytest.raises(ValueError, match="differs from the replay of game seed 4"):
+        other.reset(state.set("game_seed", seeds(3, 4)), set_state=True)
+
+
+# -- the models --------------------------------------------------------------------------------------------------------
+
+
+def test_the_models_are_asked_once_a_step_about_rows_that_play(data):
+    models = Recorder()
+    env = make_env(data, models, rewards=DialogueRewards("agent_stops"), batch_size=[3])
+    td = env.reset(game_seed=seeds(0, 1, 2))
+    assert ([len(each) for each in models.scored], models.asked) == ([3], [])
+    td = say_after(env, td, "red?", f"no more {STOP}", "wet?")
+    [(dialogues, questions)] = models.asked
+    assert questions == ["red?", "wet?"]
+    assert dialogues == [Dialogue(data.dialogues[scene].caption) for scene in (0, 2)]
+    assert td["done"].flatten().tolist() == [False, True, False]
+    say_after(env, td, STOP, "cat?", STOP)
+    assert len(models.asked) == 1
+    assert len(models.scored) == 2  # at the reset, and once for the completed rounds
+
+
+def test_ten_rounds_end_a_dialogue_in_every_mode(data):
+    never = DialogueRewards(cutoff=lambda initial, progress: False)
+    for rewards in (never, DialogueRewards("agent_stops"), DialogueRewards("10_stop")):
+        td = replay(make_env(data, rewards=rewards, batch_size=[1]), [0], [["?"] * 9])
+        assert not td["done"].any()
+        td = replay(make_env(data, rewards=rewards, batch_size=[1]), [0], [["?"] * 10])
+        assert td["terminated"].all()
+        assert not td["truncated"].any()
+
+
+def test_stop_is_a_question_where_agents_do_not_stop(data):
+    models = Recorder()
+    td = say_after(*_env_and_reset(data, models), STOP)
+    assert models.asked[0][1] == [STOP]
+    assert not td["done"].any()
+
+
+def _env_and_reset(data, models, **options):
+    env = make_env(data, models, rewards=DialogueRewards("10_stop"), **options)
+    return env, env.reset(game_seed=seeds(0))
+
+
+@pytest.mark.parametrize(
+    ("read", "gets"),
+    [
+        (lambda text: "", "\N{REPLACEMENT CHARACTER}"),
+        (lambda text: " \n\t", "\N{REPLACEMENT CHARACTER}"),
+        (lambda text: "a\ud800b", "a\N{REPLACEMENT CHARACTER}b"),
+        (lambda text: "word " * 1000, ("word " * 1000)[:1000]),
+        (lambda text: f" {text}?", " red??"),  # verbatim
+        (None, "red?"),
+    ],
+)
+def test_what_the_models_get_of_a_question(data, read, gets):
+    models = Recorder()
+    env, td = _env_and_reset(data, models, read=read)
+    td = say_after(env, say_after(env, td, "red?"), "red?")
+    assert [questions for _, questions in models.asked] == [[gets], [gets]]
+    assert models.asked[1][0][0].rounds[0].question == gets
+    assert questions_of(from_row(td[0], TOKENIZER)) == ["red?", "red?"]
+
+
+def test_what_cannot_be_decoded(data, monkeypatch):
+    def undecodable(ids):
+        raise ValueError("no text")
+
+    models = Recorder()
+    env, td = _env_and_reset(data, models)
+    action = env.action_spec.rand()
+    with monkeypatch.context() as patch:
+        patch.setattr(TOKENIZER, "decode", undecodable)
+        env.step(td.set("action", action))
+    assert models.asked[0][1] == ["\N{REPLACEMENT CHARACTER}"]
+
+
+def test_wrong_options(data):
+    class Wider(WordOverlap):
+        def __init__(self):
+            super().__init__()
+            self.feature_size = 17
+
+    with pytest.raises(ValueError, match=r"take images of 17 features, but .*images_val\.npy has 16"):
+        make_env(data, Wider())
+    with pytest.raises(ValueError, match="A PercentileCutoff needs percentiles"):
+        make_env(data, measure="distance")
+    make_env(data, measure="distance", rewards=DialogueRewards(cutoff=lambda initial, progress: True))
+    with pytest.raises(ValueError, match="measure must be"):
+        make_env(data, measure="percentile")
+    for scene in (-1, SCENES):
+        with pytest.raises(ValueError, match=f"no dialogue {scene}: game_seed is a number below {SCENES}"):
+            make_env(data).reset(game_seed=seeds(scene))
+
+
+def test_models_that_fail(data):
+    class Fails(WordOverlap):
+        def answers(self, dialogues, questions, features):
+            raise RuntimeError("out of memory")
+
+    env = make_env(data, Fails())
+    td = env.reset()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        say_after(env, td, "red?")
+    with pytest.raises(RuntimeError, match="call reset"):
+        say_after(env, td, "red?")
+    env.reset()
+
+
+# -- the rules of language environments --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["env_stops", "agent_stops", "10_stop"])
+def test_the_rules_of_language_environments(data, mode):
+    def make(batch_size, **options):
+        return make_env(data, rewards=DialogueRewards(mode), batch_size=batch_size, **options)
+
+    check_language_env(make([2]), lambda n: make([n]), utterances=["red?", "is it a dog?", STOP])
+    short = {"row_length": 60, "action_length": 5}
+    token_env = TokenEnv(make([2], **short))
+    check_language_env(token_env, lambda n: TokenEnv(make([n], **short)), utterances=["red?", "wet?"])
+
+
+def test_every_scene_is_drawn(data):
+    env = make_env(data, batch_size=[400])
+    env.reset()
+    assert (env.game_seed.bincount(minlength=SCENES) > 20).all()
+
+
+def test_the_answers_of_this_world_are_of_both_kinds(data):
+    """So that the tests above can fail."""
+    answers = [each.answer for dialogue in data.dialogues for each in dialogue.rounds]
+    assert 0.1 < sum(is_yes_no(answer, "hard") for answer in answers) / len(answers) < 0.9
+    assert all(len(each.question) < ACTION for dialogue in data.dialogues for each in dialogue.rounds)

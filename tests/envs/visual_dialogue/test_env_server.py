@@ -1,0 +1,191 @@
+"""The environment with models behind HTTP: the same numbers, one request a step, and what happens without a server."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from torchrl.collectors import Collector
+from torchrl.envs import ParallelEnv
+
+from tests.envs.helpers import action, say_after
+from tests.envs.visual_dialogue.played_world import TOKENIZER, make_env, write_world
+from tests.envs.visual_dialogue.word_overlap import WORDS, WordOverlap
+from tests.processes import spawned
+from torchrl_lang.data import from_row
+from torchrl_lang.envs.visual_dialogue import (
+    DialogueRewards,
+    DialogueServer,
+    LocalDialogueModels,
+    RemoteModels,
+    SplitFiles,
+    VisualDialogues,
+    generate_visual_dialogues,
+)
+from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+from torchrl_lang.schema import check_row
+
+pytest.importorskip("uvicorn")
+
+REWARDS = [
+    DialogueRewards(penalty="hard"),
+    DialogueRewards("agent_stops", scale=2.0, shift=1.0),
+    DialogueRewards("10_stop"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("world"), 9)
+
+
+class Asker:
+    """Asks about random words, sometimes nothing, sometimes any tokens; sometimes it stops."""
+
+    def __init__(self, env, seed=0):
+        self.env, self.draw = env, torch.Generator().manual_seed(seed)
+
+    def __call__(self, td):
+        n = td.numel()
+        texts = [self._text() for _ in range(n)]
+        ids = action(self.env, *texts)
+        anything = torch.randint(self.env.tokenizer.vocab_size, ids.shape, generator=self.draw)
+        some = torch.rand(n, 1, generator=self.draw) < 0.2
+        return td.set("action", torch.where(some, anything, ids))
+
+    def _text(self):
+        word = WORDS[int(torch.randint(len(WORDS), (), generator=self.draw))]
+        return ["", "?", "<stop>", *[f"is it {word}?"] * 7][int(torch.randint(10, (), generator=self.draw))]
+
+
+def assert_same_rollouts(one, other, steps=25):
+    """Through resets, of every row at least once."""
+    first, second = (env.rollout(steps, Asker(env), break_when_any_done=False) for env in (one, other))
+    assert (first == second).all()
+    assert first["next", "done"][:, :-1].any(1).all()
+    check_row(first.reshape(-1))
+    return first
+
+
+@pytest.mark.parametrize("rewards", REWARDS, ids=lambda each: each.mode)
+def test_the_numbers_are_those_of_the_models_in_process(data, models, server, rewards):
+    def make(used):
+        return make_env(data, used, rewards=rewards, batch_size=[6])
+
+    assert_same_rollouts(make(models), make(RemoteModels(server.url)))
+
+
+@pytest.mark.slow
+def test_the_numbers_of_neural_models(tmp_path):
+    """Untrained ones: in batches of other sizes, with any text."""
+    generate_visual_dialogues(tmp_path, {"val": 20}, feature_size=64, npy=True)
+    files = SplitFiles.in_folder(tmp_path, "val", npy=True)
+    scenes = VisualDialogues(files.dialogues, files.features, "val")
+    words = WordIndex.of_texts([" ".join(WORDS), *(each.caption for each in scenes.dialogues)])
+    torch.manual_seed(0)
+    saved = SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64))
+    local = LocalDialogueModels(saved, scenes.features.all(), max_words=3)
+    with DialogueServer(local) as server:
+        one, other = (make_env(scenes, used, batch_size=[70]) for used in (local, RemoteModels(server.url)))
+        played = assert_same_rollouts(one, other, steps=12)
+    assert played["next", "progress"].std() > 0
+
+
+def test_one_request_a_step_and_one_a_reset(data, server):
+    client = RemoteModels(server.url)
+
+    def requests():
+        return client.health()["counts"]["requests"]
+
+    env = make_env(data, client, rewards=DialogueRewards("10_stop"), batch_size=[5])
+    before = requests()
+    td = env.reset()
+    assert requests() == before + 1
+    for turn in range(1, 4):
+        td = say_after(env, td, *["is it red?"] * 5)
+        assert requests() == before + 1 + turn
+
+
+def test_the_original_protocol(data, models, server):
+    """A server without batches and ``/health`` gives the same rows, at one request a dialogue."""
+    client = RemoteModels(server.url, feature_size=models.feature_size)
+    made = (make_env(data, used, rewards=REWARDS[0], batch_size=[3]) for used in (models, client))
+    assert_same_rollouts(*made, steps=12)
+
+
+def test_a_server_that_has_gone(data, models):
+    with DialogueServer(models) as server:
+        client = RemoteModels(server.url, retries=1, first_wait=0.001, longest_wait=0.01)
+        env = make_env(data, client)
+        td = env.reset()
+    with pytest.raises(ConnectionError, match="answered none of 2 requests"):
+        say_after(env, td, "red?")
+    with pytest.raises(RuntimeError, match="call reset"):
+        say_after(env, td, "red?")
+    with pytest.raises(ConnectionError):
+        env.reset()
+    with DialogueServer(models, port=server.port):
+        td = say_after(env, env.reset(), "red?")
+    assert [turn.text for turn in from_row(td[0], TOKENIZER).turns][1] == "red?"
+
+
+def test_long_and_odd_questions_pass_the_server(data, server):
+    texts = iter(["x" * 5000, "", "\ud800", "\x00\N{PILE OF POO}\N{PILE OF POO}", '"}],'])
+    env = make_env(data, RemoteModels(server.url), rewards=DialogueRewards("10_stop"), read=lambda text: next(texts))
+    td = env.reset()
+    for _ in range(5):
+        td = say_after(env, td, "?")
+    assert not td["done"].any()
+
+
+def test_a_copy_has_connections_of_its_own(data, server):
+    env = make_env(data, RemoteModels(server.url), rewards=DialogueRewards("10_stop"))
+    env.reset()
+    copy = deepcopy(env)
+    one, other = (say_after(each, each.reset(), "is it red?") for each in (env, copy))
+    assert (one == other).all()
+
+
+def test_a_forked_process_does_not_use_the_connections_of_its_parent(server, monkeypatch):
+    client = RemoteModels(server.url)
+    [before] = client._http._idle
+    client.health()
+    assert list(client._http._idle) == [before]
+    monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.http_json.os.getpid", lambda: -1)
+    client.health()
+    assert list(client._http._idle) != [before]
+    assert before.sock is not None  # the parent goes on with it
+
+
+def remote_env(data, url):
+    return make_env(data, RemoteModels(url), batch_size=[2])
+
+
+@pytest.mark.slow
+def test_environments_in_processes_share_a_server(data, server):
+    with spawned():
+        env = ParallelEnv(2, partial(remote_env, data, server.url), mp_start_method="spawn")
+        try:
+            rollout = env.rollout(8, break_when_any_done=False)
+        finally:
+            env.close(raise_if_closed=False)
+    assert rollout.batch_size == (2, 2, 8)
+    check_row(rollout.reshape(-1))
+
+
+def test_collector(data, server):
+    env = make_env(data, RemoteModels(server.url), batch_size=[4])
+    collector = Collector(env, Asker(env), frames_per_batch=40, total_frames=80, auto_register_policy_transforms=False)
+    batches = list(collector)
+    collector.shutdown()
+    assert [batch.numel() for batch in batches] == [40, 40]
+    assert all(batch["next", "progress"].isfinite().all() for batch in batches)
+
+
+def test_pools_are_not_part_of_the_protocol(data, server):
+    """Other models than the server's give other percentiles, so the tests above can fail."""
+    one = make_env(data, WordOverlap(pool=7)).reset(game_seed=torch.tensor([0]))
+    other = make_env(data, RemoteModels(server.url)).reset(game_seed=torch.tensor([0]))
+    assert not torch.equal(one["progress"], other["progress"])
