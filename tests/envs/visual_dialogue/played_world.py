@@ -44,9 +44,9 @@ def write_world(home, many, *, measure="rank", models=None):
     return VisualDialogues(files.dialogues, files.features, "val", rewards=cache)
 
 
-def make_env(data, models=None, *, batch_size=(1,), **options):
+def make_env(data, models=None, *, tokenizer=TOKENIZER, batch_size=(1,), **options):
     options = {"row_length": ROW, "action_length": ACTION, "seed": 0, **options}
-    return VisualDialogueEnv(data, models or WordOverlap(), TOKENIZER, batch_size=batch_size, **options)
+    return VisualDialogueEnv(data, models or WordOverlap(), tokenizer, batch_size=batch_size, **options)
 
 
 def _write(path, dialogues):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.envs.helpers import say_after
 from tests.envs.visual_dialogue.played_world import ACTION, ROW, TOKENIZER, make_env, write_world
 from tests.envs.visual_dialogue.word_overlap import WordOverlap
-from torchrl_lang.data import from_row, to_rows
+from torchrl_lang.data import ChatTokenizer, RowFormat, from_row, to_rows
 from torchrl_lang.envs import TokenEnv, check_language_env
-from torchrl_lang.envs.visual_dialogue import STOP, Dialogue, DialogueRewards, Round, is_yes_no
+from torchrl_lang.envs.visual_dialogue import STOP, Dialogue, DialogueRewards, Round, is_yes_no, played_rounds
 from torchrl_lang.schema import ROW_KEYS
 
 SCENES = 9
@@ -27,6 +28,11 @@ def seeds(*numbers):
 
 def questions_of(episode):
     return [turn.text for turn in episode.turns if turn.by_agent]
+
+
+def chat_tokenizer():
+    source = tokenizer_of(EXACT["chatml"])
+    return ChatTokenizer(source, RowFormat.from_chat_template(source, system="Ask about the image."))
 
 
 def replay(env, scenes, questions):
@@ -75,6 +81,18 @@ def test_replayed_episodes_of_the_data_are_its_rows(data, rewards):
     for key in (*ROW_KEYS, "terminated", "truncated"):
         assert torch.equal(found[key], expected[key]), key
     assert len({len(episode.turns) for episode in episodes}) > 1 or rewards.mode == "10_stop" or rewards.cutoff
+
+
+@pytest.mark.parametrize("mode", ["env_stops", "agent_stops"])
+def test_replayed_chats_of_the_data_are_its_rows(data, mode):
+    rewards, tokenizer = DialogueRewards(mode), chat_tokenizer()
+    episodes, scenes = data.episodes(rewards), [scene.image for scene in data.scenes(rewards)]
+    env = make_env(data, rewards=rewards, tokenizer=tokenizer, row_length=1200, batch_size=[len(scenes)])
+    found, expected = replay(env, scenes, list(map(questions_of, episodes))), to_rows(episodes, tokenizer, 1200)
+    for key in (*ROW_KEYS, "terminated", "truncated"):
+        assert torch.equal(found[key], expected[key]), key
+    rounds = played_rounds(found, tokenizer)
+    assert [list(scene.dialogue.rounds) for scene in data.scenes(rewards)] == rounds
 
 
 @pytest.mark.parametrize("mode", ["env_stops", "agent_stops"])
