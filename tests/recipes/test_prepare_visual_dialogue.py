@@ -172,5 +172,5 @@ def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_
 
 def test_a_text_that_the_tokenizer_lacks():
     dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}", (vd.Round("is it red?", "no"),))]
-    with pytest.raises(ValueError, match="is not in this tokenizer's alphabet.* Give a tokenizer that can, as `--tok"):
+    with pytest.raises(ValueError, match=r"is not in this tokenizer's alphabet.* Give a tokenizer that can, as `--tok"):
         measured_tokens(word_tokenizer(["cafe"]), dialogues)

@@ -178,7 +178,7 @@ def _held_out(models: DialogueModels, data: VisualDialogues) -> dict[str, Any]:
 
 
 def _accuracy(models: DialogueModels, data: VisualDialogues) -> float:
-    """Share of answers that equal those of the dialogues, given what was said before."""
+    """Share of answers that equal those of the dialogues, given the rounds before."""
     right = 0
     for numbers in torch.arange(len(data)).split(_BATCH):
         features, dialogues = data.features.rows(numbers), [data.dialogues[number] for number in numbers.tolist()]
