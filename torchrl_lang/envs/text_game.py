@@ -88,7 +88,7 @@ class TextGameEnv(LanguageEnv):
     """
 
     _reset_entries = ("game_seed",)
-    _spared_state: tuple[str, ...] = (PREFIX, PREFIX_MASK)
+    _spared_state = (PREFIX, PREFIX_MASK)
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards, Per
 from torchrl_lang.envs.visual_dialogue.steps import Measure, answer_and_score, measured
 from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.schema import PREFIX, PREFIX_MASK
 
 __all__ = ["PROGRESS", "VisualDialogueEnv"]
 
@@ -121,8 +120,6 @@ class VisualDialogueEnv(TextGameEnv):
         '</s>bird?</a>no</s>number?</a>two</s></eod>'
         >>> home.cleanup()
     """
-
-    _spared_state = (PREFIX, PREFIX_MASK, PROGRESS)
 
     def __init__(
         self,
