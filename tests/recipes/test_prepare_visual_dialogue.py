@@ -170,6 +170,18 @@ def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_
     assert "visdial_0.5_train.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_existing_files_with_features_in_hdf5(tmp_path):
+    pytest.importorskip("h5py")
+    splits = {"train": 12, "val": 4, "test": 5}
+    vd.generate_visual_dialogues(tmp_path / "files", splits, feature_size=64, seed=7)
+    assert command(tmp_path / "out", "--files", tmp_path / "files", sizes=TINY) == 0
+    found = PreparedFolder(str(tmp_path / "out"))
+    assert {split: len(found.data(split)) for split in splits} == splits
+    assert found.files("test").features == tmp_path / "files" / "data_img.h5"
+    assert not list((tmp_path / "files").glob("*reward*"))  # the user's folder stays as it was
+
+
 def test_a_text_that_the_tokenizer_lacks():
     dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}", (vd.Round("is it red?", "no"),))]
     with pytest.raises(ValueError, match=r"is not in this tokenizer's alphabet.* Give a tokenizer that can, as `--tok"):

@@ -35,7 +35,14 @@ _VERSION = 1
 
 
 class DialogueTokens(NamedTuple):
-    """A tokenizer, and the longest texts of the files in its tokens."""
+    """A tokenizer, and the longest texts of the files in its tokens.
+
+    Examples:
+        >>> from torchrl_lang.data import word_tokenizer
+        >>> from torchrl_lang.recipes.visual_dialogue_folder import DialogueTokens
+        >>> DialogueTokens(word_tokenizer([]), caption=2, question=4, answer=1).row_length
+        75
+    """
 
     tokenizer: Tokenizer
     caption: int
@@ -119,7 +126,14 @@ class PreparedFolder:
 
 
 def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:
-    """All captions, questions and answers, and ``<stop>``."""
+    """All captions, questions and answers, and ``<stop>``.
+
+    Examples:
+        >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round
+        >>> from torchrl_lang.recipes.visual_dialogue_folder import texts_of
+        >>> [*texts_of([Dialogue("a dog", (Round("is it red?", "no"),))])]
+        ['<stop>', 'a dog', 'is it red?', 'no']
+    """
     yield STOP
     for dialogue in dialogues:
         yield dialogue.caption
