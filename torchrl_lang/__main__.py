@@ -68,6 +68,10 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),
+    "prepare": (
+        "prepare what a task needs",
+        {"visual_dialogue": _recipe("prepare_visual_dialogue", "PrepareVisualDialogue")},
+    ),
     "play": ("play yourself, or watch a policy", {task: OF_TASKS["play"](task) for task in TASKS}),
     "rewards": (
         "compute the rewards of a dataset",
@@ -84,7 +88,7 @@ WHOLE: dict[str, tuple[str, Load]] = {
     "textworld": ("the same on TextWorld in half an hour", _recipe("textworld_demo", "TextWorldDemo")),
 }
 """Commands that take options alone."""
-RESUMABLE = ("train", "demo", "textworld")
+RESUMABLE = ("train", "prepare", "demo", "textworld")
 
 
 class Terminated(KeyboardInterrupt):

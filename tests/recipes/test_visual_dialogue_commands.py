@@ -75,16 +75,16 @@ def test_answers_and_rewards_of_trained_models_are_the_same_behind_http(home, lo
 def test_an_interrupted_command_continues(home, local, tmp_path, monkeypatch, capsys):
     assert rewards(home, tmp_path / "whole", "--models", str(home / "models")) == 0
     calls = []
-    percentiles = vd.LocalDialogueModels.percentiles
+    by_round = vd.LocalDialogueModels.by_round
 
     def interrupted(self, *arguments):
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return percentiles(self, *arguments)
+        return by_round(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vd.LocalDialogueModels, "percentiles", interrupted)
+        patch.setattr(vd.LocalDialogueModels, "by_round", interrupted)
         assert rewards(home, tmp_path / "cut", "--models", str(home / "models")) == 130
     capsys.readouterr()
     assert rewards(home, tmp_path / "cut", "--models", str(home / "models")) == 0

@@ -31,6 +31,7 @@ from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer, fingerprint
 from torchrl_lang.data.transformers_tokenizer import transformers_tokenizer, write_tokenizer
 from torchrl_lang.data.triples import rows_from_triples
+from torchrl_lang.data.word_tokenizer import word_tokenizer
 
 __all__ = [
     "BadLine",
@@ -78,6 +79,7 @@ __all__ = [
     "token_frequencies",
     "tokenizer_from_config",
     "transformers_tokenizer",
+    "word_tokenizer",
     "write_dataset",
     "write_tokenizer",
 ]

@@ -225,3 +225,14 @@ def test_the_answers_of_this_world_are_of_both_kinds(data):
     answers = [each.answer for dialogue in data.dialogues for each in dialogue.rounds]
     assert 0.1 < sum(is_yes_no(answer, "hard") for answer in answers) / len(answers) < 0.9
     assert all(len(each.question) < ACTION for dialogue in data.dialogues for each in dialogue.rounds)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_dialogues_in_turn(data, batch):
+    env, seen = make_env(data, order="cycle", batch_size=[batch]), []
+    for _ in range(2 * SCENES // batch):
+        env.reset()
+        seen += env.game_seed.tolist()
+    assert seen == [number % SCENES for number in range(len(seen))]
+    with pytest.raises(ValueError, match="order='sorted' is unknown"):
+        make_env(data, order="sorted")

@@ -76,6 +76,17 @@ def test_numbers_do_not_depend_on_the_batch(models, pool):
             assert models.answers(some, asked, rows)[place] == models.answers(one, [QUESTIONS[k]], row)[0]
 
 
+def test_values_by_round_are_those_of_prefixes(models, pool):
+    features = pool[[3, 1, 4, 1]]
+    for dialogue, feature, (distances, percentiles) in zip(
+        DIALOGUES, features, models.by_round(DIALOGUES, features), strict=True
+    ):
+        parts = [dialogue._replace(rounds=dialogue.rounds[:end]) for end in range(len(dialogue.rounds) + 1)]
+        repeated = feature.expand(len(parts), -1)
+        assert percentiles == models.percentiles(parts, repeated).double().tolist()
+        assert distances == pytest.approx(models.distances(parts, repeated).double().tolist(), rel=1e-6)
+
+
 def test_predictions_in_float64_do_not_depend_on_padding(saved, words):
     guesser = saved.guesser.double()
     whole = guesser.predict(DialogueBatch.of(DIALOGUES, words))

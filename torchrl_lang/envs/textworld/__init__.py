@@ -1,5 +1,6 @@
 """TextWorld games (the extra ``textworld``) as a batched language environment."""
 
+from torchrl_lang.data.word_tokenizer import word_tokenizer
 from torchrl_lang.envs.textworld.engine import EnginePool
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.game_sets import GameSets, solution, split_games
@@ -11,7 +12,6 @@ from torchrl_lang.envs.textworld.text import (
     clean_command,
     clean_feedback,
     is_meta,
-    word_tokenizer,
 )
 
 __all__ = [

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from torchrl_lang.data.tokenizers import CharTokenizer
-
-__all__ = ["TEMPLATES", "Template", "clean_command", "clean_feedback", "is_meta", "word_tokenizer"]
+__all__ = ["TEMPLATES", "Template", "clean_command", "clean_feedback", "is_meta"]
 
 REFUSED = "That is not a command of this game."
 """The reply to a command for the engine, which is not passed on."""
@@ -191,36 +189,3 @@ the room's name, so that a small model can memorize a few games. ``orders`` is f
 commands to play: it writes the objective once, then only the outcome of the last command and the room. ``short`` is
 ``rooms`` with the objective in front.
 """
-
-
-# -- words -------------------------------------------------------------------------------------------------------------
-
-_CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
-_PIECE = re.compile(r"[^A-Za-z ][ ]|[ ]?[A-Za-z]+")
-
-
-def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer:
-    """A tokenizer whose symbols are the words of some texts, and all printable ASCII characters for other words.
-
-    A word includes the space before it, and a stop or comma the space after it. So a word has the same ids everywhere
-    in a text, and a command has the same ids alone and in a list of commands. All ASCII text can be encoded, and
-    ``decode`` of ``encode`` is the same text. The order of the texts does not matter.
-
-    Args:
-        texts: texts with the words, as from :func:`~torchrl_lang.envs.textworld.game_texts`.
-        min_count: rarer words are encoded by their characters.
-
-    Examples:
-        >>> from torchrl_lang.envs.textworld import word_tokenizer
-        >>> tokenizer = word_tokenizer(["You can go east, take coin.", "The coin is here."])
-        >>> [tokenizer.symbols[index] for index in tokenizer.encode("take coin")]
-        ['take', ' coin']
-        >>> tokenizer.decode(tokenizer.encode("take the red coin!"))
-        'take the red coin!'
-    """
-    count: dict[str, int] = {}
-    for text in texts:
-        for piece in _PIECE.findall(text):
-            count[piece] = count.get(piece, 0) + 1
-    words = sorted(piece for piece, times in count.items() if times >= min_count and len(piece) > 1 and piece.isascii())
-    return CharTokenizer.from_alphabet([*_CHARACTERS, *words])

@@ -22,9 +22,11 @@ from torchrl_lang.envs.visual_dialogue.models import (
     save_dialogue_models,
     train_dialogue_models,
 )
+from torchrl_lang.envs.visual_dialogue.players import QuestionPlayer
 from torchrl_lang.envs.visual_dialogue.protocol import ServerLimits
 from torchrl_lang.envs.visual_dialogue.reward_cache import RewardCaches, compute_reward_caches
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
+from torchrl_lang.envs.visual_dialogue.scene_rows import SceneRows
 from torchrl_lang.envs.visual_dialogue.scenes import Scene, scene_episode, scenes_of, whole_scene
 from torchrl_lang.envs.visual_dialogue.server import DialogueServer
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure, answer_and_score, last_round_rewards
@@ -42,6 +44,7 @@ __all__ = [
     "LocalDialogueModels",
     "Measure",
     "PercentileCutoff",
+    "QuestionPlayer",
     "RemoteModels",
     "RewardCaches",
     "Round",
@@ -49,6 +52,7 @@ __all__ = [
     "SavedDialogueModels",
     "Scene",
     "SceneRecord",
+    "SceneRows",
     "ServerLimits",
     "SplitFiles",
     "VisualDialogueEnv",

@@ -79,15 +79,20 @@ class VisualDialogues:
             ValueError: there is no cache of rewards.
             FileError: an additional scene does not end.
         """
+        records = map(self.record, range(len(self)))
+        return [scene for record in records for scene in scenes_of(record, rewards)] + self._additional(rewards)
+
+    def record(self, number: int) -> SceneRecord:
+        """A dialogue with all its rounds and their rewards.
+
+        Raises:
+            ValueError: there is no cache of rewards.
+        """
         if self.rewards is None:
             raise ValueError(
                 "Scenes need a cache of rewards: give rewards, for instance train_rank_reward_cache1.json."
             )
-        records = [
-            SceneRecord(dialogue, image, values)
-            for image, (dialogue, values) in enumerate(zip(self.dialogues, self.rewards, strict=True))
-        ]
-        return [scene for record in records for scene in scenes_of(record, rewards)] + self._additional(rewards)
+        return SceneRecord(self.dialogues[number], number, self.rewards[number])
 
     def episodes(self, rewards: DialogueRewards) -> list[Episode]:
         """The scenes as episodes with rewards, see :func:`scene_episode`."""

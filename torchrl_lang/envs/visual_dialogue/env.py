@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ class VisualDialogueEnv(TextGameEnv):
         measure: what ``progress`` holds and rewards compare: the ``"rank"`` of the true image, a percentile, or the
             ``"distance"`` of the guess.
         image: whether the agent sees the image.
+        order: ``"random"`` draws dialogues from the environment's seed, ``"cycle"`` plays them in turn.
         tokenizer, row_length, action_length, read, on_bad_text, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.TextGameEnv`. In mode "agent_stops" the tokenizer must be able to encode
             ``<stop>``.
@@ -129,6 +130,7 @@ class VisualDialogueEnv(TextGameEnv):
         rewards: DialogueRewards | None = None,
         measure: Measure = "rank",
         image: bool = True,
+        order: Literal["random", "cycle"] = "random",
         row_length: int,
         action_length: int,
         read: Callable[[str], str] | None = None,
@@ -138,7 +140,8 @@ class VisualDialogueEnv(TextGameEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         one_of("measure", measure, get_args(Measure))
-        self.data, self.models, self.measure = data, models, measure
+        one_of("order", order, ("random", "cycle"))
+        self.data, self.models, self.measure, self.order = data, models, measure, order
         self.rewards = DialogueRewards() if rewards is None else rewards
         size = data.features.feature_size
         if models.feature_size != size:
@@ -166,7 +169,7 @@ class VisualDialogueEnv(TextGameEnv):
         )
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
-        return random_index(self._key, episode, len(self.data))
+        return episode % len(self.data) if self.order == "cycle" else random_index(self._key, episode, len(self.data))
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         scenes = [place.seed for place in places.values()]

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -22,6 +22,13 @@ __all__ = ["RewardCaches", "compute_reward_caches"]
 _MEASURES: tuple[Measure, Measure] = ("distance", "rank")
 _TOLERANCE = 1e-4
 """Relative to the largest number of a row."""
+
+
+@runtime_checkable
+class _ScoresRounds(Protocol):
+    """Models that score all rounds of a dialogue in one pass."""
+
+    def by_round(self, dialogues: Sequence[Dialogue], features: Tensor) -> list[tuple[list[float], list[float]]]: ...
 
 
 class RewardCaches(NamedTuple):
@@ -102,6 +109,8 @@ def _rows(
     models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor
 ) -> list[tuple[list[float], list[float]]]:
     """Of each dialogue, its row of both caches."""
+    if isinstance(models, _ScoresRounds):
+        return [(_changes(far, -1), _changes(rank, 1)) for far, rank in models.by_round(dialogues, features)]
     prefixes = [
         [Dialogue(each.caption, each.rounds[:count]) for count in range(len(each.rounds) + 1)] for each in dialogues
     ]

@@ -21,6 +21,7 @@ TASKS: dict[str, str | type[Task]] = {
     "wordle": "WordleTask",
     "textworld": "TextWorldTask",
     "random_walks": "RandomWalksTask",
+    "visual_dialogue": "VisualDialogueTask",
 }
 """Name of each task -> its class; of this package's tasks the class in the module of that name."""
 

@@ -99,6 +99,21 @@ class LocalDialogueModels:
         predicted = self._guesser.predict(batch)
         return rank_percentile(predicted, images, self._pool, self._pool_sizes).float().cpu()
 
+    @torch.no_grad()
+    def by_round(self, dialogues: Sequence[Dialogue], features: Tensor) -> list[tuple[list[float], list[float]]]:
+        """Distances and percentiles of each dialogue, both after the caption and after each of its rounds.
+
+        They are those of the dialogues' beginnings, in one pass over each dialogue.
+        """
+        batch, images = self._prepared(dialogues, features)
+        predicted = self._guesser(batch)  # [N, 1 + R, F]
+        true = images[:, None].expand_as(predicted).flatten(0, 1)
+        distances = (predicted.flatten(0, 1) - true).square().mean(-1)
+        percentiles = rank_percentile(predicted.flatten(0, 1), true, self._pool)
+        found = [each.float().view(len(dialogues), -1).double().tolist() for each in (distances, percentiles)]
+        ends = [1 + len(dialogue.rounds) for dialogue in dialogues]
+        return [(far[:end], rank[:end]) for far, rank, end in zip(*found, ends, strict=True)]
+
     def _prepared(self, dialogues: Sequence[Dialogue], features: Tensor) -> tuple[DialogueBatch, Tensor]:
         have_shapes(("features", features, (len(dialogues), self.feature_size)))
         return DialogueBatch.of(dialogues, self.words).to(self.device), features.to(self.device, self.dtype)

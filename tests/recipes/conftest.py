@@ -1,0 +1,24 @@
+"""A prepared folder of visual dialogue that is made in seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchrl_lang.recipes.prepare_visual_dialogue import PrepareVisualDialogue, main
+
+SMALL = {
+    "train": 48,
+    "val": 10,
+    "test": 13,
+    "feature_size": 64,
+    "guesser_epochs": 20,
+    "answerer_epochs": 40,
+    "width": 48,
+}
+"""Enough for answers that are sentences; the rewards of so bad a guesser are near to random."""
+
+
+@pytest.fixture(scope="session")
+def prepared_dialogues(tmp_path_factory):
+    """The folder of ``prepare visual_dialogue``; tests must not write into it."""
+    return main(PrepareVisualDialogue(out=tmp_path_factory.mktemp("visual_dialogue") / "prepared", **SMALL))

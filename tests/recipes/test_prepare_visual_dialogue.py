@@ -1,0 +1,188 @@
+"""`prepare visual_dialogue`: what it leaves, and that a killed call continues with the same result."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.recipes.conftest import SMALL
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import word_tokenizer
+from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.recipes import prepare_visual_dialogue as prepare
+from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder, measured_tokens
+
+TINY = SMALL | {"train": 24, "guesser_epochs": 2, "answerer_epochs": 1, "width": 16}
+
+
+def command(out, *more, sizes=SMALL):
+    given = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return main(["prepare", "visual_dialogue", "--out", str(out), *given, *map(str, more)])
+
+
+def content(folder, *, without=("prepare.json",)):
+    """All files, but not the record, which names the folder."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in without)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_rewards_are_those_of_the_models_round_by_round(prepared_dialogues):
+    folder = PreparedFolder(str(prepared_dialogues))
+    models = folder.models()
+    for split, many in (("train", 48), ("val", 10), ("test", 13)):
+        data = folder.data(split)
+        distances = vd.read_reward_cache(folder.files(split).distance_rewards, many)
+        for number in range(0, many, 4):
+            dialogue, image = data.dialogues[number], data.features.rows([number])
+            parts = [dialogue._replace(rounds=dialogue.rounds[:end]) for end in range(11)]
+            ranks = [float(models.percentiles([part], image)) for part in parts]
+            far = [float(models.distances([part], image)) for part in parts]
+            assert list(data.rewards[number]) == [ranks[0], *(after - before for before, after in pairwise(ranks))]
+            assert list(distances[number]) == pytest.approx([far[0], *(a - b for a, b in pairwise(far))], abs=1e-6)
+
+
+def test_figures_are_those_of_the_validation_split(prepared_dialogues):
+    figures = json.loads((prepared_dialogues / "figures.json").read_text())
+    rows = json.loads((prepared_dialogues / "val_rank_reward_cache1.json").read_text())
+    by_round = [sum(sum(row[: end + 1]) for row in rows) / 10 for end in range(11)]
+    assert figures["percentile_by_round"] == pytest.approx(by_round)
+    ends = []
+    for initial, *changes in rows:
+        over = [end for end in range(1, 11) if sum(changes[:end]) >= 0.5 * (1 - initial)]
+        ends.append(over[0] if over else 10)
+    assert figures["rounds_to_cutoff"] == sum(ends) / 10
+    folder = PreparedFolder(str(prepared_dialogues))
+    data, right = folder.data("val"), []
+    for number, dialogue in enumerate(data.dialogues):
+        for end, asked in enumerate(dialogue.rounds):
+            before = [dialogue._replace(rounds=dialogue.rounds[:end])]
+            right += [folder.models().answers(before, [asked.question], data.features.rows([number])) == [asked.answer]]
+    assert figures["answer_accuracy"] == sum(right) / 100
+    assert figures["dialogues"] == {"train": 48, "val": 10, "test": 13}
+
+
+def test_tokens_are_the_words_of_training_and_every_dialogue_fits(prepared_dialogues):
+    folder = PreparedFolder(str(prepared_dialogues))
+    texts = [
+        text for each in folder.data("train").dialogues for text in (each.caption, *(t for r in each.rounds for t in r))
+    ]
+    tokens = folder.tokens()
+    assert tokens.tokenizer.config() == word_tokenizer([*texts, "<stop>"]).config()
+    every = [dialogue for split in ("train", "val", "test") for dialogue in folder.data(split).dialogues]
+    assert tokens[1:] == measured_tokens(tokens.tokenizer, every)[1:]
+    count = {text: len(tokens.tokenizer.encode(text)) for each in every for r in each.rounds for text in r}
+    assert tokens.question == max(count[r.question] for each in every for r in each.rounds)
+    assert tokens.answer == max(count[r.answer] for each in every for r in each.rounds)
+    assert tokens.row_length == 1 + tokens.caption + 1 + 10 * (tokens.question + 1 + tokens.answer + 1) + 1
+
+
+def test_a_finished_folder_is_left_as_it_is(prepared_dialogues, capsys):
+    before = content(prepared_dialogues, without=())
+    assert command(prepared_dialogues) == 0
+    out = capsys.readouterr().out
+    assert "held-out percentile by round: 0." in out
+    assert "epoch" not in out
+    assert content(prepared_dialogues, without=()) == before
+
+
+def test_other_options_are_refused(prepared_dialogues, tmp_path, capsys):
+    assert command(prepared_dialogues, "--seed", 3) == 2
+    assert "other options: seed was 0 and is 3" in capsys.readouterr().err
+    (tmp_path / "mine.txt").write_text("something else")
+    assert command(tmp_path) == 2
+    assert "is not empty and was not made by `prepare`" in capsys.readouterr().err
+
+
+def interrupt(monkeypatch, owner, name, calls):
+    """Ctrl-C at a call of a function."""
+    real, made = getattr(owner, name), []
+
+    def interrupted(*arguments, **options):
+        made.append(1)
+        if len(made) == calls:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What an uninterrupted call leaves."""
+    out = tmp_path_factory.mktemp("whole") / "prepared"
+    assert command(out, sizes=TINY) == 0
+    return content(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (prepare, "generate_visual_dialogues", 1),
+        (prepare, "train_dialogue_models", 1),
+        (prepare, "save_dialogue_models", 1),
+        (vd.LocalDialogueModels, "by_round", 1),
+        (vd.LocalDialogueModels, "by_round", 4),
+        (vd.RewardCaches, "save", 2),
+        (prepare, "_accuracy", 1),
+    ],
+    ids=["generate", "train", "save", "train rewards", "rewards", "save rewards", "figures"],
+)
+def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, name, calls):
+    monkeypatch.setattr(prepare, "_BATCH", 9)
+    with monkeypatch.context() as patch:
+        interrupt(patch, owner, name, calls)
+        assert command(tmp_path / "cut", sizes=TINY) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match="There is no finished visual dialogue in"):
+        PreparedFolder(str(tmp_path / "cut")).check()
+    trained = (tmp_path / "cut" / "models").exists()
+    assert command(tmp_path / "cut", sizes=TINY) == 0
+    assert ("epoch" in capsys.readouterr().out) == (not trained)
+    assert content(tmp_path / "cut") == whole
+
+
+@pytest.mark.slow
+def test_existing_files_and_a_tokenizer_of_hugging_face(prepared_dialogues, tmp_path, monkeypatch, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = PreparedFolder(str(prepared_dialogues))
+    texts = " ".join(text for each in folder.data("train").dialogues for r in each.rounds for text in (r[0], r[1]))
+    words = {word: number for number, word in enumerate(["<unk>", "?", *sorted(set(texts.replace("?", "").split()))])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(prepared_dialogues)  # the files may be given by a relative path
+    more = ("--files", "data", "--tokenizer", tmp_path / "tokenizer")
+    assert command(tmp_path / "out", *more, sizes=TINY) == 0
+    monkeypatch.chdir(tmp_path)
+    found = PreparedFolder(str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "data").exists()
+    assert found.tokens().tokenizer.config()["kind"] == "huggingface"
+    assert found.data("test").dialogues == folder.data("test").dialogues
+    assert torch.equal(found.data("test").features.all(), folder.data("test").features.all())
+    assert len(found.data("train").rewards) == 48
+    assert command(tmp_path / "other", "--files", tmp_path) == 2
+    assert "visdial_0.5_train.json" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_existing_files_with_features_in_hdf5(tmp_path):
+    pytest.importorskip("h5py")
+    splits = {"train": 12, "val": 4, "test": 5}
+    vd.generate_visual_dialogues(tmp_path / "files", splits, feature_size=64, seed=7)
+    assert command(tmp_path / "out", "--files", tmp_path / "files", sizes=TINY) == 0
+    found = PreparedFolder(str(tmp_path / "out"))
+    assert {split: len(found.data(split)) for split in splits} == splits
+    assert found.files("test").features == tmp_path / "files" / "data_img.h5"
+    assert not list((tmp_path / "files").glob("*reward*"))  # the user's folder stays as it was
+
+
+def test_a_text_that_the_tokenizer_lacks():
+    dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}", (vd.Round("is it red?", "no"),))]
+    with pytest.raises(ValueError, match=r"is not in this tokenizer's alphabet.* Give a tokenizer that can, as `--tok"):
+        measured_tokens(word_tokenizer(["cafe"]), dialogues)

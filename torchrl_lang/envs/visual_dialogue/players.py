@@ -1,0 +1,103 @@
+"""Players that ask the questions of a dataset at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.functional import RandomStream
+from torchrl_lang.schema import ACTION, ACTION_MASK, TOKENS
+
+__all__ = ["QuestionPlayer"]
+
+
+class QuestionPlayer(TensorDictModuleBase):
+    """Asks random questions of a dataset, each as often as it occurs there.
+
+    Args:
+        questions: of all rounds of a dataset.
+        tokenizer: encodes them.
+        action_length: ``K``, tokens of an action, its end included.
+        repeat: whether a question may be asked twice in a dialogue.
+        seed: seed of its random generator.
+
+    Raises:
+        ValueError: there are fewer than ten different questions; on calls, a question does not fit an action.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.envs.visual_dialogue import QuestionPlayer
+        >>> player = QuestionPlayer("abcdefghij", CharTokenizer.from_alphabet("abcdefghij"), 2, seed=0)
+        >>> td = TensorDict(tokens=torch.tensor([[10, 0, 11]]), action_mask=torch.tensor([[False, True, True]]))
+        >>> player(td)["action"].shape
+        torch.Size([1, 2])
+    """
+
+    in_keys = [TOKENS, ACTION_MASK]
+    out_keys = [ACTION]
+
+    def __init__(
+        self,
+        questions: Sequence[str],
+        tokenizer: Tokenizer,
+        action_length: int,
+        *,
+        repeat: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        different = len(set(questions))
+        if different < ROUNDS:
+            raise ValueError(f"QuestionPlayer needs at least {ROUNDS} different questions, got {different}.")
+        self.questions, self.tokenizer, self.action_length = questions, tokenizer, action_length
+        self.repeat = repeat
+        self.stream = RandomStream(seed)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``action``, int64 ``[*B, K]``."""
+        tokens, agent = tensordict.get(TOKENS), tensordict.get(ACTION_MASK)
+        width, end = tokens.shape[-1], self.tokenizer.control.end_of_action
+        asked = [
+            set() if self.repeat else _utterances(row, mask, end)
+            for row, mask in zip(tokens.reshape(-1, width).tolist(), agent.reshape(-1, width).tolist(), strict=True)
+        ]
+        drawn = [self._encoded(number) for number in self._draw(len(asked))]
+        # A dialogue has at most nine questions when the next one is asked, so one of ten is new.
+        while again := [row for row, one in enumerate(drawn) if one in asked[row]]:
+            for row, number in zip(again, self._draw(len(again)), strict=True):
+                drawn[row] = self._encoded(number)
+        pad = self.tokenizer.control.pad
+        action = torch.tensor([[*one, *[pad] * (self.action_length - len(one))] for one in drawn])
+        return tensordict.set(ACTION, action.reshape(*tokens.shape[:-1], self.action_length).to(tokens.device))
+
+    def _draw(self, many: int) -> list[int]:
+        return self.stream.below(torch.full((many,), len(self.questions))).tolist()
+
+    def _encoded(self, number: int) -> tuple[int, ...]:
+        """The tokens of a question and its end."""
+        question = self.questions[number]
+        ids = (*self.tokenizer.encode(question), self.tokenizer.control.end_of_action)
+        if len(ids) > self.action_length:
+            raise ValueError(
+                f"The question {question!r} has {len(ids)} tokens with its end, but action_length={self.action_length}."
+            )
+        return ids
+
+
+def _utterances(tokens: Sequence[int], agent: Sequence[bool], end: int) -> set[tuple[int, ...]]:
+    """What the agent wrote in a row, each with its end, which the environment may have written."""
+    found, current = set[tuple[int, ...]](), list[int]()
+    for token, by_agent in zip(tokens, agent, strict=True):
+        if by_agent and token != end:
+            current.append(token)
+        elif by_agent or current:
+            found.add((*current, end))
+            current = []
+    return found
