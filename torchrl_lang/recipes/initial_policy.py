@@ -13,7 +13,8 @@ import torch
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.recipes.load_run import load_run, refuse_returns
+from torchrl_lang.recipes.datasets import check_features
+from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.run_policy import PREFIX_HEAD, actor_of
 from torchrl_lang.recipes.tasks.base import Task
@@ -53,7 +54,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     features trains with the model, but not beside adapters. Policies in worker processes each draw a random seed.
 
     Raises:
-        ValueError: options contradict each other, or the run is a decision transformer.
+        ValueError: options contradict each other, the run is a decision transformer, or it does not read the features
+            that the games show.
     """
     rank, top_layers = options.lora_rank, options.top_layers
     if rank is not None and top_layers is not None:
@@ -61,6 +63,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     torch.manual_seed(options.seed)
     run, device = load_run(options.start, options.given_task()), options.torch_device()
     refuse_returns(options.start, run.model)
+    _check_features(options.start, run)
     lm: Any = run.model.lm.to(device)
     if rank is not None:
         lm = _with_adapters(lm, rank)
@@ -78,6 +81,18 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     policy = make_policy(value=value, seed=options.seed if options.collector == "single" else None)
     reference = frozen_copy(make_policy()) if rank is None else adapters_off(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, projector, policy, reference)
+
+
+def _check_features(folder: Path, run: FinishedRun) -> None:
+    """Raise ValueError unless a run reads the features that its games show."""
+    prefix: Any = run.model.heads.get(PREFIX_HEAD)
+    if prefix is not None:
+        check_features(run.task, prefix.features, folder)
+    elif run.task.features() is not None:
+        raise ValueError(
+            f"The games show features, which the policy of {folder} does not read: generate a dataset of the games, "
+            f"train BC on it (with --start {folder} to keep the model), and start from that run."
+        )
 
 
 def _with_adapters(lm: Any, rank: int) -> Any:

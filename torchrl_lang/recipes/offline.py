@@ -16,7 +16,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import SavedModel, train_top_layers
-from torchrl_lang.recipes.datasets import check_tokenizer, open_task
+from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
@@ -124,8 +124,8 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
     """How a policy that learned from the dataset is evaluated: in games of the task, or on held-out episodes.
 
     Raises:
-        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer. The message names
-            ``source``.
+        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer or shows other
+            features. The message names ``source``.
     """
     if task is None:
         evaluation = HeldOutEvaluation(
@@ -135,6 +135,8 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
             raise ValueError(f"{source} has no turn of the agent to learn from.")
         return evaluation
     check_tokenizer(task, dataset.tokenizer, dataset.folder)
+    if (prefix := dataset.rows.get(PREFIX, None)) is not None:
+        check_features(task, prefix.shape[-1], dataset.folder)
     recorded = dataset.manifest["notes"]
     return GamesEvaluation(task, recorded if "task" in recorded else task.notes())
 
