@@ -142,7 +142,7 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
 
 
 def build_actor(options: OfflineOptions, model: SavedModel) -> ProbabilisticTensorDictSequential:
-    """The model as an actor, which reads features if it has a projector, compiled and frozen as the options say."""
+    """The model as an actor, which reads features if it has a projector, compiled and frozen by the options."""
     groups: Any = "auto" if options.length_groups is None else options.length_groups
     actor = actor_of(model, length_groups=groups, compile=options.compile)
     if options.checkpointing:
