@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.recipes.interrupt import interrupted_at_evaluation
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import UtteranceActor, language_actor, language_model_of
@@ -100,27 +101,11 @@ def test_psi_learning_takes_the_policy_of_a_run_as_prior(runs, tmp_path, capsys,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, recipe, monkeypatch):
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, recipe):
     """Also with a policy that samples."""
     options = ["--steps", "4", "--eval-every", "2"]
     assert train(runs, recipe, f"whole-{recipe}", *options) == 0
-    save = action_values.train_offline
-    saved = []
-
-    def stop(*args, **parts):
-        evaluate = args[1].evaluation.figures
-
-        def once(*inner):
-            saved.append(1)
-            if len(saved) == 2:
-                raise KeyboardInterrupt
-            return evaluate(*inner)
-
-        object.__setattr__(args[1].evaluation, "figures", once)
-        return save(*args, **parts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(action_values, "train_offline", stop)
+    with interrupted_at_evaluation(2):
         assert train(runs, recipe, f"halves-{recipe}", *options) == 130
     assert train(runs, recipe, f"halves-{recipe}", *options) == 0
     whole, halves = (read_columns(runs / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves"))

@@ -200,6 +200,8 @@ def test_bc_learns_the_dialogues(home, tmp_path):
     with pytest.raises(RequestError, match="cannot read a character") as error:
         ask([Dialogue("in"), Dialogue("ß")])
     assert error.value.status == 422
+    with pytest.raises(ValueError, match="positions"):  # not a matter of characters
+        ask([Dialogue("in" * 400)])
 
 
 def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_path):

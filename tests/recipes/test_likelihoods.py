@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.recipes.interrupt import interrupted_at_evaluation
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.evaluation import read_columns
@@ -99,26 +100,10 @@ def test_the_range_of_returns_by_hand():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["qsft", "oreo"])
-def test_a_run_is_logged_and_continues_where_it_was_stopped(runs, recipe, monkeypatch):
+def test_a_run_is_logged_and_continues_where_it_was_stopped(runs, recipe):
     options = ["--steps", "4", "--eval-every", "2"]
     assert train(runs, recipe, f"whole-{recipe}", *options) == 0
-    module, saved = {"qsft": qsft, "oreo": oreo}[recipe], []
-    real = module.train_offline
-
-    def stop(*args, **parts):
-        evaluate = args[1].evaluation.figures
-
-        def once(*inner):
-            saved.append(1)
-            if len(saved) == 2:
-                raise KeyboardInterrupt
-            return evaluate(*inner)
-
-        object.__setattr__(args[1].evaluation, "figures", once)
-        return real(*args, **parts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "train_offline", stop)
+    with interrupted_at_evaluation(2):
         assert train(runs, recipe, f"halves-{recipe}", *options) == 130
     assert train(runs, recipe, f"halves-{recipe}", *options) == 0
     whole, halves = (read_columns(runs / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves"))

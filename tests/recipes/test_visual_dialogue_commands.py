@@ -8,9 +8,8 @@ import pytest
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs import visual_dialogue as vd
+from torchrl_lang.recipes import serve_visual_dialogue
 from torchrl_lang.recipes.visual_dialogue_rewards import VisualDialogueRewards
-
-pytest.importorskip("torchrl_lang.envs.visual_dialogue.makers")
 
 DIALOGUES = 12
 
@@ -103,3 +102,26 @@ def test_a_server_that_does_not_run(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.http_json.time.sleep", lambda seconds: None)
     assert rewards(home, tmp_path, "--server", "http://127.0.0.1:1") == 2
     assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err
+
+
+def test_a_server_accepts_the_batches_that_it_offers(home, monkeypatch):
+    """Features of full batches fit into its limit of bytes."""
+    made = []
+
+    class Server:
+        def __init__(self, models, questioner, *, limits, **options):
+            made.append((models, limits))
+
+        def run(self, report):
+            pass
+
+    monkeypatch.setattr(serve_visual_dialogue, "DialogueServer", Server)
+    files = vd.SplitFiles.in_folder(home / "data", "val", npy=True)
+    given = ["--models", str(home / "models"), "--features", str(files.features), "--items", "100000"]
+    assert main(["serve", "visual_dialogue", *given]) == 0
+    models, limits = made[0]
+    body = {"route": "percentile", "img_features": [[-0.12345678901234567e-10] * models.feature_size] * 100}
+    assert limits.items == 100_000
+    assert limits.body >= 1000 * len(json.dumps(body))
+    assert main(["serve", "visual_dialogue", *given[:-1], "1"]) == 0
+    assert made[1][1].body == vd.ServerLimits().body

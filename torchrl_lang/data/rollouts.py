@@ -59,8 +59,7 @@ def rows_at(
     """The ``next`` observations at the steps ``take``, bool ``[*B, time]``, as checked rows ``[N]``.
 
     They have the entries of a row, its features if there are some, ``terminated``, ``truncated``, and the entries
-    ``keep``; see
-    :func:`rows_from_rollout` for the others.
+    ``keep``; see :func:`rows_from_rollout` for the others.
     """
     step = rollout.get("next")
     features = [key for key in (PREFIX, PREFIX_MASK) if step.get(key, None) is not None]

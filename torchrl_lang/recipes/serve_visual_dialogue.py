@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from torchrl_lang.envs.visual_dialogue import Dialogue, DialogueModels, DialogueServer, ServerLimits
+from torchrl_lang.envs.visual_dialogue import (
+    Dialogue,
+    DialogueModels,
+    DialogueServer,
+    ImageFeatures,
+    LocalDialogueModels,
+    ServerLimits,
+)
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
 
 __all__ = ["ServeVisualDialogue", "local_models", "main", "run_questioner"]
+
+_NUMBER = 32
+"""Bytes of a number in a request, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +43,21 @@ class ServeVisualDialogue(Options):
 
 def main(options: ServeVisualDialogue) -> None:
     """Serve until SIGTERM or SIGINT."""
+    models = local_models(options.models, options.features, options.split)
+    body = max(ServerLimits().body, _NUMBER * options.items * models.feature_size)
     server = DialogueServer(
-        local_models(options.models, options.features, options.split),
+        models,
         None if options.questioner is None else run_questioner(options.questioner),
         name=options.models.resolve().name,
         host=options.host,
         port=options.port,
-        limits=ServerLimits(items=options.items, queue=options.queue),
+        limits=ServerLimits(items=options.items, body=body, queue=options.queue),
     )
     server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
 
 
 def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
     """Trained models in this process, which rank a true image among those of a split."""
-    from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
-    from torchrl_lang.envs.visual_dialogue.models import LocalDialogueModels
-
     return LocalDialogueModels(folder, ImageFeatures(features, split).all())
 
 
@@ -58,8 +68,10 @@ def run_questioner(folder: Path) -> Questioner:
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         texts = [[each.caption, *(text for turn in each.rounds for text in turn)] for each in dialogues]
         try:
-            return run.replies(texts)
-        except ValueError as error:  # of the tokenizer
+            for text in chain.from_iterable(texts):
+                run.tokenizer.encode(text)
+        except ValueError as error:
             raise RequestError(422, None, "the questioner cannot read a character of this dialogue") from error
+        return run.replies(texts)
 
     return ask

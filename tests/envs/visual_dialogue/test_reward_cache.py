@@ -97,6 +97,24 @@ def test_other_dialogues_models_or_features_are_noticed(models, tmp_path):
             compute_reward_caches(models, DIALOGUES, features, partial=partial)
 
 
+def test_other_models_are_noticed_where_distances_are_small(tmp_path):
+    """Distances are means over the features: those of 4,096 normalised ones are about 2e-4."""
+
+    class Small(WordOverlap):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def distances(self, dialogues, features):
+            return super().distances(dialogues, features) * self.factor
+
+    partial = tmp_path / "partial"
+    whole = compute_reward_caches(Small(1e-4), DIALOGUES, features, partial=partial)
+    assert compute_reward_caches(Small(1.00001e-4), DIALOGUES, features, partial=partial) == whole
+    with pytest.raises(ValueError, match="other models or features"):
+        compute_reward_caches(Small(1.1e-4), DIALOGUES, features, partial=partial)
+
+
 def test_files_have_the_names_and_the_form_of_the_paper(tmp_path):
     RewardCaches([[2.0, 0.5]], [[0.25, 0.5]]).save(tmp_path, "train")
     assert json.loads((tmp_path / "train_reward_cache2.json").read_text()) == [[2.0, 0.5]]

@@ -5,7 +5,7 @@ import torch
 
 from torchrl_lang.envs.visual_dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.models import DialogueBatch, WordIndex
-from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, UNKNOWN, join_words, split_words
+from torchrl_lang.envs.visual_dialogue.models.words import END, PAD, UNKNOWN, join_words, split_words
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,10 @@ def test_joined_texts_have_no_spaces_before_punctuation():
     )
 
 
-def test_ids_of_rare_words_and_of_whole_answers():
+def test_ids_of_rare_words():
     words = WordIndex.of_texts(["a dog and a cat", "a dog"], least=2)
     assert words.words == ("a", "dog")
     assert words.ids(["a red dog", "", "dog"]).tolist() == [[4, UNKNOWN, 5], [PAD, PAD, PAD], [5, PAD, PAD]]
-    assert words.ids(["dog", ""], whole=True).tolist() == [[BEGIN, 5, END], [BEGIN, END, PAD]]
     assert words.ids(["a a a a"], longest=2).tolist() == [[4, 4]]
     assert words.ids([""]).shape == (1, 1)
     assert words.text([4, UNKNOWN, 5, END, 5]) == "a dog"

@@ -44,7 +44,7 @@ class WordOverlap:
         return replies
 
     def distances(self, dialogues, features):
-        return (self._guesses(dialogues) - features).square().sum(-1)
+        return (self._guesses(dialogues) - features).square().mean(-1)
 
     def percentiles(self, dialogues, features):
         guesses = self._guesses(dialogues)

@@ -20,9 +20,7 @@ from torchrl_lang.storage import Fields, shorten
 
 __all__ = ["RemoteModels"]
 
-_VALUE = {"distance": "distance", "rank": "percentile"}
-_REWARD = {"distance": "fetch_reward", "rank": "fetch_reward_rank"}
-_STEP = {"distance": "step", "rank": "step_rank"}
+_NAMES = {(route.replies, route.measure): name for name, route in ROUTES.items()}
 
 
 class RemoteModels:
@@ -99,7 +97,7 @@ class RemoteModels:
         measure: Measure = "rank",
     ) -> AnsweredQuestions:
         """See :func:`~torchrl_lang.envs.visual_dialogue.answer_and_score`; one request a batch."""
-        steps = self._replies(_STEP[measure], dialogues, questions, features)
+        steps = self._replies(_NAMES["step", measure], dialogues, questions, features)
         if not all(isinstance(step, list) and len(step) == 2 for step in steps):
             raise ValueError(f"{self._http.url} replied {shorten(steps)}, expected pairs of an answer and a reward.")
         return AnsweredQuestions([_text(answer) for answer, _ in steps], [_finite(reward) for _, reward in steps])
@@ -110,7 +108,7 @@ class RemoteModels:
 
     def _values(self, measure: Measure, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         if self._items is not None:
-            values = [_finite(reply) for reply in self._replies(_VALUE[measure], dialogues, None, features)]
+            values = [_finite(reply) for reply in self._replies(_NAMES["value", measure], dialogues, None, features)]
         else:
             values = [self._sum(measure, *each) for each in zip(dialogues, features, strict=True)]
         return torch.tensor(values, dtype=torch.float32, device=features.device)
@@ -119,7 +117,7 @@ class RemoteModels:
         """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
         prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
         repeated = feature.expand(len(prefixes), -1)
-        first, *changes = map(_finite, self._replies(_REWARD[measure], prefixes, None, repeated))
+        first, *changes = map(_finite, self._replies(_NAMES["reward", measure], prefixes, None, repeated))
         return first + sum(changes) * (1 if measure == "rank" else -1)
 
     def _replies(

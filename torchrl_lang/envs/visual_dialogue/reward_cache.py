@@ -21,6 +21,7 @@ __all__ = ["RewardCaches", "compute_reward_caches"]
 
 _MEASURES: tuple[Measure, Measure] = ("distance", "rank")
 _TOLERANCE = 1e-4
+"""Relative to the largest number of a row."""
 
 
 @runtime_checkable
@@ -156,8 +157,10 @@ class _Journal:
             os.fsync(file.fileno())
 
     def check(self, before: tuple[list[float], list[float]], now: tuple[list[float], list[float]]) -> None:
-        pairs = zip([*before[0], *before[1]], [*now[0], *now[1]], strict=True)
-        if not all(abs(old - new) <= _TOLERANCE for old, new in pairs):
+        for old, new in zip(before, now, strict=True):
+            margin = _TOLERANCE * max(map(abs, old))
+            if all(abs(one - other) <= margin for one, other in zip(old, new, strict=True)):
+                continue
             raise self._error("was computed with other models or features")
 
     def _error(self, found: str) -> FileError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty, is_yes_no
@@ -17,7 +17,7 @@ STOP = "<stop>"
 """In mode "agent_stops" an action that contains this ends the dialogue."""
 
 Mode = Literal["env_stops", "agent_stops", "10_stop"]
-MODES = ("env_stops", "agent_stops", "10_stop")
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 CutoffRule = Callable[[float, Sequence[float]], bool]
 """Whether a dialogue ends, given its initial value and the change of the value in each round so far, at least one."""
@@ -121,7 +121,7 @@ class DialogueRewards:
     @property
     def of_dataset(self) -> DialogueRewards:
         """The rewards of the same questions in a dataset; see the class for the difference."""
-        return DialogueRewards(**{**self.__dict__, "scale": 1.0, "shift": 0.0}) if self.mode == "env_stops" else self
+        return replace(self, scale=1.0, shift=0.0) if self.mode == "env_stops" else self
 
     def is_last(self, initial: float, progress: Sequence[float]) -> bool:
         """Whether a dialogue ends after the rounds so far.

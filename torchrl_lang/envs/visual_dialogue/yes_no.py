@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 from torchrl_lang.functional.checks import one_of
 
 __all__ = ["PENALTIES", "Penalty", "is_yes_no"]
 
 Penalty = Literal["none", "soft", "hard", "conservative"]
-PENALTIES = ("none", "soft", "hard", "conservative")
+PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
 
 _WHOLE_WORD = re.compile(r"\b(?:yes|no)\b")
 _CONSERVATIVE = (

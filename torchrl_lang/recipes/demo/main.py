@@ -29,7 +29,7 @@ class Demo(Options):
 
     out: Path = option(Path("runs/demo"), "folder of all results")
     parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
-    walks: int = option(10_000, "random walks in the graph's dataset", at_least=20)
+    walks: int = option(4000, "random walks in the graph's dataset", at_least=20)
     graph_steps: int = option(700, "training steps of each run on the graph", at_least=1)
     words: int = option(50, "how many of the shipped words", at_least=1, at_most=2250)
     games: int = option(40_000, "games in Wordle's dataset", at_least=20)

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
-from torchrl_lang.envs.visual_dialogue.models.words import PAD, WordIndex
+from torchrl_lang.envs.visual_dialogue.models.words import BEGIN, END, PAD, WordIndex
 
-__all__ = ["MAX_WORDS", "DialogueBatch", "whole_answers"]
+__all__ = ["MAX_WORDS", "DialogueBatch", "with_begin_and_end"]
 
 MAX_WORDS = 40
 """Words of a caption, question or answer that the models read."""
@@ -59,11 +60,19 @@ class DialogueBatch(NamedTuple):
         return DialogueBatch(*(each[index] for each in self))
 
 
-def whole_answers(dialogues: Sequence[Dialogue], words: WordIndex) -> Tensor:
-    """The answers of all rounds with begin and end ids, int64 ``[N, R, L]``."""
-    rounds = torch.tensor([len(each.rounds) for each in dialogues], dtype=torch.int64)
-    texts = [each.answer for dialogue in dialogues for each in dialogue.rounds]
-    return _placed(words.ids(texts, longest=MAX_WORDS, whole=True), rounds)
+def with_begin_and_end(ids: Tensor) -> Tensor:
+    """Right-padded ids ``[..., L]`` with the begin id in front and the end id behind, ``[..., L + 2]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.visual_dialogue.models.batch import with_begin_and_end
+        >>> with_begin_and_end(torch.tensor([[7, 8], [7, 0]]))
+        tensor([[2, 7, 8, 3],
+                [2, 7, 3, 0]])
+    """
+    wider = functional.pad(ids, (1, 1), value=PAD)
+    wider[..., 0] = BEGIN
+    return wider.scatter(-1, (ids != PAD).sum(-1, keepdim=True) + 1, END)
 
 
 def _placed(ids: Tensor, rounds: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -34,15 +35,20 @@ class SavedDialogueModels(NamedTuple):
     """The models of visual dialogues, and their words.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+        >>> from torchrl_lang.envs.visual_dialogue.models import SavedDialogueModels, WordIndex
         >>> words = WordIndex.of_texts(["is it red? no"])
-        >>> SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64)).words.words[0]
+        >>> SavedDialogueModels.untrained(words, feature_size=64).words.words[0]
         '?'
     """
 
     words: WordIndex
     guesser: ImageGuesser
     answerer: Answerer
+
+    @classmethod
+    def untrained(cls, words: WordIndex, **sizes: int) -> SavedDialogueModels:
+        """Models with random weights; ``sizes``: ``feature_size`` and possibly ``width`` and ``embedding``."""
+        return cls(words, ImageGuesser(len(words), **sizes), Answerer(len(words), **sizes))
 
 
 def save_dialogue_models(models: SavedDialogueModels, folder: str | Path) -> None:
@@ -59,9 +65,9 @@ def save_dialogue_models(models: SavedDialogueModels, folder: str | Path) -> Non
     Examples:
         >>> import tempfile
         >>> from torchrl_lang.envs.visual_dialogue import load_dialogue_models, save_dialogue_models
-        >>> from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+        >>> from torchrl_lang.envs.visual_dialogue.models import SavedDialogueModels, WordIndex
         >>> words = WordIndex.of_texts(["is it red? no"])
-        >>> models = SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64))
+        >>> models = SavedDialogueModels.untrained(words, feature_size=64)
         >>> with tempfile.TemporaryDirectory() as home:
         ...     save_dialogue_models(models, home + "/models")
         ...     load_dialogue_models(home + "/models").guesser.config
@@ -104,8 +110,9 @@ def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
     missing = {_CONFIG, "guesser.safetensors", "answerer.safetensors"} - set(listed)
     if missing:
         raise FileError(folder / CHECKSUMS, f"does not list {sorted(missing)}", _REMEDY)
-    guesser = ImageGuesser(len(words), **_sizes(config.object("guesser")))
-    answerer = Answerer(len(words), **_sizes(config.object("answerer")))
+    with torch.device("meta"):  # so that sizes from a file cannot exhaust the memory
+        guesser = ImageGuesser(len(words), **_sizes(config.object("guesser")))
+        answerer = Answerer(len(words), **_sizes(config.object("answerer")))
     for name, part in (("guesser", guesser), ("answerer", answerer)):
         _load_weights(part, folder / f"{name}.safetensors")
     return SavedDialogueModels(words, guesser, answerer)
@@ -126,5 +133,5 @@ def _load_weights(part: nn.Module, path: Path) -> None:
         wanted = tuple(expected[name].shape) if name in expected else "none"
         if found != wanted or weights[name].dtype != expected[name].dtype:
             raise FileError(path, f"holds {name} of shape {found}, expected {wanted} of float32", _REMEDY)
-    part.load_state_dict(weights)
+    part.load_state_dict(weights, assign=True)
     part.eval()

@@ -59,8 +59,8 @@ def after_last_round(states: Tensor, rounds: Tensor) -> Tensor:
     return states[torch.arange(len(states), device=states.device), rounds]
 
 
-def squared_distances(predicted: Tensor, images: Tensor) -> Tensor:
-    """``|p - f|^2`` for each prediction ``[N, F]`` and each image ``[P, F]``, ``[N, P]``.
+def squared_distances(predicted: Tensor, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+    """``|p - f|^2`` for each prediction ``[N, F]`` and image ``[P, F]``, ``[N, P]``; ``sizes``: ``|f|^2``, ``[P]``.
 
     Examples:
         >>> import torch
@@ -68,11 +68,11 @@ def squared_distances(predicted: Tensor, images: Tensor) -> Tensor:
         >>> squared_distances(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 2.0]]))
         tensor([[2., 4.]])
     """
-    product = predicted @ images.T
-    return predicted.square().sum(-1, keepdim=True) - 2 * product + images.square().sum(-1)
+    sizes = images.square().sum(-1) if sizes is None else sizes
+    return predicted.square().sum(-1, keepdim=True) - 2 * predicted @ images.T + sizes
 
 
-def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor) -> Tensor:
+def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor, sizes: Tensor | None = None) -> Tensor:
     """``1 - rank / P`` of the true image in the pool, ``[N]``, where rank 1 is that of the nearest image.
 
     The rank counts the images of the pool that are nearer than the true one by more than 1e-6, and the true one. (It
@@ -82,6 +82,7 @@ def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor) -> Tensor:
         predicted: ``[N, F]``.
         true: features of the true images, ``[N, F]``.
         pool: features of all images, ``[P, F]``.
+        sizes: the squared lengths of the pool's features, ``[P]``, where they are at hand.
 
     Examples:
         >>> import torch
@@ -90,7 +91,7 @@ def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor) -> Tensor:
         >>> rank_percentile(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), pool[[0, 1]], pool)
         tensor([0.7500, 0.5000])
     """
-    distances = squared_distances(predicted, pool)
+    distances = squared_distances(predicted, pool, sizes)
     own = (predicted - true).square().sum(-1, keepdim=True)
     nearer = (distances < own - _TIE).sum(-1)
     return (1 - (1 + nearer).to(predicted.dtype) / len(pool)).clamp_min(0)

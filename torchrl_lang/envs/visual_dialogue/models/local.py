@@ -37,9 +37,9 @@ class LocalDialogueModels:
     Examples:
         >>> import torch
         >>> from torchrl_lang.envs.visual_dialogue import Dialogue, LocalDialogueModels
-        >>> from torchrl_lang.envs.visual_dialogue.models import Answerer, ImageGuesser, SavedDialogueModels, WordIndex
+        >>> from torchrl_lang.envs.visual_dialogue.models import SavedDialogueModels, WordIndex
         >>> words = WordIndex.of_texts(["is it a dog? no"])
-        >>> saved = SavedDialogueModels(words, ImageGuesser(len(words), 64), Answerer(len(words), 64))
+        >>> saved = SavedDialogueModels.untrained(words, feature_size=64)
         >>> pool = torch.nn.functional.normalize(torch.randn(5, 64), dim=-1)
         >>> models = LocalDialogueModels(saved, pool)
         >>> models.percentiles([Dialogue("a dog")], pool[:1]).shape
@@ -67,6 +67,7 @@ class LocalDialogueModels:
         self._guesser = deepcopy(models.guesser).to(self.device, dtype).eval().requires_grad_(False)
         self._answerer = deepcopy(models.answerer).to(self.device, dtype).eval().requires_grad_(False)
         self._pool = pool.to(self.device, dtype)
+        self._pool_sizes = self._pool.square().sum(-1)
 
     @torch.no_grad()
     def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
@@ -95,7 +96,8 @@ class LocalDialogueModels:
         if not dialogues:
             return torch.zeros(0)
         batch, images = self._prepared(dialogues, features)
-        return rank_percentile(self._guesser.predict(batch), images, self._pool).float().cpu()
+        predicted = self._guesser.predict(batch)
+        return rank_percentile(predicted, images, self._pool, self._pool_sizes).float().cpu()
 
     @torch.no_grad()
     def by_round(self, dialogues: Sequence[Dialogue], features: Tensor) -> list[tuple[list[float], list[float]]]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.features import ImageFeatures
 from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
-from torchrl_lang.envs.visual_dialogue.models.batch import DialogueBatch, whole_answers
+from torchrl_lang.envs.visual_dialogue.models.batch import DialogueBatch, with_begin_and_end
 from torchrl_lang.envs.visual_dialogue.models.folder import SavedDialogueModels
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
 from torchrl_lang.envs.visual_dialogue.models.whitening import WHITENED
@@ -116,16 +116,16 @@ def train_dialogue_models(
     device = torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(options.seed)
-        guesser = ImageGuesser(len(words), features.feature_size, **sizes).to(device)
-        answerer = Answerer(len(words), features.feature_size, **sizes).to(device)
+        models = SavedDialogueModels.untrained(words, feature_size=features.feature_size, **sizes)
+        guesser, answerer = models.guesser.to(device), models.answerer.to(device)
         answerer.components.fit(features.rows(torch.randperm(len(features))[:WHITENED]))
-        size, losses = options.batch_size, AnswererLoss(dialogues, words)
+        size = options.batch_size
         runs = {
             "guesser": _epochs(
                 guesser, guesser_loss, batch, features, options.guesser_epochs, options.guesser_rate, size
             ),
             "answerer": _epochs(
-                answerer, losses, batch, features, options.answerer_epochs, options.answerer_rate, size
+                answerer, answerer_loss, batch, features, options.answerer_epochs, options.answerer_rate, size
             ),
         }
         for name, run in runs.items():
@@ -135,39 +135,27 @@ def train_dialogue_models(
     return SavedDialogueModels(words, guesser.cpu().eval(), answerer.cpu().eval())
 
 
-def guesser_loss(guesser: ImageGuesser, batch: DialogueBatch, features: Tensor, rows: Tensor) -> Tensor:
+def guesser_loss(guesser: ImageGuesser, batch: DialogueBatch, features: Tensor) -> Tensor:
     """Mean over dialogues and the rounds that they have of ``|p - f|^2``.
 
     Args:
         guesser: the model.
         batch: N dialogues.
         features: of their images, ``[N, F]``.
-        rows: the dialogues' numbers, not used here.
     """
     error = (guesser(batch) - features[:, None]).square().sum(-1)  # [N, 1 + R]
     real = torch.arange(error.shape[1], device=error.device) <= batch.rounds[:, None]
     return error[real].mean()
 
 
-class AnswererLoss:
-    """Mean cross entropy of the words of all answers, with the end.
-
-    Args:
-        dialogues: all dialogues.
-        words: the ids of words.
-    """
-
-    def __init__(self, dialogues: Sequence[Dialogue], words: WordIndex) -> None:
-        self.answers = whole_answers(dialogues, words)
-
-    def __call__(self, answerer: Answerer, batch: DialogueBatch, features: Tensor, rows: Tensor) -> Tensor:
-        """The loss of some dialogues, whose numbers are ``rows``; ``features`` is ``[N, F]``."""
-        real = torch.arange(batch.questions.shape[1], device=features.device) < batch.rounds[:, None]  # [N, R]
-        history = answerer.encoder(batch)[:, :-1][real]  # before each question
-        images = features[:, None].expand(-1, real.shape[1], -1)[real]
-        answers = self.answers[rows].to(features.device)[real]
-        logits = answerer(answerer.start(history, batch.questions[real], images), answers[:, :-1])
-        return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)
+def answerer_loss(answerer: Answerer, batch: DialogueBatch, features: Tensor) -> Tensor:
+    """Mean cross entropy of the words of all answers, with the end; arguments as of :func:`guesser_loss`."""
+    real = torch.arange(batch.questions.shape[1], device=features.device) < batch.rounds[:, None]  # [N, R]
+    history = answerer.encoder(batch)[:, :-1][real]  # before each question
+    images = features[:, None].expand(-1, real.shape[1], -1)[real]
+    answers = with_begin_and_end(batch.answers[real])
+    logits = answerer(answerer.start(history, batch.questions[real], images), answers[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)
 
 
 def _epochs(
@@ -187,7 +175,7 @@ def _epochs(
     for epoch in range(1, epochs + 1):
         total = 0.0
         for rows in torch.randperm(many).split(batch_size):
-            loss = loss_of(model, batch.rows(rows).to(device), features.rows(rows).to(device), rows)
+            loss = loss_of(model, batch.rows(rows).to(device), features.rows(rows).to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -84,17 +84,14 @@ class WordIndex:
         """Number of ids: the words and four others."""
         return len(self.words) + _SPECIAL
 
-    def ids(self, texts: Sequence[str], *, longest: int | None = None, whole: bool = False) -> Tensor:
+    def ids(self, texts: Sequence[str], *, longest: int | None = None) -> Tensor:
         """The ids of texts, int64 ``[N, L]``, right-padded to the longest of them, at least 1.
 
         Args:
             texts: any texts.
             longest: cut texts to this number of words.
-            whole: add the ids of begin and end, as a decoder needs them.
         """
         rows = [[self._ids.get(word, UNKNOWN) for word in split_words(text)[:longest]] for text in texts]
-        if whole:
-            rows = [[BEGIN, *row, END] for row in rows]
         padded = torch.full((len(rows), max(map(len, rows), default=1) or 1), PAD)
         for number, row in enumerate(rows):
             padded[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
