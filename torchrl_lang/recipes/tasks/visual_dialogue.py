@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -41,6 +42,8 @@ __all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask"]
 
 _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
+
+_MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,13 @@ class VisualDialogueTask(Task):
     name: ClassVar[str] = "visual_dialogue"
     data_options = VisualDialogueData
     play_options = VisualDialoguePlay
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bc": _MODEL,
+        # All rewards are negative, so questions without data, such as repeated ones, look good unless the CQL term is
+        # strong. Whether a question is the last one is chance for the most part: returns over turns make Q less noisy.
+        "ilql": {**_MODEL, "cql_weight": 0.1, "qvalue_lmbda": 0.5},
+        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
+    }
     baselines = ("random", "data")
     splits = ("test", "val", "train")
     kept_entries = (PROGRESS,)
