@@ -115,7 +115,7 @@ class RemoteModels:
 
     def _sum(self, measure: Measure, dialogue: Dialogue, feature: Tensor) -> float:
         """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
-        prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
+        prefixes = [dialogue.first(count) for count in range(len(dialogue.rounds) + 1)]
         repeated = feature.expand(len(prefixes), -1)
         first, *changes = map(_finite, self._replies(_NAMES["reward", measure], prefixes, None, repeated))
         return first + sum(changes) * (1 if measure == "rank" else -1)
