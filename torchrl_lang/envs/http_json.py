@@ -7,24 +7,35 @@ import json
 import random
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from torchrl_lang.functional.checks import finite, positive
 from torchrl_lang.storage import one_line, shorten
 
-__all__ = ["JSONOverHTTP"]
+__all__ = ["Clock", "JSONOverHTTP"]
 
 _TRANSIENT = (408, 429)
 """Statuses below 500 on which a request is sent again."""
-_LONGEST_ASKED_WAIT = 60.0
-"""Seconds of a server's ``Retry-After`` that are waited."""
+
+class Clock(Protocol):
+    """What measures and waits; the module ``time`` is one."""
+
+    def monotonic(self) -> float:
+        """Seconds since any fixed moment."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
 
 
 class _Reply(NamedTuple):
     status: int
     content: bytes
-    retry_after: str | None
+    retry_after: float
+    """Seconds that the server asks to wait, 0 if it does not."""
 
 
 class JSONOverHTTP:
@@ -37,13 +48,16 @@ class JSONOverHTTP:
             503 or another 5xx.
         first_wait, longest_wait: seconds before the first retry, doubled before each further one up to the longest, and
             shortened by up to a half at random; a server's ``Retry-After`` can ask for more.
+        longest_asked_wait: seconds of a ``Retry-After`` that are waited; if the server asks for more, there is no retry.
+        before: called before each request is sent, retries among them, for instance to wait.
+        clock: what waits between retries.
 
     Raises:
-        ConnectionError: after all retries there is no reply.
+        ConnectionError: after all retries there is no reply, or the server asks for too long a wait.
         ValueError: the server rejects a request, or replies something that is not JSON.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
+        >>> from torchrl_lang.envs.http_json import JSONOverHTTP
         >>> JSONOverHTTP("localhost:5000")
         Traceback (most recent call last):
             ...
@@ -58,6 +72,9 @@ class JSONOverHTTP:
         retries: int = 12,
         first_wait: float = 0.1,
         longest_wait: float = 5.0,
+        longest_asked_wait: float = 60.0,
+        before: Callable[[], object] = lambda: None,
+        clock: Clock = time,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -66,8 +83,10 @@ class JSONOverHTTP:
         finite("retries", retries)
         positive("first_wait", first_wait)
         finite("longest_wait", longest_wait, low=first_wait)
+        finite("longest_asked_wait", longest_asked_wait)
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
         self.first_wait, self.longest_wait = first_wait, longest_wait
+        self.longest_asked_wait, self._before, self._clock = longest_asked_wait, before, clock
         self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._idle: deque[http.client.HTTPConnection] = deque()
@@ -77,9 +96,9 @@ class JSONOverHTTP:
         """The JSON at a path."""
         return self._ask("GET", path, None, {})
 
-    def post(self, path: str, body: bytes, content_type: str) -> Any:
+    def post(self, path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON that a path replies to a body."""
-        return self._ask("POST", path, body, {"Content-Type": content_type})
+        return self._ask("POST", path, body, {"Content-Type": content_type, **(headers or {})})
 
     def close(self) -> None:
         """Close idle connections; the next request opens one again."""
@@ -89,6 +108,7 @@ class JSONOverHTTP:
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         for attempt in range(self.retries + 1):
             asked_wait = 0.0
+            self._before()
             try:
                 reply = self._send(method, self._path + path, body, headers)
             except (OSError, http.client.HTTPException) as error:
@@ -97,11 +117,15 @@ class JSONOverHTTP:
             else:
                 if reply.status < 500 and reply.status not in _TRANSIENT:
                     return self._content(path, reply)
-                problem = _problem(reply)
-                asked_wait = _seconds(reply.retry_after)
+                problem, asked_wait = _problem(reply), reply.retry_after
+            if asked_wait > self.longest_asked_wait:
+                raise ConnectionError(
+                    f"{self.url}{path} asks to wait {asked_wait:g} seconds, longer than longest_asked_wait="
+                    f"{self.longest_asked_wait:g} ({problem}). Try again later, or allow longer waits."
+                )
             if attempt < self.retries:
                 wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * self._jitter.uniform(0.5, 1)
-                time.sleep(max(wait, asked_wait))
+                self._clock.sleep(max(wait, asked_wait))
         raise ConnectionError(
             f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {problem}. Check that "
             f"the server runs there, or allow more retries."
@@ -116,7 +140,7 @@ class JSONOverHTTP:
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            reply = _Reply(response.status, response.read(), response.headers.get("Retry-After"))
+            reply = _Reply(response.status, response.read(), _asked_wait(response.headers))
         except BaseException:
             connection.close()
             raise
@@ -141,6 +165,14 @@ def _problem(reply: _Reply) -> str:
     return f"status {reply.status}: {message}"
 
 
-def _seconds(retry_after: str | None) -> float:
-    """A wait that a server asks for; dates are not read."""
-    return min(float(retry_after), _LONGEST_ASKED_WAIT) if retry_after and retry_after.isdecimal() else 0.0
+def _asked_wait(headers: Mapping[str, str]) -> float:
+    """The seconds of ``Retry-After``, a number or a date; 0 if there is none, or none that can be read."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        until = parsedate_to_datetime(asked)
+        now = parsedate_to_datetime(headers["Date"]) if headers.get("Date") else datetime.now(UTC)
+        return max((until - now).total_seconds(), 0.0)
+    except (ValueError, TypeError):  # of a date with a time zone and one without
+        return 0.0
