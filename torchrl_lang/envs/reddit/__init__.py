@@ -1,0 +1,17 @@
+"""Comments that reply to a text and earn a reward: the third task of ILQL (arXiv 2206.11871, section 6)."""
+
+from torchrl_lang.envs.reddit.dataset import RedditComments
+from torchrl_lang.envs.reddit.files import BadRow, CommentRow, ReadReport, read_comment_rows, read_row_indices
+from torchrl_lang.envs.reddit.makers import GeneratedComment, generate_reddit_comments, generated_comments
+
+__all__ = [
+    "BadRow",
+    "CommentRow",
+    "GeneratedComment",
+    "ReadReport",
+    "RedditComments",
+    "generate_reddit_comments",
+    "generated_comments",
+    "read_comment_rows",
+    "read_row_indices",
+]
