@@ -7,8 +7,9 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ __all__ = ["Clock", "JSONOverHTTP"]
 
 _TRANSIENT = (408, 429)
 """Statuses below 500 on which a request is sent again."""
+
 
 class Clock(Protocol):
     """What measures and waits; the module ``time`` is one."""
@@ -48,7 +50,7 @@ class JSONOverHTTP:
             503 or another 5xx.
         first_wait, longest_wait: seconds before the first retry, doubled before each further one up to the longest, and
             shortened by up to a half at random; a server's ``Retry-After`` can ask for more.
-        longest_asked_wait: seconds of a ``Retry-After`` that are waited; if the server asks for more, there is no retry.
+        longest_asked_wait: seconds of a ``Retry-After`` that are waited; if it asks for more, there is no retry.
         before: called before each request is sent, retries among them, for instance to wait.
         clock: what waits between retries.
 
@@ -94,18 +96,26 @@ class JSONOverHTTP:
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        return self._ask("GET", path, None, {})
+        return self._ask("GET", path, None, {}, None)
 
-    def post(self, path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> Any:
-        """The JSON that a path replies to a body."""
-        return self._ask("POST", path, body, {"Content-Type": content_type, **(headers or {})})
+    def post(self, path: str, body: bytes, content_type: str, *, key: str | None = None) -> Any:
+        """The JSON that a path replies to a body.
+
+        Args:
+            path: below the server's address.
+            body: what to send.
+            content_type: of the body.
+            key: sent as ``Authorization: Bearer``; it appears in no error, even if the server repeats it.
+        """
+        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return self._ask("POST", path, body, {"Content-Type": content_type, **authorization}, key)
 
     def close(self) -> None:
         """Close idle connections; the next request opens one again."""
         while self._idle:
             self._idle.pop().close()
 
-    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str], key: str | None) -> Any:
         for attempt in range(self.retries + 1):
             asked_wait = 0.0
             self._before()
@@ -113,11 +123,11 @@ class JSONOverHTTP:
                 reply = self._send(method, self._path + path, body, headers)
             except (OSError, http.client.HTTPException) as error:
                 self.close()  # other connections to a server that has ended would fail as well
-                problem = one_line(error)
+                problem = one_line(Exception(_without(str(error) or type(error).__name__, key)))
             else:
                 if reply.status < 500 and reply.status not in _TRANSIENT:
-                    return self._content(path, reply)
-                problem, asked_wait = _problem(reply), reply.retry_after
+                    return self._content(path, reply, key)
+                problem, asked_wait = _problem(reply, key), reply.retry_after
             if asked_wait > self.longest_asked_wait:
                 raise ConnectionError(
                     f"{self.url}{path} asks to wait {asked_wait:g} seconds, longer than longest_asked_wait="
@@ -147,25 +157,35 @@ class JSONOverHTTP:
         self._idle.append(connection)
         return reply
 
-    def _content(self, path: str, reply: _Reply) -> Any:
+    def _content(self, path: str, reply: _Reply, key: str | None) -> Any:
         if reply.status != 200:
-            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply)}.")
+            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply, key)}.")
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.url}{path} replied {shorten(reply.content)}, expected JSON ({error}).") from error
+            reason = str(error)  # its object holds the reply, which may repeat the key
+        raise ValueError(f"{self.url}{path} replied {_shown(reply.content, key)}, expected JSON ({reason}).")
 
 
-def _problem(reply: _Reply) -> str:
+def _problem(reply: _Reply, key: str | None) -> str:
     """The status and the message of an error, which is JSON with the field ``error`` where the server is ours."""
     try:
-        message = json.loads(reply.content)["error"]
+        message = _without(str(json.loads(reply.content)["error"]), key)
     except (ValueError, RecursionError, LookupError, TypeError):
-        message = shorten(reply.content)
+        message = _shown(reply.content, key)
     return f"status {reply.status}: {message}"
 
 
-def _asked_wait(headers: Mapping[str, str]) -> float:
+def _shown(content: bytes, key: str | None) -> str:
+    return shorten(content.replace(key.encode(), b"***") if key else content)
+
+
+def _without(text: str, key: str | None) -> str:
+    """A text without the key, in which no part of it is left where the text is cut afterwards."""
+    return text.replace(key, "***") if key else text
+
+
+def _asked_wait(headers: Message) -> float:
     """The seconds of ``Retry-After``, a number or a date; 0 if there is none, or none that can be read."""
     asked = headers.get("Retry-After", "").strip()
     if asked.isdecimal():

@@ -151,7 +151,7 @@ def test_headers(tmp_path, content, message):
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(FileError, match="comments_positive.csv is missing"):
+    with pytest.raises(FileError, match=r"comments_positive\.csv is missing"):
         RedditComments.read(tmp_path)
     with pytest.raises(ValueError, match="on_bad_rows='skip' is unknown"):
         RedditComments.read(tmp_path, on_bad_rows="skip")
@@ -232,7 +232,9 @@ def test_damaged_files_lose_no_row(tmp_path, seed):
     data = read(tmp_path)
     assert data.report.rows + len(data.report.bad) == len(rows)
     assert data.lines == tuple(start for start, fine in zip(starts, good, strict=True) if fine)
-    assert [bad.line for bad in data.report.bad] == [start for start, fine in zip(starts, good, strict=True) if not fine]
+    assert [bad.line for bad in data.report.bad] == [
+        start for start, fine in zip(starts, good, strict=True) if not fine
+    ]
     assert [bad.row for bad in data.report.bad] == [number for number, fine in enumerate(good) if not fine]
     assert all(bad.reason for bad in data.report.bad)
     with pytest.raises(FileError, match=f"{len(data.report.bad)} (are|is) malformed"):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.conftest import make_batch
-from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
 from torchrl_lang.envs.http_json import JSONOverHTTP
+from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
 
 FAST = {"first_wait": 0.001, "longest_wait": 0.01}
 HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})

@@ -20,7 +20,7 @@ from torchrl_lang.envs.reddit.files import (
     read_comment_rows,
     read_row_indices,
 )
-from torchrl_lang.envs.reddit.rewards.protocol import TextReward, rewards_of
+from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
 from torchrl_lang.functional.checks import finite, one_of, within
 from torchrl_lang.storage import FileError
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.data.json_checks import read_number
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.http_json import JSONOverHTTP
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
 from torchrl_lang.functional.checks import at_least_one

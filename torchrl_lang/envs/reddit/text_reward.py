@@ -31,7 +31,7 @@ def rewards_of(reward: Callable[[list[str]], object], texts: Sequence[str]) -> T
         ValueError: the reward does not return one finite number for each text.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit.rewards import rewards_of
+        >>> from torchrl_lang.envs.reddit import rewards_of
         >>> rewards_of(lambda texts: [len(text) for text in texts], ["a", "bcd"])
         tensor([1., 3.])
     """
