@@ -75,7 +75,7 @@ def random_walks_env(**kwargs) -> RandomWalksEnv:
 
 
 def reddit_env(**kwargs) -> RedditEnv:
-    data = RedditComments(["abba", "", "b"], ["a", "b", "ab"], [3, -1, 1])
+    data = RedditComments(["ab", "ba", "bb"], ["a", "b", "ab"], [3, -1, 1])
     options = {"row_length": 12, "action_length": 4, "scale": 0.5, **kwargs}
     return RedditEnv(
         data, lambda texts: [text.count("a") for text in texts], CharTokenizer.from_alphabet("ab"), **options

@@ -58,7 +58,7 @@ class UpvoteNetwork(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Logits of being upvoted, ``[n]``, for a batch with ``input_ids`` and ``attention_mask`` ``[n, L]``."""
-        pooled = self.encoder(**batch).pooler_output
+        pooled = getattr(self.encoder(**batch), "pooler_output", None)
         if pooled is None:
             raise ValueError(f"{type(self.encoder).__name__} has no pooler: use an encoder such as RoBERTa or BERT.")
         return self.head(pooled).squeeze(-1)
