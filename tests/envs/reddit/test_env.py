@@ -91,6 +91,20 @@ def test_a_whole_game_with_profanity_and_noise():
     assert td["reward"].flatten().tolist() == [0.0, -10.0]
 
 
+def test_a_module_as_reward_is_no_part_of_the_environment():
+    class Reward(torch.nn.Linear):
+        def forward(self, texts):
+            return super().forward(torch.tensor([[float(len(text))] for text in texts])).squeeze(-1)
+
+    reward = Reward(1, 1)
+    env = make(reward=reward)
+    td = say_after(env, env.reset(), "a", "abc")
+    expected = reward(["a", "abc"]).tolist()
+    assert td["reward"].flatten().tolist() == pytest.approx(expected)
+    assert not td["reward"].requires_grad
+    assert not list(env.parameters())
+
+
 def test_wrong_options():
     with pytest.raises(ValueError, match="needs comments"):
         make(data=DATA.take([]))

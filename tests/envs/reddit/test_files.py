@@ -171,7 +171,8 @@ def test_index_files_count_malformed_rows(tmp_path):
     write_csv(tmp_path / POSITIVE, [row(*GOOD[0]), "broken", row(*GOOD[1])])
     path = tmp_path / "train_idxs.json"
     path.write_text("[1, 3, 2]")
-    data = read(tmp_path, indices=path)
+    with pytest.warns(UserWarning, match=r"3 rows were read, 1 is malformed \(1 of the index file\): "):
+        data = RedditComments.read(tmp_path, path, on_bad_rows="report")
     assert data.comments == ("so what", GOOD[1][0])
     assert data.report.bad_indices == (1,)
 

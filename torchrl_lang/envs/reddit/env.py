@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,10 +74,9 @@ class RedditEnv(PromptEnv):
             raise ValueError("RedditEnv needs comments whose parents it shows, got none.")
         finite("scale", scale, low=None)
         finite("shift", shift, low=None)
-        self.text_reward, self.scale, self.shift = reward, scale, shift
         super().__init__(
             data.parents if include_parent else [""] * len(data),
-            self._rewards,
+            partial(_scaled, reward, scale, shift),
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -86,5 +86,6 @@ class RedditEnv(PromptEnv):
             device=device,
         )
 
-    def _rewards(self, parents: list[str], comments: list[str]) -> Tensor:
-        return rewards_of(self.text_reward, comments) * self.scale + self.shift
+
+def _scaled(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:
+    return rewards_of(reward, comments) * scale + shift

@@ -82,7 +82,9 @@ class ReadReport(NamedTuple):
     def __str__(self) -> str:
         shown = "; ".join(map(str, self.bad[:_SHOWN])) + ("; ..." if len(self.bad) > _SHOWN else "")
         verb = "is" if len(self.bad) == 1 else "are"
-        return f"{self.rows} rows were read, {len(self.bad)} {verb} malformed" + (f": {shown}" if self.bad else "")
+        selected = f" ({len(self.bad_indices)} of the index file)" if self.bad_indices else ""
+        text = f"{self.rows} rows were read, {len(self.bad)} {verb} malformed{selected}"
+        return f"{text}: {shown}" if self.bad else text
 
 
 def read_comment_rows(folder: str | Path, *, encoding: str = "utf-8") -> Iterator[CommentRow | BadRow]:

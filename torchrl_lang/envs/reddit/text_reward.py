@@ -14,7 +14,15 @@ __all__ = ["TextReward", "rewards_of"]
 
 
 class TextReward(Protocol):
-    """A function from texts to one number each; rewards score any number of texts in one call."""
+    """A function from texts to one number each; rewards score any number of texts in one call.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.reddit import TextReward
+        >>> def shorter_is_better(texts: list[str]) -> torch.Tensor:
+        ...     return torch.tensor([-float(len(text)) for text in texts])
+        >>> reward: TextReward = shorter_is_better
+    """
 
     def __call__(self, texts: list[str], /) -> Tensor:
         """The values of texts, float32 ``[N]`` on the CPU."""

@@ -115,6 +115,20 @@ def train_upvote_model(
 
     Raises:
         ValueError: all comments to train on are upvoted, or none is; or no held-out comment is left to test on.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> from torchrl_lang.envs.reddit.rewards import train_upvote_model
+        >>> words = Tokenizer(models.WordLevel({"?": 0, "-": 1, "well": 2, "done": 3}, unk_token="?"))
+        >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="-")
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> train = RedditComments(["hi"] * 2, ["well done", "so what"], [12, -3])
+        >>> test = RedditComments(["hi"], ["well so"], [1])
+        >>> train_upvote_model(train, test, BertModel(BertConfig(vocab_size=4, **sizes)), tokenizer).tested
+        1
     """
     options = UpvoteTraining() if options is None else options
     labels = _labels(train, options.cutoff)
