@@ -14,6 +14,8 @@ from tests.envs.reddit.csv_writer import (
     HEADER,
     NEGATIVE,
     POSITIVE,
+    cut_row,
+    empty_line,
     open_quote,
     row,
     stray_quote,
@@ -125,6 +127,24 @@ def test_a_quote_that_is_never_closed_costs_one_row(tmp_path):
     assert data.report.rows == 2000
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: '"' + line,
+        lambda line: '"f0" x,' + line,
+        lambda line: line.replace("f0", '"f\\"0\\""'),
+        lambda line: line.replace("f0", "f0,\0").replace("f1,", ""),
+        lambda line: line.replace(",f9", ""),
+    ],
+)
+def test_each_row_of_a_file_is_damaged(tmp_path, damage):
+    write_folder(tmp_path, [], BAD)
+    write_csv(tmp_path / POSITIVE, [damage(row("a, b", number, 'say "p"')) for number in range(50)])
+    data = read(tmp_path)
+    assert data.comments == ("so what",)
+    assert [bad.line for bad in data.report.bad] == list(range(2, 52))
+
+
 def test_lines_of_a_broken_record_are_counted_to_it(tmp_path):
     write_folder(tmp_path, [], BAD)
     write_csv(tmp_path / POSITIVE, [row("a\nb\nc", 1, "p")[:-1] + '"x', row("d", 1, "p"), '"' + row("e\nf\ng", 1, "p")])
@@ -205,18 +225,18 @@ def test_a_long_index_file(tmp_path):
 
 
 def damaged(source):
-    """The rows of a file as bytes and whether each is good; rows with damage are not neighbours."""
-    rows, good, after_damage = [], [], False
+    """The rows of a file as bytes and whether each is good; after a row with a wrong quote comes no short one."""
+    rows, good, damage = [], [], None
     for _ in range(30):
         data = row(texts(source), "SCORE", texts(source), always=source.random() < 0.2)
-        hit = not after_damage and source.random() < 0.25
-        damage = source.choice(DAMAGE) if hit else None
+        short = {cut_row, empty_line} if damage in (open_quote, stray_quote) else set()
+        hit = source.random() < 0.25
+        damage = source.choice([each for each in DAMAGE if each not in short]) if hit else None
         if damage in (wrong_score, open_quote, stray_quote):  # lines after an open quote may look like a row
             data = row("one, line", "SCORE", 'a "p"')
         data = damage(data.encode(), source) if hit else data.encode()
         rows.append(data.replace(b"SCORE", str(source.randint(-9, 9)).encode()))
         good.append(not hit)
-        after_damage = hit
     return [*rows, row("the last one", 1, "p").encode()], [*good, True]
 
 

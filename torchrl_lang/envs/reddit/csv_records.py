@@ -43,8 +43,8 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[C
     that is not of the encoding. Empty lines at the end of the file are ignored.
 
     After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
-    not those up to the next quote. Lines that follow such a record and do not look like a row (their number of fields
-    is off by more than one) are counted to it, as its last lines.
+    not those up to the next quote. Lines that follow such a record and do not look like a row, because they lack more
+    than one field, are counted to it, as its last lines.
 
     Args:
         path: the file.
@@ -93,7 +93,7 @@ def _records(file: Iterator[str], encoding: str) -> Iterator[CSVRecord]:
         width = width or len(fields)
         if not error and (not fields or len(fields) != width):
             error = f"has {len(fields)} fields, the header has {width}" if fields else _EMPTY
-        if broken is not None and abs(len(fields) - width) > 1:  # not a row with a fault of its own
+        if broken is not None and len(fields) < width - 1:  # not a row with a fault of its own
             broken = broken._replace(last_line=last)
         else:
             if broken is not None:
@@ -110,7 +110,7 @@ def _records(file: Iterator[str], encoding: str) -> Iterator[CSVRecord]:
 def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str] | None:
     """The number of lines of the next record, its fields, and its error; None at the end of the file.
 
-    If quotes do not match, it is the first line alone, with the fields that a lenient reader finds in it.
+    If quotes do not match, it is the first line alone, split at all of its commas.
     """
     lines = list[str]()
 
@@ -128,15 +128,8 @@ def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str]
         return None
     except csv.Error as error:
         ahead.extendleft(reversed(lines[1:]))
-        return 1, _lenient(lines[0]), f"{_QUOTES} ({error})"
+        return 1, lines[0].split(","), f"{_QUOTES} ({error})"
     return len(lines), fields, ""
-
-
-def _lenient(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]))
-    except csv.Error:  # a field of more than 131072 characters
-        return []
 
 
 def _wrong_characters(fields: Sequence[str], encoding: str) -> str:
