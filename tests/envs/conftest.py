@@ -10,7 +10,6 @@ from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv, guess_number_env
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
-from torchrl_lang.envs.reddit import RedditComments, RedditEnv
 
 
 class Countdown:
@@ -74,14 +73,6 @@ def random_walks_env(**kwargs) -> RandomWalksEnv:
     return RandomWalksEnv(random_graph(7, out_degree=2, goal=6, seed=0), max_turns=6, **kwargs)
 
 
-def reddit_env(**kwargs) -> RedditEnv:
-    data = RedditComments(["ab", "ba", "bb"], ["a", "b", "ab"], [3, -1, 1])
-    options = {"row_length": 12, "action_length": 4, "scale": 0.5, **kwargs}
-    return RedditEnv(
-        data, lambda texts: [text.count("a") for text in texts], CharTokenizer.from_alphabet("ab"), **options
-    )
-
-
 def token_env(make, **kwargs) -> TokenEnv:
     return TokenEnv(make(**kwargs))
 
@@ -94,7 +85,6 @@ ENVS = {
     "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
     "picture": (picture_env, ("a", "b", "c"), False),
     "random_walks": (random_walks_env, tuple("abcdefg"), True),
-    "reddit": (reddit_env, ("a", "ab", "aba"), False),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
     "corridor_by_token": (partial(token_env, CorridorEnv), ("l", "r"), True),
     "guess_number_by_token": (partial(token_env, guess_number_env), tuple("1234567"), False),

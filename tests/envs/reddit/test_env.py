@@ -8,7 +8,7 @@ import torch
 from tests.envs.helpers import say_after
 from tests.envs.reddit.conftest import generated
 from torchrl_lang.data import CharTokenizer, from_row
-from torchrl_lang.envs import check_language_env
+from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.reddit import RedditComments, RedditEnv
 from torchrl_lang.envs.reddit.rewards import Noised, ProfanityReward, ScoreReward, ThreeLevels
 
@@ -29,6 +29,7 @@ def make(batch_size=(2,), *, reward=count, tokenizer=LETTERS, data=DATA, **optio
 def test_the_rules_of_language_environments(include_parent):
     options = {"include_parent": include_parent, "scale": -5.0}
     check_language_env(make(**options), lambda n: make([n], **options), utterances=["a", "fed"])
+    check_language_env(TokenEnv(make(**options)), lambda n: TokenEnv(make([n], **options)), utterances=["a", "fed"])
 
 
 def test_one_step_with_the_parent():
@@ -52,6 +53,12 @@ def test_rows_are_those_of_the_episodes():
     env = make([4], scale=-5.0, shift=1.0)
     played = say_after(env, env.reset(game_seed=torch.arange(4)), *DATA.comments)
     assert [from_row(row, LETTERS) for row in played] == DATA.episodes(count, scale=-5.0, shift=1.0)
+
+
+def test_the_same_seed_shows_the_same_parents():
+    env, again, other = make([50]), make([50]), make([50], seed=1)
+    assert torch.equal(env.reset()["tokens"], again.reset()["tokens"])
+    assert not torch.equal(env.reset()["tokens"], other.reset()["tokens"])
 
 
 def test_parents_are_drawn_over_the_comments():
