@@ -34,8 +34,18 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_chunks", "kl_controller"]
+__all__ = [
+    "ActorNormalizer",
+    "LogitsChunk",
+    "RowLoss",
+    "TransitionBatch",
+    "gather_inputs",
+    "in_chunks",
+    "kl_controller",
+]
 
+ActorNormalizer = Literal["all", "action"]
+"""What the policy's term is divided by: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
 
@@ -125,6 +135,7 @@ class RowLoss(LossModule):
     _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
+    actor_normalizer: ActorNormalizer
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     # Discount inside an utterance, and of the step to the next one where that differs, of the losses that have them.
     gamma: float

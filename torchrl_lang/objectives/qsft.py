@@ -17,11 +17,11 @@ from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch
 from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
 from torchrl_lang.objectives.checks import check_actor, check_discounts, check_token, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
+from torchrl_lang.objectives.policy_loss import environment_loss
 from torchrl_lang.objectives.successors import next_values
 from torchrl_lang.objectives.targets import frozen_target, lent, part_of
 from torchrl_lang.objectives.token_scores import over_decisions
@@ -166,21 +166,12 @@ class QSFTLoss(RowLoss):
         batch = self._find(tensordict)
         if is_first and self._values_checked:
             self._check_returns(batch)
-        trunk, head, _ = split_actor(self.language_actor)
-        rows = trunk(batch.rows.copy())
+        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         target = self._target(batch)
         weight = (target - self.value_min) / (self.value_max - self.value_min)
         error, likelihood = self._cross_entropy(batch, rows, weight)
         losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
-        losses["loss_transition"] = environment_loss(
-            batch,
-            rows,
-            head,
-            transition_weight=self.transition_weight,
-            normalizer=self.actor_normalizer,
-            reduction=self.reduction,
-            logits_chunk=self.logits_chunk,
-        )
+        losses["loss_transition"] = environment_loss(self, batch, rows)
         metrics = {"likelihood": likelihood.detach(), "td_target": target}
         return TensorDict({**losses, **{name: masked_mean(value, batch.counts) for name, value in metrics.items()}})
 
