@@ -18,7 +18,7 @@ from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
+from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
@@ -223,7 +223,6 @@ class RowLoss(LossModule):
         rows = self._trunk_input(tensordict, tokens, self._read(attention, decision, ended))
         return TransitionBatch(
             rows=rows,
-            prefix=PrefixFeatures.read(rows, rows.batch_size),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,
