@@ -60,7 +60,7 @@ class LikelihoodGuidance(ValueGuidance):
         if self.ratio:
             raise ValueError(
                 "With ratio=True the values are divided by the probabilities of the actor that is guided, which hidden "
-                f"states of shape {tuple(hidden.shape)} do not tell: call term(states) with its '{LOGITS}' in states."
+                f"states of shape {tuple(hidden.shape)} do not hold: call term(states) with its '{LOGITS}' in states."
             )
         return super().forward(hidden, hidden_pre_norm)
 
