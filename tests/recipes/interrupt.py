@@ -1,9 +1,10 @@
-"""Interrupt a training run as Ctrl-C would, to see whether it continues with the same numbers."""
+"""Interrupt a command as Ctrl-C would, to see whether it continues with the same result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,17 +13,20 @@ from torchrl_lang.recipes.offline_evaluation import GamesEvaluation
 
 
 @contextmanager
-def interrupted_at_evaluation(number: int) -> Iterator[None]:
-    """Runs within are interrupted before their ``number``-th evaluation in games."""
-    real, calls = GamesEvaluation.figures, 0
+def interrupted_at(owner: Any, name: str, number: int) -> Iterator[None]:
+    """What runs within is interrupted instead of its ``number``-th call of a function or method."""
+    real, calls = getattr(owner, name), 0
 
-    def figures(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == number:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GamesEvaluation, "figures", figures)
+        patch.setattr(owner, name, interrupted)
         yield
+
+
+interrupted_at_evaluation = partial(interrupted_at, GamesEvaluation, "figures")

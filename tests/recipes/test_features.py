@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from tests.processes import spawned
+from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import causal_lm
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.run_policy import actor_of
+from torchrl_lang.recipes.serve_visual_dialogue import run_questioner
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training import Checkpointer
 
@@ -174,7 +176,7 @@ def test_the_log_is_that_of_the_model_that_was_saved(home, recipe):
     assert train(home, recipe, f"logged-{recipe}", "--prefix-hidden", "5", "--steps", "8") == 0
     logged = read_columns(home / f"logged-{recipe}" / "log.csv")["held_out_loss"][-1]
     kept = load_dataset(home / "data")[360:]
-    found = actor_of(opened(home, f"logged-{recipe}").model)
+    found = saved_actor(opened(home, f"logged-{recipe}").model)
     assert imitation_loss(found, kept) == pytest.approx(logged, rel=1e-4)
     shifted = kept.clone().set("prefix", kept["prefix"] + 1.0)
     assert imitation_loss(found, shifted) != pytest.approx(logged, rel=1e-4)
@@ -182,19 +184,10 @@ def test_the_log_is_that_of_the_model_that_was_saved(home, recipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["bc", "ilql", "oreo"])
-def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe, monkeypatch):
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe):
     options = ["--eval-every", "2", *(["--start", home / "bc"] if recipe == "oreo" else [])]
     assert train(home, recipe, f"whole-{recipe}", *options) == 0
-    save, calls = Checkpointer.save, []
-
-    def stop_in_the_second(self, *args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return save(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "save", stop_in_the_second)
+    with interrupted_at(Checkpointer, "save", 2):
         assert train(home, recipe, f"halves-{recipe}", *options) == 130
     assert train(home, recipe, f"halves-{recipe}", *options) == 0
     whole, halves = (
@@ -286,6 +279,11 @@ def test_games_without_the_features_of_a_run_are_refused(home, capsys):
     assert run.replies([["?"], ["?"]], features=[vectors[:1], vectors[1:]]) == alone
     with pytest.raises(KeyError, match="needs 'prefix'"):
         run.reply("?")
+    for wrong in ([vectors[0]], [vectors, vectors], []):
+        with pytest.raises(ValueError, match=r"Give features \[n, F\] of each of the 1 dialogues"):
+            run.replies([["?"]], features=wrong)
+    with pytest.raises(ValueError, match="reads image features, which requests for questions do not have"):
+        run_questioner(home / "seen")
 
 
 # -- what is learned ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.recipes.conftest import SMALL
+from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import word_tokenizer
 from torchrl_lang.envs import visual_dialogue as vd
@@ -96,19 +97,6 @@ def test_other_options_are_refused(prepared_dialogues, tmp_path, capsys):
     assert "is not empty and was not made by `prepare`" in capsys.readouterr().err
 
 
-def interrupt(monkeypatch, owner, name, calls):
-    """Ctrl-C at a call of a function."""
-    real, made = getattr(owner, name), []
-
-    def interrupted(*arguments, **options):
-        made.append(1)
-        if len(made) == calls:
-            raise KeyboardInterrupt
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, interrupted)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What an uninterrupted call leaves."""
@@ -133,8 +121,7 @@ def whole(tmp_path_factory):
 )
 def test_a_killed_call_continues(whole, tmp_path, monkeypatch, capsys, owner, name, calls):
     monkeypatch.setattr(prepare, "_BATCH", 9)
-    with monkeypatch.context() as patch:
-        interrupt(patch, owner, name, calls)
+    with interrupted_at(owner, name, calls):
         assert command(tmp_path / "cut", sizes=TINY) == 130
     assert "the same command continues" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError, match="There is no finished visual dialogue in"):

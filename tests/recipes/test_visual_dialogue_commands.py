@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.recipes import serve_visual_dialogue
@@ -73,19 +74,9 @@ def test_answers_and_rewards_of_trained_models_are_the_same_behind_http(home, lo
             assert found == vd.answer_and_score(local, dialogues, questions, data.features.all(), measure=measure)
 
 
-def test_an_interrupted_command_continues(home, local, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_command_continues(home, tmp_path, capsys):
     assert rewards(home, tmp_path / "whole", "--models", str(home / "models")) == 0
-    calls = []
-    by_round = vd.LocalDialogueModels.by_round
-
-    def interrupted(self, *arguments):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return by_round(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(vd.LocalDialogueModels, "by_round", interrupted)
+    with interrupted_at(vd.LocalDialogueModels, "by_round", 2):
         assert rewards(home, tmp_path / "cut", "--models", str(home / "models")) == 130
     capsys.readouterr()
     assert rewards(home, tmp_path / "cut", "--models", str(home / "models")) == 0

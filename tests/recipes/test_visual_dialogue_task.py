@@ -180,6 +180,15 @@ def test_the_data_player_does_not_repeat_itself(task):
     assert [tokenizer.decode(again(td)["action"][0].tolist()) for _ in range(300)] == drawn
 
 
+def test_a_dialogue_that_has_ended_needs_no_new_question(task):
+    """Policies are called for such rows, too."""
+    tokenizer = task.tokenizer()
+    control = tokenizer.control
+    row = [token for letter in "abcdefghij" for token in (*tokenizer.encode(letter), control.end_of_action)]
+    td = TensorDict(tokens=torch.tensor([row]), action_mask=torch.ones(1, len(row), dtype=torch.bool))
+    assert QuestionPlayer("abcdefghij", tokenizer, 2, seed=0)(td)["action"].shape == (1, 2)
+
+
 def test_questions_that_no_player_can_ask(task):
     with pytest.raises(ValueError, match="at least 10 different questions, got 2"):
         QuestionPlayer(["a", "b"] * 20, task.tokenizer(), 4)

@@ -10,13 +10,13 @@ import torch
 
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer
-from torchrl_lang.modules.actor import language_actor, split_actor
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.saved_guidance import read_guidance, read_options, saved_guidance, saved_head
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
-from torchrl_lang.modules.with_prefix import with_prefix
 from torchrl_lang.storage import FileError
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
@@ -102,7 +102,7 @@ def save_agent(
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)
-    heads = {"state_value": decoder.value, "prefix": None if trunk is None else trunk.prefix}
+    heads = {"state_value": decoder.value, PREFIX_HEAD: None if trunk is None else trunk.prefix}
     kept = guidance.heads | {name: saved_head(name, head) for name, head in heads.items() if head is not None}
     agent = {
         "action_length": decoder.action_length,
@@ -144,9 +144,8 @@ def load_agent(
     for part in (saved.lm, *heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
         part.to(device)
     stop = agent.take("stop", list) if agent.content.get("stop") else None
-    prefix: Any = heads.get("prefix")
     policy = UtteranceActor(
-        with_prefix(language_actor(saved.lm), prefix),
+        saved_actor(saved),
         tokenizer.control,
         agent.take("action_length", int),
         guidance=read_guidance(saved, agent),

@@ -9,16 +9,15 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from transformers import PreTrainedModel
 
-from torchrl_lang.modules.actor import language_actor
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance, TokenProbabilities
 from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
 from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.saved_readers import VALUE_PREFIX_HEAD, saved_value_actor, saved_value_trunk
 from torchrl_lang.modules.saving import SavedModel, language_model_around
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
-from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of
+from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
-from torchrl_lang.modules.with_prefix import with_prefix
 from torchrl_lang.storage import Fields
 
 __all__ = ["SavedGuidance", "read_guidance", "read_options", "saved_guidance", "saved_head"]
@@ -31,8 +30,6 @@ _OPTIONS: Mapping[str, type] = {
     "value_min": float,
     "value_max": float,
 }
-_VALUE_PREFIX = "value_prefix"
-"""Name of the projector of features of the values' own trunk."""
 
 
 class SavedGuidance(NamedTuple):
@@ -75,7 +72,7 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
                 f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face "
                 "model is saved."
             )
-        heads[_VALUE_PREFIX] = trunk.prefix
+        heads[VALUE_PREFIX_HEAD] = trunk.prefix
         value_lm = _model_of_values(trunk, guidance.qvalue)
     return SavedGuidance(
         options, {name: saved_head(name, head) for name, head in heads.items() if head is not None}, value_lm
@@ -87,17 +84,14 @@ def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
     if agent.content.get("guidance") is None:
         return None
     fields, heads = agent.object("guidance"), saved.heads
-    prefix: Any = heads.get(_VALUE_PREFIX)
     by_likelihood = "ratio" in fields.content
     if (saved.value_lm if by_likelihood else heads.get("qvalue")) is None:
         raise fields.error(f"describes a guidance whose {'value_lm' if by_likelihood else 'qvalue'!r} is missing")
     if by_likelihood:
-        model = with_prefix(language_actor(saved.value_lm), prefix)
-        return LikelihoodGuidance(model, beta=fields.take("beta", float), ratio=fields.take("ratio", bool))
-    trunk = None
-    if saved.value_lm is not None:
-        pre_norm = any(getattr(head, "in_key", None) == HIDDEN_PRE_NORM for head in _of_values(heads))
-        trunk = with_prefix(Trunk(saved.value_lm, expose_pre_norm=pre_norm), prefix)
+        return LikelihoodGuidance(
+            saved_value_actor(saved), beta=fields.take("beta", float), ratio=fields.take("ratio", bool)
+        )
+    trunk = saved_value_trunk(saved, heads["qvalue"], heads.get("value"))
     if isinstance(heads["qvalue"], UtteranceQValueHead):
         return UtteranceValueGuidance(heads["qvalue"], value_trunk=trunk)
     return ValueGuidance(heads["qvalue"], heads.get("value"), value_trunk=trunk, **read_options(fields, _OPTIONS))
@@ -124,7 +118,3 @@ def _model_of_values(trunk: Trunk, qvalue: nn.Module) -> PreTrainedModel:
     head: Any = saved_head("qvalue", qvalue)
     own = not isinstance(head, TiedQValueHead) or head.embedding is trunk.model.get_input_embeddings()
     return language_model_around(trunk, None if own else head.embedding)
-
-
-def _of_values(heads: Mapping[str, Head]) -> list[Head]:
-    return [heads[name] for name in ("qvalue", "value") if name in heads]

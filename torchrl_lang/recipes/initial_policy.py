@@ -13,10 +13,10 @@ import torch
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.modules import SavedModel, UtteranceActor, ValueHead, save_language_model, train_top_layers
 from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
 from torchrl_lang.recipes.datasets import check_features
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.run_policy import PREFIX_HEAD, actor_of
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.transforms import FrozenActor, adapters_off, frozen_copy
 
@@ -68,7 +68,7 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     if rank is not None:
         lm = _with_adapters(lm, rank)
     projector = {name: head for name, head in run.model.heads.items() if name == PREFIX_HEAD}
-    actor = actor_of(SavedModel(lm, projector, None))
+    actor = saved_actor(SavedModel(lm, projector, None))
     if rank is not None and PREFIX_HEAD in projector:
         projector[PREFIX_HEAD].requires_grad_(False)  # the reference is the same actor without its adapters
     if top_layers is not None:

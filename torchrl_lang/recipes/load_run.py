@@ -129,9 +129,7 @@ class FinishedRun:
         control, longest = self.tokenizer.control, max(len(episode.tokens) for episode in episodes)
         rows = stack_episodes(episodes, control.pad, longest + self.action_length)
         if features is not None:
-            shown = dict(enumerate(torch.as_tensor(one, dtype=torch.float32) for one in features))
-            size = max(len(one) for one in shown.values()), shown[0].shape[-1]
-            rows.update(padded_features(shown, len(episodes), size, None))
+            rows.update(_shown(features, len(episodes)))
         ends = (control.end_of_action, control.pad)
         return [
             decode_action(self.tokenizer, [token for token in written if token not in ends])
@@ -154,6 +152,18 @@ class FinishedRun:
             summary, _ = self.task.evaluate(self.policy(beta, method="greedy"), games=games, seed=seed)
             returns[beta] = summary.mean_return
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
+
+
+def _shown(features: Sequence[Any], dialogues: int) -> dict[str, torch.Tensor]:
+    """The features of each dialogue, padded, and their mask."""
+    given = [torch.as_tensor(one, dtype=torch.float32) for one in features]
+    shapes = [tuple(one.shape) for one in given]
+    if len(given) != dialogues or any(len(shape) != 2 for shape in shapes):
+        raise ValueError(
+            f"Give features [n, F] of each of the {dialogues} dialogues, got those of shapes {shapes[:3]}."
+        )
+    size = max(count for count, _ in shapes), given[0].shape[-1]
+    return padded_features(dict(enumerate(given)), dialogues, size, None)
 
 
 def _turns_of(texts: Sequence[str]) -> list[Turn]:

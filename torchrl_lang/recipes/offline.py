@@ -16,6 +16,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
 from torchrl_lang.modules import SavedModel, train_top_layers
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
 from torchrl_lang.recipes.offline_evaluation import (
@@ -27,7 +28,6 @@ from torchrl_lang.recipes.offline_evaluation import (
 )
 from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.schema import PREFIX
@@ -144,7 +144,7 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
 def build_actor(options: OfflineOptions, model: SavedModel) -> ProbabilisticTensorDictSequential:
     """The model as an actor, which reads features if it has a projector, compiled and frozen by the options."""
     groups: Any = "auto" if options.length_groups is None else options.length_groups
-    actor = actor_of(model, length_groups=groups, compile=options.compile)
+    actor = saved_actor(model, length_groups=groups, compile=options.compile)
     if options.checkpointing:
         actor[0].module.gradient_checkpointing()
     if options.top_layers is not None:

@@ -20,6 +20,7 @@ from torchrl_lang.envs.visual_dialogue import (
     DialogueTraining,
     VisualDialogues,
     generate_visual_dialogues,
+    read_reward_cache,
     save_dialogue_models,
     train_dialogue_models,
     whole_scene,
@@ -101,7 +102,7 @@ def _check_options(options: PrepareVisualDialogue) -> None:
 
 
 def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
-    """Every part is written when it is complete, so a part that is there is not made again."""
+    """Every part is written when it is complete, so a part that is there is not made again, but for the tokens."""
     generated = options.out / "data"
     if options.files is None and not generated.exists():
         splits = {split: getattr(options, split) for split in _SPLITS}
@@ -119,15 +120,17 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
     models = prepared.models()
     for split, data in found.items():
         _score(prepared, models, split, data)
-    figures = _held_out(models, _read(prepared, POOL, scored=True))
+    pool = found[POOL]
+    pool.rewards = read_reward_cache(prepared.files(POOL).rank_rewards, len(pool))
+    figures = _held_out(models, pool)
     dialogues = {split: len(data) for split, data in found.items()}
     lengths = {"action_length": tokens.action_length, "row_length": tokens.row_length}
     write_json(options.out / FIGURES, {"dialogues": dialogues, **lengths, **figures})
 
 
-def _read(prepared: PreparedFolder, split: str, *, scored: bool = False) -> VisualDialogues:
+def _read(prepared: PreparedFolder, split: str) -> VisualDialogues:
     files = prepared.files(split)
-    return VisualDialogues(files.dialogues, files.features, split, rewards=files.rank_rewards if scored else None)
+    return VisualDialogues(files.dialogues, files.features, split)
 
 
 def _tokenizer(options: PrepareVisualDialogue, train: VisualDialogues) -> Tokenizer:

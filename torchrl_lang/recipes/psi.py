@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.objectives import PsiLoss
 from torchrl_lang.recipes.action_values import ActionValueOptions, train_action_values
 from torchrl_lang.recipes.offline import open_data
 from torchrl_lang.recipes.options import option
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.start_model import model_of_run
 from torchrl_lang.transforms import frozen_copy
 
@@ -43,7 +43,7 @@ def main(options: Psi) -> float:
     if options.prior is not None:
         model = model_of_run(options.prior, data)
         model.lm.to(options.torch_device())
-        prior = frozen_copy(actor_of(model).requires_grad_(False))
+        prior = frozen_copy(saved_actor(model).requires_grad_(False))
     return train_action_values(
         options,
         data,

@@ -13,11 +13,12 @@ from torchrl.objectives import SoftUpdate
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, turn_end_mask
 from torchrl_lang.modules import LikelihoodGuidance, UtteranceActor, language_model_of, save_language_model
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD, VALUE_PREFIX_HEAD
 from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.reference import start_with_reference
-from torchrl_lang.recipes.run_policy import PREFIX_HEAD, VALUE_PREFIX_HEAD, RunDecoding
+from torchrl_lang.recipes.run_policy import RunDecoding
 
 __all__ = ["QSFT", "main", "return_range"]
 

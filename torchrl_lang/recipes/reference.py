@@ -8,8 +8,8 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.modules import SavedModel, UtteranceActor
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.transforms import FrozenActor, frozen_copy
 
@@ -41,5 +41,5 @@ def start_with_reference(options: OfflineOptions, data: OfflineData) -> WithRefe
     torch.manual_seed(options.seed)
     model = build_model(options, data, as_it_is=True)
     actor, control, length = build_actor(options, model), data.dataset.tokenizer.control, data.evaluation.action_length
-    reference = frozen_copy(UtteranceActor(actor_of(model), control, length))
+    reference = frozen_copy(UtteranceActor(saved_actor(model), control, length))
     return WithReference(model, actor, UtteranceActor(actor, control, length), reference)

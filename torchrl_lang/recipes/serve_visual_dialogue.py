@@ -10,18 +10,17 @@ from typing import Literal
 
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
-    DialogueModels,
     DialogueServer,
-    ImageFeatures,
-    LocalDialogueModels,
     ServerLimits,
 )
 from torchrl_lang.envs.visual_dialogue.model_queue import Questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.recipes.visual_dialogue_folder import local_models
 
-__all__ = ["ServeVisualDialogue", "local_models", "main", "run_questioner"]
+__all__ = ["ServeVisualDialogue", "main", "run_questioner"]
 
 _NUMBER = 32
 """Bytes of a number in a request, at most."""
@@ -56,14 +55,14 @@ def main(options: ServeVisualDialogue) -> None:
     server.run(lambda url: print(f"serving {options.models} on {url}, until Ctrl-C", flush=True))
 
 
-def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
-    """Trained models in this process, which rank a true image among those of a split."""
-    return LocalDialogueModels(folder, ImageFeatures(features, split).all())
-
-
 def run_questioner(folder: Path) -> Questioner:
     """Asks as a finished run does, by greedy decoding."""
     run = load_run(folder)
+    if PREFIX_HEAD in run.model.heads:
+        raise ValueError(
+            f"The run in {folder} reads image features, which requests for questions do not have: give one that was "
+            "trained on data of `generate visual_dialogue --no-image`."
+        )
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         texts = [each.texts for each in dialogues]

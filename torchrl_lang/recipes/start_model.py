@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.modules import PrefixEmbedding, SavedModel, causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules.saved_readers import PREFIX_HEAD
 from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.recipes.run_policy import PREFIX_HEAD
 from torchrl_lang.schema import PREFIX
 
 if TYPE_CHECKING:

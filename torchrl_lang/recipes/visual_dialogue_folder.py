@@ -22,7 +22,16 @@ from torchrl_lang.envs.visual_dialogue import (
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.storage import read_manifest, write_manifest
 
-__all__ = ["FIGURES", "POOL", "RECORD", "DialogueTokens", "PreparedFolder", "measured_tokens", "texts_of"]
+__all__ = [
+    "FIGURES",
+    "POOL",
+    "RECORD",
+    "DialogueTokens",
+    "PreparedFolder",
+    "local_models",
+    "measured_tokens",
+    "texts_of",
+]
 
 RECORD, TOKENS, FIGURES = "prepare.json", "tokens.json", "figures.json"
 """The options of ``prepare``; the tokenizer and its lengths; what was measured, which is written last."""
@@ -109,7 +118,7 @@ class PreparedFolder:
     @lru_cache(maxsize=2)  # noqa: B019
     def models(self) -> DialogueModels:
         """The trained models, which rank a true image among those of the split :data:`POOL`."""
-        return LocalDialogueModels(self.models_folder, ImageFeatures(self.files(POOL).features, POOL).all())
+        return local_models(self.models_folder, self.files(POOL).features, POOL)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def tokens(self) -> DialogueTokens:
@@ -123,6 +132,11 @@ class PreparedFolder:
         """Write the tokenizer and the lengths, once for all."""
         content = {**tokens._asdict(), "tokenizer": tokens.tokenizer.config()}
         write_manifest(Path(self.folder) / TOKENS, {"version": _VERSION, **content})
+
+
+def local_models(folder: Path, features: Path, split: str) -> DialogueModels:
+    """Trained models in this process, which rank a true image among those of a split."""
+    return LocalDialogueModels(folder, ImageFeatures(features, split).all())
 
 
 def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, VisualDialogues, write_reward_caches
 from torchrl_lang.recipes.options import Options, option, required
-from torchrl_lang.recipes.serve_visual_dialogue import local_models
+from torchrl_lang.recipes.visual_dialogue_folder import local_models
 from torchrl_lang.storage import folder_lock
 
 __all__ = ["VisualDialogueRewards", "main"]

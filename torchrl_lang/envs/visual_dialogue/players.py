@@ -53,7 +53,7 @@ class QuestionPlayer(TensorDictModuleBase):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        different = len(set(questions))
+        different = len({tuple(tokenizer.encode(question)) for question in set(questions)})
         if different < ROUNDS:
             raise ValueError(f"QuestionPlayer needs at least {ROUNDS} different questions, got {different}.")
         self.questions, self.tokenizer, self.action_length = questions, tokenizer, action_length
@@ -68,8 +68,9 @@ class QuestionPlayer(TensorDictModuleBase):
             set() if self.repeat else _utterances(row, mask, end)
             for row, mask in zip(tokens.reshape(-1, width).tolist(), agent.reshape(-1, width).tolist(), strict=True)
         ]
+        asked = [each if len(each) < ROUNDS else set() for each in asked]  # it has ended, so its action is ignored
         drawn = [self._encoded(number) for number in self._draw(len(asked))]
-        # A dialogue has at most nine questions when the next one is asked, so one of ten is new.
+        # At most nine of at least ten different questions were asked.
         while again := [row for row, one in enumerate(drawn) if one in asked[row]]:
             for row, number in zip(again, self._draw(len(again)), strict=True):
                 drawn[row] = self._encoded(number)

@@ -192,6 +192,10 @@ class VisualDialogueTask(Task):
         more: dict[str, Any] = {**fixed, **lengths, **options}
         return VisualDialogueEnv(self.data(split), self.models(), tokens.tokenizer, batch_size=[batch_size], **more)
 
+    def features(self) -> tuple[int, int] | None:
+        """See :meth:`Task.features`; it reads the validation split, which evaluations play."""
+        return (1, self.data("val").features.feature_size) if self.image else None
+
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"data"``: a random question of the training dialogues that it has not asked; ``"random"``: any of them."""
         one_of("player", name, self.baselines)
