@@ -16,7 +16,15 @@ from benchmarks.packing import pack, packed_states
 from benchmarks.plain import plain_step
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.envs.wordle import wordle_tokenizer
-from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.modules import (
+    QValueHead,
+    SavedModel,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.modules.length_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.recipes.ilql import ILQL, build_loss
@@ -47,7 +55,9 @@ def _compare(
 
     def recipe() -> ILQLLoss:
         """The very loss of the demo: lambda-returns, and the environment's words learned as well."""
-        loss, _, _ = build_loss(ILQL(data=Path(), out=Path()), lm, wordle_tokenizer().control.end_of_action)
+        loss, _, _ = build_loss(
+            ILQL(data=Path(), out=Path()), SavedModel(lm, {}, None), wordle_tokenizer().control.end_of_action
+        )
         SoftUpdate(loss, tau=0.01)
         return loss
 

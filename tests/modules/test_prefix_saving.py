@@ -12,6 +12,7 @@ from tests.modules.prefixes import F, feature_rows
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from torchrl_lang.modules import (
     PrefixEmbedding,
+    Trunk,
     UtteranceActor,
     ValueGuidance,
     language_actor,
@@ -105,3 +106,30 @@ def test_damaged_weights_are_refused(tmp_path, damage):
     save_file(weights, folder / "heads.safetensors")
     with pytest.raises(FileError, match=name):
         load_language_model(unsealed(folder, lambda described: None))
+
+
+def trunk_of_values(kind, *, seeing):
+    """Another model than the actor's, with a projector of its own if it sees."""
+    trunk = Trunk(tiny_lm(kind, seed=5))
+    return with_prefix(trunk, PrefixEmbedding(F, WIDTH, hidden=3) if seeing else None)
+
+
+@pytest.mark.parametrize("sees", ["both", "values", "actor"])
+def test_values_on_a_trunk_of_their_own_read_features_as_before(tmp_path, sees):
+    actor = language_actor(tiny_lm())
+    if sees != "values":
+        with_prefix(actor, PrefixEmbedding(F, WIDTH))
+    trunk = trunk_of_values("gpt2", seeing=sees != "actor")
+    policy = UtteranceActor(
+        actor, CONTROL, 4, method="greedy", guidance=ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
+    )
+    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+    loaded = agent.policy.decoder
+    assert (loaded.actor[0].module.prefix is None) == (sees == "values")
+    assert (loaded.value_trunk.module.prefix is None) == (sees == "actor")
+    found, expected = agent.policy(batch()), policy(batch())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["action_log_prob"], expected["action_log_prob"])
+    other = batch()
+    other["prefix"] += 1.0
+    assert not torch.allclose(agent.policy.get_dist(other).log_prob(found["action"]), found["action_log_prob"])

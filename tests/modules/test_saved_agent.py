@@ -10,17 +10,25 @@ from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests import processes
 from tests.data.chat_templates import CHATML, EXACT, tokenizer_of
+from tests.modules import toys
 from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
 from torchrl_lang.data import ChatTokenizer, RowFormat
 from torchrl_lang.modules import (
+    LikelihoodGuidance,
+    QValueHead,
+    TiedQValueHead,
     Trunk,
     UtteranceActor,
+    UtteranceQValueHead,
+    UtteranceValueGuidance,
     ValueGuidance,
     ValueHead,
     causal_lm,
@@ -156,14 +164,83 @@ def test_the_folder_is_a_plain_model_with_a_card(tmp_path):
     assert "# Agent for a language task" in (folder / "README.md").read_text()
 
 
+def values_of_their_own(kind, head):
+    """A guidance over another model than the actor's."""
+    lm = tiny_lm(kind, seed=5)
+    if head == "likelihood":
+        return LikelihoodGuidance(language_actor(lm), beta=8.0, ratio=True)
+    if head == "utterance":
+        return UtteranceValueGuidance(UtteranceQValueHead(16), value_trunk=Trunk(lm))
+    qvalue, value = heads()
+    if head == "residual":
+        qvalue, value = QValueHead(16, TOKENIZER.vocab_size, kind="residual"), ValueHead(16, kind="residual")
+    if head in ("output", "input"):
+        lm = causal_lm("llama", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=40)
+        qvalue = TiedQValueHead(16, lm.get_output_embeddings() if head == "output" else lm.get_input_embeddings())
+    with torch.no_grad():
+        qvalue.out_weight.normal_()  # heads begin near zero
+    trunk = Trunk(lm, expose_pre_norm=head == "residual")
+    return ValueGuidance(qvalue, value, beta=2.0, clip=1.5, value_trunk=trunk)
+
+
+@pytest.mark.parametrize("head", ["mlp", "residual", "input", "output", "utterance", "likelihood"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_values_on_a_trunk_of_their_own_come_back(tmp_path, kind, head):
+    guidance = values_of_their_own(kind, head)
+    ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if head == "utterance" else {}
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance, seed=3, **ranked)
+    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
+    agent = load_agent(folder, seed=3)
+    given = toys.rows(n=3).select("tokens", "attention_mask")
+    found, expected = agent.policy(given.clone()), policy(given.clone())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"])
+    loaded = agent.policy.decoder.rule.guidance
+    assert type(loaded) is type(guidance)
+    ours, theirs = (one.value_trunk.module.model.state_dict() for one in (guidance, loaded))
+    assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
+    assert (
+        type(AutoModelForCausalLM.from_pretrained(folder / "value_lm"))
+        .__name__.lower()
+        .startswith("llama" if head in ("input", "output") else kind)
+    )
+    again = save_agent(tmp_path / "again", agent.policy, TOKENIZER)  # a loaded agent can be saved, too
+    third = load_agent(again, seed=3).policy
+    torch.testing.assert_close(
+        third.get_dist(given).log_prob(found["action"]), policy.get_dist(given).log_prob(found["action"])
+    )
+
+
+class Doubled(TensorDictModuleBase):
+    """A trunk of values that is no Trunk."""
+
+    in_keys, out_keys = ("tokens",), ("hidden",)
+
+
 def test_what_cannot_be_saved(tmp_path):
     qvalue, _ = heads()
-    trunk = UtteranceActor(
-        language_actor(tiny_lm()), CONTROL, 4, guidance=ValueGuidance(qvalue, beta=1.0, value_trunk=Trunk(tiny_lm()))
-    )
-    with pytest.raises(ValueError, match="value trunk of its own"):
-        save_agent(tmp_path / "agent", trunk, TOKENIZER)
+    guidance = ValueGuidance(qvalue, beta=1.0, value_trunk=Doubled())
+    with pytest.raises(ValueError, match="own trunk is a Doubled: only a Trunk"):
+        save_agent(
+            tmp_path / "agent", UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance), TOKENIZER
+        )
     assert not (tmp_path / "agent").exists()
+
+
+@pytest.mark.parametrize("kind", ["heads", "likelihood"])
+def test_a_guidance_without_its_parts_is_damaged(tmp_path, kind):
+    guidance = values_of_their_own("gpt2", "likelihood" if kind == "likelihood" else "mlp")
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guidance)
+    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
+    path = folder / "torchrl_lang.json"
+    manifest = json.loads(path.read_text()) | {"version": 1}  # a folder without checksums
+    manifest |= {"value_lm": False} if kind == "likelihood" else {"heads": {}}
+    if kind == "heads":
+        save_file({}, folder / "heads.safetensors")
+    path.write_text(json.dumps(manifest))
+    (folder / "checksums.json").unlink()
+    with pytest.raises(FileError, match="value_lm' is missing" if kind == "likelihood" else "qvalue' is missing"):
+        load_agent(folder)
 
 
 def test_folders_without_an_agent(tmp_path):

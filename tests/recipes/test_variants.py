@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_lang.__main__ import COMMANDS, main
-from torchrl_lang.modules import causal_lm
+from torchrl_lang.modules import SavedModel, causal_lm
 from torchrl_lang.recipes.bc import BC
 from torchrl_lang.recipes.ilql import ILQL, build_loss
 from torchrl_lang.recipes.load_run import load_run
@@ -39,7 +39,10 @@ def test_a_given_option_counts_more_than_the_variants():
 
 
 def test_variants_differ_from_ilql_where_their_papers_do(tiny_lm):
-    loss = {kind: build_loss(kind(**PLACES), tiny_lm, 1)[0] for kind in (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL)}
+    loss = {
+        kind: build_loss(kind(**PLACES), SavedModel(tiny_lm, {}, None), 1)[0]
+        for kind in (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL)
+    }
     assert loss[SingleStep].expectile == loss[MonteCarlo].expectile == 0.5 != loss[ILQL].expectile
     assert (loss[MonteCarlo].target, loss[MonteCarlo].qvalue_lmbda) == ("mc", 1.0)
     assert loss[ILQL].advantage_temperature == 0 < loss[AWAC].advantage_temperature

@@ -32,7 +32,7 @@ from torchrl_lang.data.dataset_format import (
 )
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.tokenizers import Tokenizer, fingerprint
-from torchrl_lang.schema import TERMINATED, TOKENS, TRUNCATED, entry
+from torchrl_lang.schema import PREFIX, PREFIX_MASK, TERMINATED, TOKENS, TRUNCATED, entry
 from torchrl_lang.storage import file_digest, write_folder, write_json, write_manifest
 
 __all__ = ["DatasetWriter", "write_dataset"]
@@ -52,7 +52,8 @@ class DatasetWriter:
         source: a description of the behaviour policy and environment, recorded in the manifest.
         overwrite: replace an existing dataset.
         keep: names of further entries to write, bool, int64 or float32 ``[N, ...]``, such as a number of each row's
-            kind. Datasets with such entries cannot be read by releases before this option.
+            kind. Features, ``prefix`` and ``prefix_mask``, are always kept. Datasets with such entries cannot be read
+            by releases before this option.
 
     Attributes:
         notes: further JSON content for the manifest.
@@ -107,25 +108,30 @@ class DatasetWriter:
             self._check_target()  # under the writer's lock, so that no other process completes this dataset meanwhile
             (partial / ROWS).mkdir()
             self._sums, self._entries = RowSums(), row_entries(self.row_length)
-            keys = (*self._entries, *self.keep)
             for key in self.keep:
                 further_entry(key, torch.int64, ())  # its name must be that of a file
-            self._hashes = {key: hashlib.sha256() for key in keys}
+            self._hashes: dict[str, Any] = {}
+            self._files: dict[str, BinaryIO] = {}
             with ExitStack() as files:
-                self._files: dict[str, BinaryIO] = {
-                    key: files.enter_context((partial / entry_file(key)).open("wb")) for key in keys
-                }
+                self._place, self._open_files = partial, files
+                self._open(*self._entries, *self.keep)
                 yield
             self._finish(partial)
+
+    def _open(self, *keys: str) -> None:
+        """Begin the files of entries."""
+        for key in keys:
+            self._hashes[key] = hashlib.sha256()
+            self._files[key] = self._open_files.enter_context((self._place / entry_file(key)).open("wb"))
 
     def extend(self, rows: TensorDictBase) -> None:
         """Append rows ``[M]`` with the entries of a row, ``terminated``, ``truncated`` and those of ``keep``.
 
-        Others are dropped.
+        Features are kept, too, if the first rows have some. Other entries are dropped.
 
         Raises:
             KeyError, TypeError, ValueError: the rows lack an entry, or do not fit the schema, the tokenizer or
-                ``row_length``. No row of the call is written then.
+                ``row_length``; or they have features, and rows before had none. No row of the call is written then.
         """
         tokens = entry(rows, TOKENS)
         for key in (TERMINATED, TRUNCATED):
@@ -141,6 +147,7 @@ class DatasetWriter:
         if rows.shape[0] == 0:
             return
         check_block(rows, self.tokenizer.vocab_size, first=self.rows)
+        self._keep_features(rows)
         self._entries |= {key: self._kept(rows, key) for key in self.keep}
         for key, (dtype, _) in self._entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
@@ -148,6 +155,16 @@ class DatasetWriter:
             self._files[key].write(data)
             self._hashes[key].update(data)
         self._sums.add(rows)
+
+    def _keep_features(self, rows: TensorDictBase) -> None:
+        """Keep the features of the first rows; those of later rows alone are an error."""
+        found = [key for key in (PREFIX, PREFIX_MASK) if rows.get(key, None) is not None and key not in self.keep]
+        if found and self.rows:
+            raise ValueError(f"These rows have {found}, but the rows before had none: give all rows the same entries.")
+        for key in found:
+            self._kept(rows, key)
+        self._open(*found)
+        self.keep += tuple(found)
 
     def _kept(self, rows: TensorDictBase, key: str) -> DiskEntry:
         """How a further entry of these rows is stored, which must be like that of the rows before."""

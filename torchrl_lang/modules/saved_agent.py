@@ -7,22 +7,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tensordict.nn import TensorDictModule
-from torch import nn
 
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.modules.actor import language_actor, split_actor
-from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
-from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.saved_guidance import read_guidance, read_options, saved_guidance, saved_head
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
-from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.with_prefix import with_prefix
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.storage import FileError
 
 __all__ = ["SavedAgent", "load_agent", "push_agent", "save_agent"]
 
@@ -36,14 +31,6 @@ _OF_DECODER: Mapping[str, type] = {
 }
 _OF_RULE: Mapping[str, type] = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "vocab_size": int}
 _DECODING: Mapping[str, type] = {"method": str, "forbidden": list, **_OF_DECODER, **_OF_RULE}
-_GUIDANCE: Mapping[str, type] = {
-    "beta": float,
-    "weighting": str,
-    "clip": float,
-    "include_logits": bool,
-    "value_min": float,
-    "value_max": float,
-}
 
 
 class SavedAgent(NamedTuple):
@@ -76,7 +63,9 @@ def save_agent(
 
     Args:
         folder: as for :func:`save_language_model`.
-        policy: over a Hugging Face model; its guidance has heads of this library and no trunk of its own.
+        policy: over a Hugging Face model; its guidance has heads of this library, or is a
+            :class:`~torchrl_lang.modules.LikelihoodGuidance`. A value trunk of its own, with its projector of features,
+            is saved as a second model.
         tokenizer: the environment's, of any kind that :func:`~torchrl_lang.data.tokenizer_from_config` reads.
         task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
         data: what the agent learned from, for the card.
@@ -84,7 +73,7 @@ def save_agent(
         command: the command that trained the agent, for the card.
 
     Raises:
-        ValueError: the guidance has a trunk of its own or heads that cannot be saved, or the trunk reads returns;
+        ValueError: the guidance has a trunk or heads that cannot be saved, or the trunk reads returns;
             otherwise as :func:`save_language_model`.
 
     Examples:
@@ -103,9 +92,7 @@ def save_agent(
         ('greedy', 4.0, {'name': 'letters'})
     """
     decoder, rule = policy.decoder, policy.decoder.rule
-    guidance: ValueGuidance | None = rule.guidance
-    if guidance is not None and guidance.value_trunk is not None:
-        raise ValueError("The guidance has a value trunk of its own, a second model, which save_agent cannot write.")
+    guidance = saved_guidance(rule.guidance)
     trunk = trunk_of(split_actor(decoder.actor).trunk)
     if trunk is not None and trunk.returns is not None:
         raise ValueError(
@@ -115,20 +102,18 @@ def save_agent(
     decoding = {name: getattr(decoder, name) for name in _OF_DECODER} | {name: getattr(rule, name) for name in _OF_RULE}
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)
-    heads: dict[str, nn.Module | None] = {"state_value": decoder.value}
-    if guidance is not None:
-        heads |= {"qvalue": guidance.qvalue, "value": guidance.value}
-    heads["prefix"] = None if trunk is None else trunk.prefix
+    heads = {"state_value": decoder.value, "prefix": None if trunk is None else trunk.prefix}
+    kept = guidance.heads | {name: saved_head(name, head) for name, head in heads.items() if head is not None}
     agent = {
         "action_length": decoder.action_length,
         "decoding": decoding,
         "stop": stop,
-        "guidance": None if guidance is None else {name: getattr(guidance, name) for name in _GUIDANCE},
+        "guidance": guidance.options,
         "task": dict(task or {}),
     }
-    kept = {name: _head(name, head) for name, head in heads.items() if head is not None}
+    described = {"tokenizer": tokenizer.config(), "agent": agent}
     card = _card(task or {}, data, results, command)
-    return write_model(folder, decoder.actor, kept, {"tokenizer": tokenizer.config(), "agent": agent}, card=card)
+    return write_model(folder, decoder.actor, kept, described, card=card, value_lm=guidance.value_lm)
 
 
 def load_agent(
@@ -155,27 +140,20 @@ def load_agent(
         tokenizer = tokenizer_from_config(saved.tokenizer)
     except ValueError as error:
         raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
-    lm, heads = saved.lm.to(device), {name: head.to(device) for name, head in saved.heads.items()}
-    guidance: ValueGuidance | None = None
-    if agent.content.get("guidance") is not None:
-        options = _options(agent.object("guidance"), _GUIDANCE)
-        by_utterance = isinstance(heads["qvalue"], UtteranceQValueHead)
-        guidance = (
-            UtteranceValueGuidance(heads["qvalue"])
-            if by_utterance
-            else ValueGuidance(heads["qvalue"], heads.get("value"), **options)
-        )
+    heads = saved.heads
+    for part in (saved.lm, *heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
+        part.to(device)
     stop = agent.take("stop", list) if agent.content.get("stop") else None
     prefix: Any = heads.get("prefix")
     policy = UtteranceActor(
-        with_prefix(language_actor(lm), prefix),
+        with_prefix(language_actor(saved.lm), prefix),
         tokenizer.control,
         agent.take("action_length", int),
-        guidance=guidance,
+        guidance=read_guidance(saved, agent),
         value=heads.get("state_value"),
         seed=seed,
         stop=None if stop is None else StopStrings(stop, tokenizer),
-        **_options(agent.object("decoding"), _DECODING),
+        **read_options(agent.object("decoding"), _DECODING),
     )
     return SavedAgent(policy, tokenizer, agent.take("task", dict))
 
@@ -198,18 +176,6 @@ def push_agent(folder: str | Path, repository: str, *, private: bool = True, **k
     api = HfApi(**kwargs)
     api.create_repo(repository, private=private, exist_ok=True)
     return str(api.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload an agent"))
-
-
-def _options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The saved options; those that are null keep their default, which is None."""
-    return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
-
-
-def _head(name: str, head: nn.Module) -> Head:
-    module = head.module if isinstance(head, TensorDictModule) else head
-    if not isinstance(module, Head):
-        raise ValueError(f"The policy's {name!r} is a {type(module).__name__}: only heads of this library are saved.")
-    return module
 
 
 def _card(task: Mapping[str, Any], data: str | None, results: Sequence[Mapping[str, Any]], command: str | None) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "CARD",
     "MANIFEST",
     "SavedModel",
+    "language_model_around",
     "language_model_of",
     "load_language_model",
     "read_model",
@@ -203,16 +204,39 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
             "Only an actor of a Trunk and a linear language-model head is a plain Hugging Face model; this one has "
             f"{type(trunk).__name__} and {type(head).__name__}. Save its state_dict with safetensors instead."
         )
+    return language_model_around(trunk, head)
+
+
+def language_model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTrainedModel:
+    """The Hugging Face model of a trunk and a head, which shares their weights; by default the embeddings are its head.
+
+    Examples:
+        >>> from torchrl_lang.modules import Trunk, causal_lm
+        >>> from torchrl_lang.modules.saving import language_model_around
+        >>> trunk = Trunk(causal_lm("llama", vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> lm = language_model_around(trunk)
+        >>> lm.get_output_embeddings().weight is trunk.model.get_input_embeddings().weight
+        True
+    """
     if trunk.model.is_remote_code():
         raise ValueError(
             f"{type(trunk.model).__name__} is code that came with the model: pass the language model instead of an "
             "actor over it."
         )
-    # An empty model on the meta device, whose two parts are then replaced by the actor's.
+    config = deepcopy(trunk.model.config)
+    if head is None:
+        config.tie_word_embeddings = True
+    # An empty model on the meta device, whose two parts are then replaced.
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(deepcopy(trunk.model.config), trust_remote_code=False)
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     setattr(lm, lm.base_model_prefix, trunk.model)
-    lm.set_output_embeddings(head)
+    if head is not None:
+        lm.set_output_embeddings(head)
+        return lm
+    output: Any = lm.get_output_embeddings()
+    output.weight = trunk.model.get_input_embeddings().weight
+    if output.bias is not None:
+        output.bias = nn.Parameter(torch.zeros(output.bias.shape))
     return lm
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torchrl.objectives import SoftUpdate
-from transformers import PreTrainedModel
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.modules import (
     ActionValueHead,
+    SavedModel,
     UtteranceActor,
     ValueGuidance,
     ValueHead,
@@ -26,10 +26,11 @@ from torchrl_lang.modules import (
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import QBackupLoss
 from torchrl_lang.objectives.value_base import QValueRowLoss
-from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm, train_offline
+from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.start_model import build_model
 
 __all__ = ["ActionValueOptions", "save_model", "train_action_values"]
 
@@ -46,15 +47,16 @@ class ActionValueOptions(OfflineOptions):
 
 def save_model(
     folder: Path,
-    lm: PreTrainedModel,
+    model: SavedModel,
     loss: QValueRowLoss,
     qvalue: ActionValueHead,
     tokenizer: Tokenizer,
     **heads: ValueHead,
 ) -> None:
-    """Save the model with its heads ``target_qvalue`` and ``qvalue``, and further ones."""
-    named: dict[str, Head] = {**saved_qvalues("qvalue", qvalue, default_qvalue_head(lm), loss), **heads}
-    save_language_model(folder, lm, named, tokenizer=tokenizer.config())
+    """Save the model that was trained with its heads, ``target_qvalue``, ``qvalue`` and further ones."""
+    learned = saved_qvalues("qvalue", qvalue, default_qvalue_head(model.lm), loss)
+    named: dict[str, Head] = {**learned, **heads, **model.heads}
+    save_language_model(folder, model.lm, named, tokenizer=tokenizer.config())
 
 
 def train_action_values(
@@ -78,8 +80,8 @@ def train_action_values(
     """
     evaluation, tokenizer = data.evaluation, data.dataset.tokenizer
     torch.manual_seed(options.seed)
-    lm = build_lm(options, data)
-    actor, qvalue = build_actor(options, lm), default_qvalue_head(lm)
+    model = build_model(options, data)
+    actor, qvalue = build_actor(options, model), default_qvalue_head(model.lm)
     make_policy = partial(UtteranceActor, actor, tokenizer.control, evaluation.action_length)
     loss = kind(
         make_policy(),  # with it no target is the value of a token that cannot be written
@@ -93,7 +95,7 @@ def train_action_values(
     )
 
     def save(folder: Path) -> None:
-        save_model(folder, lm, loss, qvalue, tokenizer)
+        save_model(folder, model, loss, qvalue, tokenizer)
         RunDecoding(guidance.get("include_logits", True), decoding.get("min_p")).save(options.out)
 
     best = train_offline(

@@ -19,9 +19,10 @@ from torchrl_lang.modules import (
     save_language_model,
 )
 from torchrl_lang.objectives import CHAILoss
-from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
+from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.recipes.utterance_values import UtteranceOptions
 from torchrl_lang.training import Progress, total_loss
 
@@ -51,8 +52,9 @@ def main(options: CHAI) -> float:
     data = open_data(options)
     torch.manual_seed(options.seed)
     tokenizer = data.dataset.tokenizer
-    lm = build_lm(options, data).requires_grad_(False)
-    actor, length = build_actor(options, lm), data.evaluation.action_length
+    model = build_model(options, data, as_it_is=True)
+    lm, length = model.lm, data.evaluation.action_length
+    actor = build_actor(options, model).requires_grad_(False)
     qvalue = UtteranceQValueHead(lm.config.hidden_size).to(lm.device)
     loss = CHAILoss(qvalue_module(qvalue), gamma=options.gamma, cql_weight=options.cql_weight)
     policy = CHAIActor(
@@ -66,7 +68,7 @@ def main(options: CHAI) -> float:
             return sampler(rows)
 
     def save(folder: Path) -> None:
-        heads = saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss)
+        heads = {**saved_qvalues("chai_qvalue", qvalue, deepcopy(qvalue), loss), **model.heads}
         save_language_model(folder, lm, heads, tokenizer=tokenizer.config())
 
     kept = held_out_rows(data.dataset, options.held_out)

@@ -12,7 +12,7 @@ from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
 from torchrl_lang.storage import Fields, FileError
 
-__all__ = ["check_place", "check_tokenizer", "generate_once", "main", "open_dataset", "open_task"]
+__all__ = ["check_features", "check_place", "check_tokenizer", "generate_once", "main", "open_dataset", "open_task"]
 
 
 def main(options: DataOptions) -> Path:
@@ -118,6 +118,17 @@ def check_tokenizer(task: Task, tokenizer: Tokenizer, folder: Path) -> None:
         raise ValueError(
             f"{folder} was made with another tokenizer than the current one of the task {task.name!r}, by another "
             "version of this library or with other words: generate the dataset and train again."
+        )
+
+
+def check_features(task: Task, width: int, source: Path) -> None:
+    """Raise ValueError unless the games show features of the width of those that ``source``, data or a run, has."""
+    shown = task.features()
+    if shown is None or shown[1] != width:
+        found = "none" if shown is None else f"features of width {shown[1]}"
+        raise ValueError(
+            f"{source} has features of width {width}, but the games of the task {task.name!r} show {found}: give the "
+            "environment that the features come from."
         )
 
 

@@ -20,16 +20,17 @@ from torchrl_lang.modules import (
     save_language_model,
 )
 from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import DecisionTransformerLoss
 from torchrl_lang.recipes.offline import (
     OfflineOptions,
     build_actor,
-    build_lm,
     number_to_train,
     open_data,
     train_offline,
 )
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.schema import ROW_KEYS
 
 __all__ = ["DT", "build_returns", "held_out_loss", "main"]
@@ -100,10 +101,10 @@ def main(options: DT) -> float:
     torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
     control = tokenizer.control
-    lm = build_lm(options, data)
-    width = lm.get_input_embeddings().weight.shape[1]
+    model = build_model(options, data)
+    width = model.lm.get_input_embeddings().weight.shape[1]
     returns = build_returns(options, dataset.rows, width, control.end_of_action)
-    actor = condition_on_returns(build_actor(options, lm), returns)
+    actor = condition_on_returns(build_actor(options, model), returns)
     print(
         f"{options.out.name}: asks for the return {returns.target:.2f} of {returns.low:.2f} to {returns.high:.2f}",
         flush=True,
@@ -114,13 +115,14 @@ def main(options: DT) -> float:
         actor_normalizer="action",
         end_of_action=control.end_of_action,
     )
+    heads: dict[str, Head] = {"returns": returns, **model.heads}
     policy = ReturnConditionedActor(UtteranceActor(actor, control, data.evaluation.action_length, method="greedy"))
     best = train_offline(
         options,
         data,
         loss,
         policy,
-        save=lambda folder: save_language_model(folder, lm, {"returns": returns}, tokenizer=tokenizer.config()),
+        save=lambda folder: save_language_model(folder, model.lm, heads, tokenizer=tokenizer.config()),
         check=lambda rows: {"held_out_loss": held_out_loss(actor, rows, control.end_of_action)},
     )
     print(data.evaluation.next_steps(options.out), end="", flush=True)

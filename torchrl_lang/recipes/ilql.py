@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import SoftUpdate
-from transformers import PreTrainedModel
 
 from torchrl_lang.evaluation import ValueReport, imitation_loss, value_report
 from torchrl_lang.modules import (
     ActionValueHead,
+    SavedModel,
     UtteranceActor,
     ValueGuidance,
     ValueHead,
@@ -25,8 +25,9 @@ from torchrl_lang.modules import (
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.objectives.value_targets import Target
 from torchrl_lang.recipes.action_values import ActionValueOptions, save_model
-from torchrl_lang.recipes.offline import build_actor, build_lm, held_out_rows, open_data, train_offline
+from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.storage import write_file
 
 __all__ = ["ILQL", "build_loss", "main"]
@@ -54,11 +55,12 @@ class ILQL(ActionValueOptions):
     qvalue_lmbda: float = option(0.0, "lambda of Q's TD(lambda) targets; 0: one step", at_least=0, at_most=1)
 
 
-def build_loss(options: ILQL, lm: PreTrainedModel, end_of_action: int) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:
+def build_loss(options: ILQL, model: SavedModel, end_of_action: int) -> tuple[ILQLLoss, ActionValueHead, ValueHead]:
     """The loss, and the heads that it trains beside the language model."""
+    lm = model.lm
     qvalue, value = default_qvalue_head(lm), ValueHead(lm.config.hidden_size).to(lm.device)
     loss = ILQLLoss(
-        build_actor(options, lm),
+        build_actor(options, model),
         qvalue_module(qvalue),
         value_module(value),
         gamma=options.gamma,
@@ -86,8 +88,8 @@ def main(options: ILQL) -> float:
     dataset, evaluation = data.dataset, data.evaluation
     torch.manual_seed(options.seed)
     tokenizer = dataset.tokenizer
-    lm = build_lm(options, data)
-    loss, qvalue, value = build_loss(options, lm, tokenizer.control.end_of_action)
+    model = build_model(options, data)
+    loss, qvalue, value = build_loss(options, model, tokenizer.control.end_of_action)
     updater = SoftUpdate(loss, tau=options.tau)
     guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
     policy = UtteranceActor(
@@ -95,7 +97,7 @@ def main(options: ILQL) -> float:
     )
 
     def save(folder: Path) -> None:
-        save_model(folder, lm, loss, qvalue, tokenizer, value=value)
+        save_model(folder, model, loss, qvalue, tokenizer, value=value)
 
     kept = held_out_rows(dataset, options.held_out)
     known = evaluation.known_values(kept)
@@ -117,7 +119,7 @@ def main(options: ILQL) -> float:
 
     best = train_offline(options, data, loss, policy, save, check, target_updater=updater)
     if len(kept):
-        found = report(kept.to(lm.device))
+        found = report(kept.to(model.lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")
         print(found, flush=True)
     print(evaluation.next_steps(options.out), end="", flush=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.data import Episode, Tokenizer, Turn, tokenizer_from_config
 from torchrl_lang.data.chat_tokenizer import decode_action
 from torchrl_lang.data.encoded_episode import encode_episode, stack_episodes
+from torchrl_lang.envs.game_features import padded_features
 from torchrl_lang.modules import SavedModel, load_language_model
 from torchrl_lang.recipes.datasets import check_tokenizer
 from torchrl_lang.recipes.options import read_options
@@ -89,29 +91,47 @@ class FinishedRun:
         common = (self.model, self.tokenizer.control, self.action_length, self.decoding)
         return build_policy(*common, beta=beta, method=method, seed=seed, diagnostics=True, **options)
 
-    def reply(self, *texts: str, beta: float = 0.0, method: Method = "greedy", **options: Any) -> str:
+    def reply(
+        self, *texts: str, features: Any = None, beta: float = 0.0, method: Method = "greedy", **options: Any
+    ) -> str:
         """The agent's answer in a dialogue.
 
         Args:
             *texts: of the dialogue so far: of the user, of the agent, of the user, and so on. Without any the agent
                 takes the first turn.
+            features: of the dialogue, such as those of an image, float ``[n, F]``, for a run that reads some.
             beta: weight of the values.
             method: of decoding.
             **options: further options of :meth:`policy`.
 
         Raises:
             ValueError: the last text is the agent's, or the tokenizer cannot encode a text.
+            KeyError: the run reads features, and none are given.
         """
-        return self.replies([texts], beta=beta, method=method, **options)[0]
+        given = None if features is None else [features]
+        return self.replies([texts], features=given, beta=beta, method=method, **options)[0]
 
     def replies(
-        self, dialogues: Sequence[Sequence[str]], *, beta: float = 0.0, method: Method = "greedy", **options: Any
+        self,
+        dialogues: Sequence[Sequence[str]],
+        *,
+        features: Sequence[Any] | None = None,
+        beta: float = 0.0,
+        method: Method = "greedy",
+        **options: Any,
     ) -> list[str]:
-        """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`."""
+        """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`.
+
+        ``features`` are those of each dialogue, float ``[n, F]``; their numbers may differ.
+        """
         turns = [_turns_of(texts) for texts in dialogues]
         episodes = [encode_episode(Episode(each, terminated=False, truncated=True), self.tokenizer) for each in turns]
         control, longest = self.tokenizer.control, max(len(episode.tokens) for episode in episodes)
         rows = stack_episodes(episodes, control.pad, longest + self.action_length)
+        if features is not None:
+            shown = dict(enumerate(torch.as_tensor(one, dtype=torch.float32) for one in features))
+            size = max(len(one) for one in shown.values()), shown[0].shape[-1]
+            rows.update(padded_features(shown, len(episodes), size, None))
         ends = (control.end_of_action, control.pad)
         return [
             decode_action(self.tokenizer, [token for token in written if token not in ends])

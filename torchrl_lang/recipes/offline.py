@@ -12,14 +12,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
-from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
-from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, train_top_layers
-from torchrl_lang.recipes.datasets import check_tokenizer, open_task
+from torchrl_lang.modules import SavedModel, train_top_layers
+from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
 from torchrl_lang.recipes.dialogues import DialogueOptions, dialogue_dataset
-from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.recipes.offline_evaluation import (
     Evaluation,
     GamesEvaluation,
@@ -27,10 +25,12 @@ from torchrl_lang.recipes.offline_evaluation import (
     first_text,
     longest_utterance,
 )
-from torchrl_lang.recipes.options import option, read_options, required
+from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
+from torchrl_lang.schema import PREFIX
 from torchrl_lang.storage import file_digest
 from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
@@ -38,10 +38,8 @@ __all__ = [
     "OfflineData",
     "OfflineOptions",
     "build_actor",
-    "build_lm",
     "evaluation_of",
     "held_out_rows",
-    "lm_of_run",
     "number_to_train",
     "open_data",
     "train_offline",
@@ -70,6 +68,10 @@ class OfflineOptions(DialogueOptions, RunOptions):
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
     heads: int = option(4, "attention heads of a model from scratch", at_least=1)
+    prefix_hidden: int = option(
+        0, "width of a hidden layer of a new projector of the rows' features; 0: a linear one", at_least=0
+    )
+    prefix_positions: bool = option(True, "let features take positions of the model, in front of the tokens")
     length_groups: int | None = option(
         None, "groups of similar length that a batch is split into to reduce padding; none: automatic", at_least=1
     )
@@ -122,65 +124,27 @@ def evaluation_of(dataset: RowDataset, task: Task | None, source: Path) -> Evalu
     """How a policy that learned from the dataset is evaluated: in games of the task, or on held-out episodes.
 
     Raises:
-        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer. The message names
-            ``source``.
+        ValueError: there is no task and the agent takes no turn, or the task has another tokenizer or shows other
+            features. The message names ``source``.
     """
     if task is None:
-        evaluation = HeldOutEvaluation(longest_utterance(dataset.rows), first_text(dataset.episode(0)))
+        evaluation = HeldOutEvaluation(
+            longest_utterance(dataset.rows), first_text(dataset.episode(0)), PREFIX in dataset.rows.keys()
+        )
         if not evaluation.action_length:
             raise ValueError(f"{source} has no turn of the agent to learn from.")
         return evaluation
     check_tokenizer(task, dataset.tokenizer, dataset.folder)
+    if (prefix := dataset.rows.get(PREFIX, None)) is not None:
+        check_features(task, prefix.shape[-1], dataset.folder)
     recorded = dataset.manifest["notes"]
     return GamesEvaluation(task, recorded if "task" in recorded else task.notes())
 
 
-def build_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
-    """The language model: from scratch, of a finished run, or a pretrained one fitted to the tokenizer.
-
-    Raises:
-        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
-    """
-    tokenizer = data.dataset.tokenizer
-    if options.start is not None:
-        return lm_of_run(options.start, data).to(options.torch_device())
-    if options.pretrained is not None:
-        lm = load_causal_lm(options.pretrained)
-        return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True).to(options.torch_device())
-    if options.kind not in CONFIG_MAPPING:
-        raise ValueError(f"kind={options.kind!r} is no model type of Hugging Face: give gpt2, llama, qwen2 or another.")
-    lm = causal_lm(
-        options.kind,
-        vocab_size=tokenizer.vocab_size,
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
-        max_length=data.dataset.rows["tokens"].shape[-1] + data.evaluation.room,
-        pad=tokenizer.control.pad,
-        # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
-        initializer_range=options.width**-0.5,
-    )
-    return lm.to(options.torch_device())
-
-
-def lm_of_run(folder: Path, data: OfflineData) -> PreTrainedModel:
-    """The language model of a finished run, with the tokens of the data.
-
-    Raises:
-        ValueError: the run has another tokenizer than the dataset, or is a decision transformer.
-    """
-    model, own = load_model(folder)
-    refuse_returns(folder, model)
-    if own.config() != data.dataset.tokenizer.config():
-        about = read_options(folder / "config.json").object("notes").take("task", str)
-        raise ValueError(f"The run in {folder} is about {about}, which has other tokens than the data.")
-    return model.lm
-
-
-def build_actor(options: OfflineOptions, lm: PreTrainedModel) -> ProbabilisticTensorDictSequential:
-    """The language model as an actor, compiled and frozen according to the options."""
+def build_actor(options: OfflineOptions, model: SavedModel) -> ProbabilisticTensorDictSequential:
+    """The model as an actor, which reads features if it has a projector, compiled and frozen by the options."""
     groups: Any = "auto" if options.length_groups is None else options.length_groups
-    actor = language_actor(lm, length_groups=groups, compile=options.compile)
+    actor = actor_of(model, length_groups=groups, compile=options.compile)
     if options.checkpointing:
         actor[0].module.gradient_checkpointing()
     if options.top_layers is not None:

@@ -111,6 +111,8 @@ class HeldOutEvaluation(Evaluation):
     """Tokens of the longest utterance of the data."""
     example: str
     """How one of its dialogues begins; empty if the agent takes the first turn."""
+    reads_features: bool = False
+    """Whether the data have features beside their texts."""
     best_by = "held_out_log_prob"
     shown = "held_out_loss"
 
@@ -138,12 +140,14 @@ class HeldOutEvaluation(Evaluation):
 
     def next_steps(self, run: Path) -> str:
         """How to use the model in Python, and with an environment."""
+        given = [repr(self.example)] * bool(self.example)
+        given += ["features=..."] * self.reads_features  # a placeholder for float [n, F]
         return (
             "This run has no environment. Ask the policy for an answer in Python:\n"
             "    from pathlib import Path\n"
             "    from torchrl_lang.recipes.load_run import load_run\n"
             f"    run = load_run(Path({str(run)!r}))\n"
-            f"    print(run.reply({repr(self.example) if self.example else ''}))\n"
+            f"    print(run.reply({', '.join(given)}))\n"
             "or give `evaluate`, `play` and `train ppo` an environment with --task package.module:make_env.\n"
         )
 

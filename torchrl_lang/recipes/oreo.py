@@ -8,6 +8,7 @@ from typing import ClassVar
 from torchrl_lang.evaluation import imitation_loss
 from torchrl_lang.functional import PathLevel
 from torchrl_lang.modules import UtteranceActor, ValueHead, save_language_model, value_module
+from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option
@@ -42,8 +43,8 @@ def main(options: OREO) -> float:
         ValueError: there is no model to start from.
     """
     data = open_data(options)
-    lm, actor, policy, reference = start_with_reference(options, data)
-    tokenizer, value = data.dataset.tokenizer, ValueHead(lm.config.hidden_size).to(lm.device)
+    model, actor, policy, reference = start_with_reference(options, data)
+    tokenizer, value = data.dataset.tokenizer, ValueHead(model.lm.config.hidden_size).to(model.lm.device)
     loss = OREOLoss(
         policy,
         value_module(value),
@@ -55,12 +56,13 @@ def main(options: OREO) -> float:
         transition_weight=options.transition_weight,
         actor_normalizer="action",
     )
+    heads: dict[str, Head] = {"value": value, **model.heads}
     best = train_offline(
         options,
         data,
         loss,
         UtteranceActor(actor, tokenizer.control, data.evaluation.action_length, method="greedy"),
-        save=lambda folder: save_language_model(folder, lm, {"value": value}, tokenizer=tokenizer.config()),
+        save=lambda folder: save_language_model(folder, model.lm, heads, tokenizer=tokenizer.config()),
         check=lambda rows: {"held_out_loss": imitation_loss(actor, rows)},
     )
     print(data.evaluation.next_steps(options.out), end="", flush=True)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchrl_lang.modules import language_actor
 from torchrl_lang.objectives import PsiLoss
 from torchrl_lang.recipes.action_values import ActionValueOptions, train_action_values
-from torchrl_lang.recipes.offline import lm_of_run, open_data
+from torchrl_lang.recipes.offline import open_data
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.run_policy import actor_of
+from torchrl_lang.recipes.start_model import model_of_run
 from torchrl_lang.transforms import frozen_copy
 
 __all__ = ["Psi", "main"]
@@ -40,8 +41,9 @@ def main(options: Psi) -> float:
     data = open_data(options)
     prior = None
     if options.prior is not None:
-        lm = lm_of_run(options.prior, data).to(options.torch_device())
-        prior = frozen_copy(language_actor(lm.requires_grad_(False)))
+        model = model_of_run(options.prior, data)
+        model.lm.to(options.torch_device())
+        prior = frozen_copy(actor_of(model).requires_grad_(False))
     return train_action_values(
         options,
         data,

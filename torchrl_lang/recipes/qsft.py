@@ -17,7 +17,7 @@ from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.recipes.offline import OfflineOptions, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.reference import start_with_reference
-from torchrl_lang.recipes.run_policy import RunDecoding
+from torchrl_lang.recipes.run_policy import PREFIX_HEAD, VALUE_PREFIX_HEAD, RunDecoding
 
 __all__ = ["QSFT", "main", "return_range"]
 
@@ -75,7 +75,7 @@ def main(options: QSFT) -> float:
     data = open_data(options)
     tokenizer, evaluation = data.dataset.tokenizer, data.evaluation
     least, greatest = return_range(data.dataset.rows, tokenizer, options.gamma, options.turn_gamma)
-    lm, actor, policy, reference = start_with_reference(options, data)
+    model, actor, policy, reference = start_with_reference(options, data)
     loss = QSFTLoss(
         policy,
         reference,
@@ -88,12 +88,15 @@ def main(options: QSFT) -> float:
         transition_weight=options.transition_weight,
         actor_normalizer="action",
     )
+    imitates = reference.actor.decoder.actor
     decoding = RunDecoding(min_p=options.threshold or None, likelihood_ratio=options.guide == "ratio")
 
     def save(folder: Path) -> None:
         decoding.save(options.out)
-        imitates = language_model_of(reference.actor.decoder.actor)
-        save_language_model(folder, imitates, tokenizer=tokenizer.config(), value_lm=lm)
+        learned = model.heads.get(PREFIX_HEAD)
+        heads = {} if learned is None else {PREFIX_HEAD: imitates[0].module.prefix, VALUE_PREFIX_HEAD: learned}
+        begun = language_model_of(imitates)
+        save_language_model(folder, begun, heads, tokenizer=tokenizer.config(), value_lm=model.lm)
 
     @torch.no_grad()
     def check(rows: TensorDictBase) -> dict[str, float]:
@@ -102,7 +105,7 @@ def main(options: QSFT) -> float:
 
     guidance = LikelihoodGuidance(actor, beta=options.beta, ratio=decoding.likelihood_ratio)
     guided = UtteranceActor(
-        reference.actor.decoder.actor,
+        imitates,
         tokenizer.control,
         evaluation.action_length,
         guidance=guidance,

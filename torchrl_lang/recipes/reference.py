@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
-from transformers import PreTrainedModel
 
-from torchrl_lang.modules import UtteranceActor, language_actor
-from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor, build_lm
+from torchrl_lang.modules import SavedModel, UtteranceActor
+from torchrl_lang.recipes.offline import OfflineData, OfflineOptions, build_actor
+from torchrl_lang.recipes.run_policy import actor_of
+from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.transforms import FrozenActor, frozen_copy
 
 __all__ = ["WithReference", "start_with_reference"]
@@ -18,7 +19,7 @@ __all__ = ["WithReference", "start_with_reference"]
 class WithReference(NamedTuple):
     """A model at the beginning of training, and a frozen copy of it."""
 
-    lm: PreTrainedModel
+    model: SavedModel
     actor: ProbabilisticTensorDictSequential
     policy: UtteranceActor
     """Over the actor, which is trained."""
@@ -30,7 +31,7 @@ def start_with_reference(options: OfflineOptions, data: OfflineData) -> WithRefe
     """Seed everything, and load the model to start from.
 
     Raises:
-        ValueError: there is none, or it has other tokens than the data.
+        ValueError: there is none, or it has other tokens than the data, or does not read their features.
     """
     if options.start is None and options.pretrained is None:
         raise ValueError(
@@ -38,7 +39,7 @@ def start_with_reference(options: OfflineOptions, data: OfflineData) -> WithRefe
             "give a finished run of BC with --start RUN."
         )
     torch.manual_seed(options.seed)
-    lm = build_lm(options, data)
-    actor, control, length = build_actor(options, lm), data.dataset.tokenizer.control, data.evaluation.action_length
-    reference = frozen_copy(UtteranceActor(language_actor(lm), control, length))
-    return WithReference(lm, actor, UtteranceActor(actor, control, length), reference)
+    model = build_model(options, data, as_it_is=True)
+    actor, control, length = build_actor(options, model), data.dataset.tokenizer.control, data.evaluation.action_length
+    reference = frozen_copy(UtteranceActor(actor_of(model), control, length))
+    return WithReference(model, actor, UtteranceActor(actor, control, length), reference)

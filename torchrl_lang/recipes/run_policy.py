@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import nn
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules import (
@@ -22,13 +23,31 @@ from torchrl_lang.modules import (
     ValueGuidance,
     condition_on_returns,
     language_actor,
+    with_prefix,
 )
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, write_file
 
-__all__ = ["Method", "RunDecoding", "build_policy", "likelihoods_of", "methods_of"]
+__all__ = [
+    "PREFIX_HEAD",
+    "VALUE_PREFIX_HEAD",
+    "Method",
+    "RunDecoding",
+    "actor_of",
+    "build_policy",
+    "likelihoods_of",
+    "methods_of",
+]
+
+PREFIX_HEAD = "prefix"
+"""Name of the head that projects features for the language model, see :func:`~torchrl_lang.modules.with_prefix`."""
+
+VALUE_PREFIX_HEAD = "value_prefix"
+"""Likewise for the second model of values."""
 
 Method = Literal["sample", "greedy", "beam", "best_of"]
+
+Reader = TypeVar("Reader", bound=nn.Module)
 
 _FILE = "decoding.json"
 _KINDS: dict[str, type] = {"include_logits": bool, "min_p": float, "log_prob_weight": float, "likelihood_ratio": bool}
@@ -64,6 +83,22 @@ class RunDecoding:
         fields = Fields.read(run / _FILE, remedy="train again")
         given = {name: kind for name, kind in _KINDS.items() if fields.content.get(name) is not None}
         return cls(**{name: fields.take(name, kind) for name, kind in given.items()})
+
+
+def actor_of(model: SavedModel, **options: Any) -> ProbabilisticTensorDictSequential:
+    """The language model as an actor, which reads features if the model has a projector of them.
+
+    Args:
+        model: with its heads.
+        **options: of :func:`~torchrl_lang.modules.language_actor`.
+    """
+    return _reading(language_actor(model.lm, **options), model, PREFIX_HEAD)
+
+
+def _reading(reader: Reader, model: SavedModel, name: str) -> Reader:
+    """An actor or trunk that reads features by the head of that name, if the model has it."""
+    prefix: Any = model.heads.get(name)
+    return with_prefix(reader, prefix)
 
 
 def methods_of(model: SavedModel) -> tuple[Method, ...]:
@@ -105,7 +140,7 @@ def build_policy(
     heads = model.heads
     if beta and "target_qvalue" not in heads and likelihoods_of(model) is None:
         raise ValueError(f"This run learned no values of tokens, so beta={beta} has nothing to weigh: leave beta at 0.")
-    actor, returns = language_actor(model.lm), heads.get("returns")
+    actor, returns = actor_of(model), heads.get("returns")
     if isinstance(returns, ReturnEmbedding):
         condition_on_returns(actor, returns)
         policy = UtteranceActor(actor, control, action_length, method=method, **options)
@@ -130,7 +165,8 @@ def _guidance(
     likelihoods = likelihoods_of(model)
     if likelihoods is not None and beta:
         ratio = decoding.likelihood_ratio
-        values = LikelihoodGuidance(language_actor(likelihoods), beta=beta, ratio=ratio)
+        second = _reading(language_actor(likelihoods), model, VALUE_PREFIX_HEAD)
+        values = LikelihoodGuidance(second, beta=beta, ratio=ratio)
         return values, {"min_p": decoding.min_p if ratio else None}
     ranks = method == "best_of"
     chosen = {"end_value_weight": 1.0, "log_prob_weight": decoding.log_prob_weight} if ranks else {}
@@ -139,7 +175,7 @@ def _guidance(
     if "target_qvalue" not in model.heads or not (beta or ranks):
         return None, {}
     replaces_logits = bool(beta) and not decoding.include_logits
-    trunk = None if model.value_lm is None else Trunk(model.value_lm)
+    trunk = None if model.value_lm is None else _reading(Trunk(model.value_lm), model, VALUE_PREFIX_HEAD)
     guidance = ValueGuidance(
         model.heads["target_qvalue"], beta=beta, include_logits=not replaces_logits, value_trunk=trunk
     )

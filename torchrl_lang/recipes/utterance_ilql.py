@@ -21,10 +21,11 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import UtteranceILQLLoss
-from torchrl_lang.recipes.offline import build_actor, build_lm, open_data, train_offline
+from torchrl_lang.recipes.offline import build_actor, open_data, train_offline
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.saved_qvalues import saved_qvalues
+from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.recipes.utterance_values import UtteranceOptions
 
 __all__ = ["UtteranceILQL", "main"]
@@ -47,11 +48,12 @@ def main(options: UtteranceILQL) -> float:
     data = open_data(options)
     torch.manual_seed(options.seed)
     tokenizer = data.dataset.tokenizer
-    lm = build_lm(options, data)
+    model = build_model(options, data)
+    lm = model.lm
     width = lm.config.hidden_size
     qvalue, value = UtteranceQValueHead(width).to(lm.device), ValueHead(width).to(lm.device)
     loss = UtteranceILQLLoss(
-        build_actor(options, lm),
+        build_actor(options, model),
         qvalue_module(qvalue),
         value_module(value),
         gamma=options.gamma,
@@ -75,7 +77,7 @@ def main(options: UtteranceILQL) -> float:
 
     def save(folder: Path) -> None:
         qvalues = saved_qvalues("utterance_qvalue", qvalue, deepcopy(qvalue), loss)
-        save_language_model(folder, lm, {**qvalues, "value": value}, tokenizer=tokenizer.config())
+        save_language_model(folder, lm, {**qvalues, "value": value, **model.heads}, tokenizer=tokenizer.config())
         RunDecoding(log_prob_weight=options.log_prob_weight).save(options.out)
 
     best = train_offline(

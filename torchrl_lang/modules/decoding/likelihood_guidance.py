@@ -12,7 +12,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import ACTION_VALUE, LOGITS, split_actor
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 
-__all__ = ["LikelihoodGuidance"]
+__all__ = ["LikelihoodGuidance", "TokenProbabilities"]
 
 
 class LikelihoodGuidance(ValueGuidance):
@@ -48,7 +48,7 @@ class LikelihoodGuidance(ValueGuidance):
 
     def __init__(self, model: ProbabilisticTensorDictSequential, *, beta: float, ratio: bool = False) -> None:
         trunk, head, _ = split_actor(model)
-        super().__init__(_TokenProbabilities(head), beta=beta, value_trunk=trunk)
+        super().__init__(TokenProbabilities(head), beta=beta, value_trunk=trunk)
         self.ratio = ratio
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
@@ -60,7 +60,7 @@ class LikelihoodGuidance(ValueGuidance):
         return term if tokens is None else term.gather(-1, tokens)
 
 
-class _TokenProbabilities(TensorDictModuleBase):
+class TokenProbabilities(TensorDictModuleBase):
     """What a language model's trunk wrote -> ``action_value`` ``[N, 1, V]``: the probability of every next token."""
 
     def __init__(self, head: TensorDictModuleBase | None) -> None:
@@ -69,5 +69,6 @@ class _TokenProbabilities(TensorDictModuleBase):
         self.in_keys, self.out_keys = [LOGITS] if head is None else list(head.in_keys), [ACTION_VALUE]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``action_value``."""
         logits = (tensordict if self.head is None else self.head(tensordict)).get(LOGITS)
         return tensordict.set(ACTION_VALUE, upcast_half(logits).softmax(-1).unsqueeze(-2))

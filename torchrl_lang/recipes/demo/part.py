@@ -10,11 +10,11 @@ from typing import Any
 
 from torchrl_lang.data import RowDataset
 from torchrl_lang.evaluation import GameRecords, Summary, imitation_loss, write_transcripts
-from torchrl_lang.modules import language_actor
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.offline import held_out_rows
+from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
 from torchrl_lang.schema import ACTION_MASK
 
@@ -126,7 +126,7 @@ def _check_imitation(results: PartResults, bc: FinishedRun, dataset: RowDataset)
     """BC's loss on episodes that were not trained on, beside the entropy of the players that made them."""
     part = results.part
     rows = held_out_rows(dataset, _HELD_OUT)
-    results.held_out_loss = imitation_loss(language_actor(bc.model.lm), rows)
+    results.held_out_loss = imitation_loss(actor_of(bc.model), rows)
     behavior: Any = part.data.behavior_policy(results.task).policy
     results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(ACTION_MASK).sum())
 

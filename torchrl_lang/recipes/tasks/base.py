@@ -11,11 +11,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.envs import EnvBase
 
 from torchrl_lang.data import GameMaker, Tokenizer
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, play_games, solved, summarize
 from torchrl_lang.recipes.options import Options, option, required
+from torchrl_lang.schema import PREFIX
 from torchrl_lang.storage import Fields
 
 __all__ = ["DataOptions", "PlayOptions", "Player", "Task"]
@@ -111,6 +113,17 @@ class Task(ABC):
     def env(self, batch_size: int, **options: Any) -> LanguageEnv:
         """The environment; options such as ``seed`` and ``device`` go to its class."""
 
+    def features(self) -> tuple[int, int] | None:
+        """``(P, F)``, number and width of the features that the games show beside their texts; None if they show none.
+
+        See :attr:`~torchrl_lang.schema.PREFIX`; this opens an environment.
+        """
+        env = self.env(1)
+        try:
+            return _size_of_features(env)
+        finally:
+            env.close(raise_if_closed=False)
+
     @abstractmethod
     def player(self, name: str, seed: int | None = None) -> Player:
         """A scripted player by name. Every task has ``"random"``: random valid actions.
@@ -160,6 +173,11 @@ class Task(ABC):
         ``name`` is that of the policy in tables; ``device`` and ``options`` go to :meth:`env`.
         """
         env = self.env(min(batch, games), device=device, **options)
+        if PREFIX in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
+            raise ValueError(
+                f"The policy reads features, which the games of the task {self.name!r} do not show: give the "
+                "environment features=(P, F), or a policy that was trained without."
+            )
         try:
             records = play_games(env, policy, games=games, seed=seed, keep=self.kept_entries)
         finally:
@@ -198,3 +216,9 @@ class Task(ABC):
         _, records = self.evaluate(player.policy, games=games, seed=seed, **player.env_options)
         for row in records.rows:
             print(format_transcript(row, self.tokenizer(), spelling=self.spelling), end="\n\n")
+
+
+def _size_of_features(env: EnvBase) -> tuple[int, int] | None:
+    """``(P, F)`` of the features that an environment shows; None if it shows none."""
+    spec = env.observation_spec
+    return tuple(spec[PREFIX].shape[-2:]) if PREFIX in spec.keys() else None

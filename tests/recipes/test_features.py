@@ -1,0 +1,325 @@
+"""The recipes on rows with features: a game whose answer no text tells, from the command line and by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import load_dataset, write_dataset
+from torchrl_lang.evaluation import imitation_loss, read_columns
+from torchrl_lang.modules import causal_lm
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.run_policy import actor_of
+from torchrl_lang.recipes.tasks import find_task
+from torchrl_lang.training import Checkpointer
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "4"]
+FROM_SCRATCH = (
+    "bc",
+    "percent-bc",
+    "ilql",
+    "single-step",
+    "monte-carlo",
+    "paper-ilql",
+    "awac",
+    "cql",
+    "bcq",
+    "psi",
+    "utterance-ilql",
+    "dt",
+)
+FROM_BC = ("chai", "qsft", "oreo")
+GAME = """
+import torch
+
+from torchrl_lang.data import CharTokenizer
+from torchrl_lang.envs import TextGameEnv
+
+
+class Shown:
+    '''Shows the answer as one of three unit vectors, and every other time a constant beside it.'''
+
+    def reset(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.answer = int(torch.randint(3, (), generator=generator))
+        self.features = torch.stack([torch.eye(3)[self.answer], torch.ones(3)])[: 1 + seed % 2]
+        return "?"
+
+    def step(self, text):
+        return "", float(text == str(self.answer)), True
+
+
+def make_env(batch_size, *, seed=None, device=None, features=True):
+    tokenizer = CharTokenizer.from_alphabet("012?")
+    size = (2, 3) if features else None
+    options = {"batch_size": batch_size, "seed": seed, "device": device, "features": size}
+    return TextGameEnv(Shown, tokenizer, row_length=8, action_length=2, **options)
+"""
+NAME = "shown_game:make_env"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A dataset of 400 random games, without and with features, in a folder with the module of the game."""
+    folder = tmp_path_factory.mktemp("features")
+    (folder / "shown_game.py").write_text(GAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        generate = ["generate", NAME, "--games", "400", "--batch", "50"]
+        assert main([*generate, "--out", str(folder / "data")]) == 0
+        assert main([*generate, "--out", str(folder / "texts"), "--option", "features=false"]) == 0
+        assert train(folder, "bc", "bc") == 0
+        yield folder
+    sys.modules.pop("shown_game")
+
+
+def train(home, recipe, out, *more, data="data", task=NAME, option=None):
+    places = ["--data", str(home / data), "--out", str(home / out)]
+    places += [] if task is None else ["--task", task]
+    places += [] if option is None else ["--option", option]
+    return main(["train", recipe, *places, *TINY, *map(str, more)])
+
+
+def refused(home, capsys, *arguments, **more):
+    capsys.readouterr()
+    assert train(home, *arguments, **more) == 2
+    return capsys.readouterr().err
+
+
+def opened(home, name):
+    return load_run(home / name, find_task(NAME))
+
+
+def policies(run):
+    """Every way in which a run plays: without its values, guided by them, by those of whole utterances."""
+    found = [run.policy(method="greedy")]
+    found += [run.policy(run.betas[0], method="greedy")] if run.has_values else []
+    return found + [run.policy(method="best_of", candidates=2, seed=0)]
+
+
+def test_the_dataset_has_the_features_of_its_games(home):
+    dataset = load_dataset(home / "data", verify=True)
+    prefix, mask = dataset.rows["prefix"], dataset.rows["prefix_mask"]
+    assert (prefix.dtype, tuple(prefix.shape), mask.dtype, tuple(mask.shape)) == (
+        torch.float32,
+        (400, 2, 3),
+        torch.bool,
+        (400, 2),
+    )
+    assert (home / "data" / "rows" / "prefix.memmap").stat().st_size == 400 * 2 * 3 * 4
+    assert type(prefix).__name__ == "MemoryMappedTensor"
+    assert {1, 2} == set(mask.sum(-1).tolist())
+    guess = dataset.tokenizer.encode("012")
+    right = dataset.rows["token_reward"].sum(-1) == 1
+    shown = prefix[:, 0].argmax(-1)
+    played = (dataset.rows["tokens"][:, :, None] == torch.tensor(guess)) & dataset.rows["action_mask"][:, :, None]
+    assert torch.equal(right, played.any(1)[torch.arange(400), shown])
+    assert not {"prefix", "prefix_mask"} & set(load_dataset(home / "texts").rows.keys())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [*FROM_SCRATCH, *FROM_BC])
+def test_every_offline_recipe_reads_features(home, recipe):
+    start = ["--start", home / "bc"] if recipe in FROM_BC else ["--prefix-hidden", "5"]
+    if recipe == "psi":
+        start += ["--prior", home / "bc"]
+    assert train(home, recipe, f"all/{recipe}", *start) == 0
+    run = opened(home, f"all/{recipe}")
+    assert run.model.heads["prefix"].config()["hidden"] == (0 if recipe in FROM_BC else 5)
+    rows = run.task.env(6, seed=3).reset()
+    for policy in policies(run):
+        assert "prefix" in policy.in_keys
+        changed = rows.clone().set("prefix", rows["prefix"] + 1.0)
+        first, same, other = (log_probs(run, policy, given) for given in (rows, rows, changed))
+        assert torch.equal(first, same)
+        assert (first != other).any(-1).all()  # in every row
+    assert main(["evaluate", "--run", str(home / f"all/{recipe}"), "--task", NAME, "--games", "4"]) == 0
+
+
+def log_probs(run, policy, rows):
+    """Log-probabilities of four answers at each row, ``[N, 4]``."""
+    control, inner = run.tokenizer.control, getattr(policy, "policy", policy)  # of a decision transformer and CHAI
+    actions = torch.tensor([[token, control.end_of_action] for token in run.tokenizer.encode("012?")])
+    dist = inner.get_dist(rows)
+    return torch.stack([dist.log_prob(action.expand(*rows.batch_size, 2)) for action in actions], -1)
+
+
+def test_both_models_of_qsft_keep_their_projectors(home):
+    """That of the model that imitates is the start's, that of the values has learned."""
+    assert train(home, "qsft", "qsft", "--start", home / "bc") == 0
+    begun, run = opened(home, "bc"), opened(home, "qsft")
+    assert run.model.heads.keys() == {"prefix", "value_prefix"}
+    start, kept, learned = (
+        head.project.weight
+        for head in (begun.model.heads["prefix"], run.model.heads["prefix"], run.model.heads["value_prefix"])
+    )
+    assert torch.equal(start, kept)
+    assert not torch.equal(start, learned)
+    policy = run.policy(run.betas[0], method="greedy")
+    assert policy.decoder.rule.guidance.value_trunk.module.prefix.project.weight is learned
+
+
+@pytest.mark.parametrize("recipe", ["bc", "ilql"])
+def test_the_log_is_that_of_the_model_that_was_saved(home, recipe):
+    assert train(home, recipe, f"logged-{recipe}", "--prefix-hidden", "5", "--steps", "8") == 0
+    logged = read_columns(home / f"logged-{recipe}" / "log.csv")["held_out_loss"][-1]
+    kept = load_dataset(home / "data")[360:]
+    found = actor_of(opened(home, f"logged-{recipe}").model)
+    assert imitation_loss(found, kept) == pytest.approx(logged, rel=1e-4)
+    shifted = kept.clone().set("prefix", kept["prefix"] + 1.0)
+    assert imitation_loss(found, shifted) != pytest.approx(logged, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["bc", "ilql", "oreo"])
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe, monkeypatch):
+    options = ["--eval-every", "2", *(["--start", home / "bc"] if recipe == "oreo" else [])]
+    assert train(home, recipe, f"whole-{recipe}", *options) == 0
+    save, calls = Checkpointer.save, []
+
+    def stop_in_the_second(self, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return save(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "save", stop_in_the_second)
+        assert train(home, recipe, f"halves-{recipe}", *options) == 130
+    assert train(home, recipe, f"halves-{recipe}", *options) == 0
+    whole, halves = (
+        load_file(home / f"{kind}-{recipe}" / "model" / "heads.safetensors") for kind in ("whole", "halves")
+    )
+    assert "prefix.project.weight" in whole
+    assert all(torch.equal(whole[name], halves[name]) for name in whole | halves)
+    columns = [read_columns(home / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves")]
+    assert columns[0]["held_out_loss"] == columns[1]["held_out_loss"]
+
+
+# -- starting from a run --------------------------------------------------------------------------------------------
+
+
+def test_a_start_gives_its_projector(home):
+    assert train(home, "bc", "wide", "--prefix-hidden", "5", "--no-prefix-positions") == 0
+    frozen = ["--lr", "1e-12", "--weight-decay", "0"]
+    assert train(home, "cql", "from-wide", "--start", home / "wide", *frozen) == 0
+    before, after = (opened(home, name).model.heads["prefix"] for name in ("wide", "from-wide"))
+    assert before.config() == after.config() == {"features": 3, "width": 16, "hidden": 5, "positions": False}
+    for name, weight in before.state_dict().items():
+        torch.testing.assert_close(after.state_dict()[name], weight, rtol=0, atol=1e-6)
+
+
+def test_a_run_without_features_gets_a_new_projector(home):
+    assert train(home, "bc", "blind", data="texts", option="features=false") == 0
+    assert opened(home, "blind").model.heads == {}
+    assert json.loads((home / "blind" / "model" / "torchrl_lang.json").read_text())["heads"] == {}
+    # A model from scratch has positions for its rows alone, and these have two features as well.
+    assert train(home, "bc", "seeing", "--start", home / "blind", "--no-prefix-positions") == 0
+    assert opened(home, "seeing").model.heads["prefix"].config()["positions"] is False
+
+
+def test_a_pretrained_model_gets_a_new_projector(home):
+    pretrained = ["--pretrained", home / "wider"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        causal_lm(vocab_size=9, layers=1, width=24, heads=2, max_length=16).save_pretrained(home / "wider")
+    assert train(home, "bc", "pretrained", *pretrained) == 0
+    assert opened(home, "pretrained").model.heads["prefix"].config()["width"] == 24
+
+
+def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
+    dataset = load_dataset(home / "data")
+    rows = dataset[:40]
+    rows["prefix"] = torch.cat([rows["prefix"], rows["prefix"]], -1)
+    write_dataset(home / "six", rows, dataset.tokenizer, notes=dict(dataset.manifest["notes"]))
+    error = refused(home, capsys, "bc", "x", data="six")
+    assert (
+        "six has features of width 6, but the games of the task 'shown_game:make_env' show features of width 3" in error
+    )
+    write_dataset(home / "six-alone", rows, dataset.tokenizer)
+    error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="six-alone", task=None)
+    assert "bc reads features of width 3, but those of the data have width 6: start from another run" in error
+    error = refused(home, capsys, "bc", "x", "--start", home / "bc", data="texts", option="features=false")
+    assert "bc reads features of width 3, but the data have none" in error
+    error = refused(home, capsys, "bc", "x", "--start", home / "bc", "--prefix-hidden", "5")
+    assert "prefix_hidden=5" in error
+    assert "bc has its own: leave them out" in error
+    error = refused(home, capsys, "bc", "x", "--prefix-hidden", "5", data="texts", option="features=false")
+    assert "the data have none: leave them out" in error
+    write_dataset(home / "texts-alone", load_dataset(home / "texts")[:40], dataset.tokenizer)
+    assert train(home, "bc", "alone", data="texts-alone", task=None) == 0
+    for recipe in ("chai", "oreo", "qsft"):
+        error = refused(home, capsys, recipe, "x", "--start", home / "alone")
+        assert "does not read the features of the data: give a run of BC on data with features" in error
+    for recipe in ("ppo", "rejection"):
+        call = ["train", recipe, "--start", str(home / "alone"), "--out", str(tmp_path / "x"), "--task", NAME]
+        assert main(call) == 2
+        assert "The games show features, which the policy of" in capsys.readouterr().err
+
+
+def test_games_without_the_features_of_a_run_are_refused(home, capsys):
+    dataset = load_dataset(home / "data")
+    write_dataset(home / "alone-data", dataset[:40], dataset.tokenizer)
+    assert train(home, "bc", "seen", data="alone-data", task=None) == 0
+    assert "run.reply('?', features=...)" in capsys.readouterr().out
+    for command in (["evaluate", "--run"], ["train", "ppo", "--out", str(home / "x"), "--start"]):
+        given = ["--task", NAME, "--option", "features=false"]
+        assert main([*command, str(home / "seen"), *given]) == 2
+        error = capsys.readouterr().err
+        assert "do not show" in error or "show none" in error
+    run = load_run(home / "seen")
+    vectors = torch.eye(3)
+    alone = [run.reply("?", features=vectors[:1]), run.reply("?", features=vectors[1:])]
+    assert run.replies([["?"], ["?"]], features=[vectors[:1], vectors[1:]]) == alone
+    with pytest.raises(KeyError, match="needs 'prefix'"):
+        run.reply("?")
+
+
+# -- what is learned ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
+    """From the command line: values of features, so imitation of the random games earns a fifth as much."""
+    size = ["--layers", "2", "--width", "32", "--optimizer", "adamw", "--lr", "5e-3", "--batch-size", "64"]
+    more = [*size, "--prefix-hidden", "32", "--transition-weight", "0", "--steps", "200", "--eval-every", "200"]
+    returns = {}
+    assert train(home, "bc", "learned/bc", *more) == 0
+    assert train(home, "ilql", "learned/ilql", *more, "--qvalue-weight", "5", "--value-weight", "5") == 0
+    for name, beta in (("bc", "0"), ("ilql", "32")):
+        call = ["evaluate", "--run", str(home / f"learned/{name}"), "--task", NAME, "--games", "200"]
+        assert main([*call, "--beta", beta, "--method", "sample"]) == 0
+        players = json.loads((home / f"learned/{name}" / "evaluation.json").read_text())["players"]
+        returns[name] = players[-1]["mean_return"]
+    assert returns["bc"] < 0.5 < 0.9 < returns["ilql"]
+    assert load_run(home / "learned/ilql", find_task(NAME)).choose_beta(seed=9, games=100, betas=[32.0])[32.0] > 0.9
+    watch = ["play", NAME, "--watch", str(home / "learned/ilql"), "--games", "2", "--beta", "32", "--seed", "1"]
+    assert main(watch) == 0
+    assert capsys.readouterr().out.count("(+1)") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--lora-rank", "2"], ["--top-layers", "1"]])
+def test_ppo_plays_games_with_features(home, more):
+    out = home / f"ppo{len(more)}{more[:1]}"
+    options = ["--iterations", "2", "--games", "16", "--turns", "1", "--batch-size", "8", "--eval-games", "8"]
+    options += ["--value-warmup", "0", "--task", NAME, *more]
+    assert main(["train", "ppo", "--start", str(home / "bc"), "--out", str(out), *options]) == 0
+    begun, run = opened(home, "bc"), load_run(out, find_task(NAME))
+    same = torch.equal(begun.model.heads["prefix"].project.weight, run.model.heads["prefix"].project.weight)
+    assert same == (more[:1] == ["--lora-rank"])  # adapters train alone
+    assert run.model.heads.keys() == {"value", "prefix"}
+    assert main(["evaluate", "--run", str(out), "--task", NAME, "--games", "4"]) == 0
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_features(home):
+    options = ["--iterations", "40", "--games", "64", "--turns", "1", "--batch-size", "64", "--eval-games", "100"]
+    options += ["--kl-coef", "0", "--kl-target", "none", "--lr", "0.01", "--value-warmup", "2", "--task", NAME]
+    assert main(["train", "ppo", "--start", str(home / "bc"), "--out", str(home / "ppo-learned"), *options]) == 0
+    assert read_columns(home / "ppo-learned" / "log.csv")["eval_return"][-1] > 0.9

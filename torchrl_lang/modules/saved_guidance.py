@@ -1,0 +1,122 @@
+"""The guidance of a saved agent: its heads, the model of a value trunk of its own, and its strength."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tensordict.nn import TensorDictModule
+from torch import nn
+from transformers import PreTrainedModel
+
+from torchrl_lang.modules.actor import language_actor
+from torchrl_lang.modules.decoding.guidance import ValueGuidance
+from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance, TokenProbabilities
+from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
+from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.saving import SavedModel, language_model_around
+from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
+from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of
+from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
+from torchrl_lang.modules.with_prefix import with_prefix
+from torchrl_lang.storage import Fields
+
+__all__ = ["SavedGuidance", "read_guidance", "read_options", "saved_guidance", "saved_head"]
+
+_OPTIONS: Mapping[str, type] = {
+    "beta": float,
+    "weighting": str,
+    "clip": float,
+    "include_logits": bool,
+    "value_min": float,
+    "value_max": float,
+}
+_VALUE_PREFIX = "value_prefix"
+"""Name of the projector of features of the values' own trunk."""
+
+
+class SavedGuidance(NamedTuple):
+    """What is saved of a guidance."""
+
+    options: dict[str, Any] | None
+    """Its strength, as JSON; None if there is no guidance."""
+    heads: dict[str, Head]
+    value_lm: PreTrainedModel | None
+    """A model with the weights of the values' own trunk, if they have one."""
+
+
+def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
+    """What to save of a guidance, which shares its weights.
+
+    Raises:
+        ValueError: its own trunk is no :class:`Trunk`, or its heads cannot be saved.
+    """
+    if guidance is None:
+        return SavedGuidance(None, {}, None)
+    options = {name: getattr(guidance, name) for name in _OPTIONS}
+    heads: dict[str, nn.Module | None] = {"value": guidance.value}
+    if isinstance(guidance, LikelihoodGuidance):
+        options["ratio"] = guidance.ratio
+    else:
+        heads["qvalue"] = guidance.qvalue
+    value_lm = None
+    if guidance.value_trunk is not None:
+        trunk = trunk_of(guidance.value_trunk)
+        if trunk is None:
+            raise ValueError(
+                f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk of a Hugging Face "
+                "model is saved."
+            )
+        heads[_VALUE_PREFIX] = trunk.prefix
+        value_lm = _model_of_values(trunk, guidance.qvalue)
+    return SavedGuidance(
+        options, {name: saved_head(name, head) for name, head in heads.items() if head is not None}, value_lm
+    )
+
+
+def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
+    """The guidance of a saved agent, whose fields and model these are."""
+    if agent.content.get("guidance") is None:
+        return None
+    fields, heads = agent.object("guidance"), saved.heads
+    prefix: Any = heads.get(_VALUE_PREFIX)
+    by_likelihood = "ratio" in fields.content
+    if (saved.value_lm if by_likelihood else heads.get("qvalue")) is None:
+        raise fields.error(f"describes a guidance whose {'value_lm' if by_likelihood else 'qvalue'!r} is missing")
+    if by_likelihood:
+        model = with_prefix(language_actor(saved.value_lm), prefix)
+        return LikelihoodGuidance(model, beta=fields.take("beta", float), ratio=fields.take("ratio", bool))
+    trunk = None
+    if saved.value_lm is not None:
+        pre_norm = any(getattr(head, "in_key", None) == HIDDEN_PRE_NORM for head in _of_values(heads))
+        trunk = with_prefix(Trunk(saved.value_lm, expose_pre_norm=pre_norm), prefix)
+    if isinstance(heads["qvalue"], UtteranceQValueHead):
+        return UtteranceValueGuidance(heads["qvalue"], value_trunk=trunk)
+    return ValueGuidance(heads["qvalue"], heads.get("value"), value_trunk=trunk, **read_options(fields, _OPTIONS))
+
+
+def read_options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The saved options; those that are null keep their default, which is None."""
+    return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
+
+
+def saved_head(name: str, head: nn.Module) -> Head:
+    """A head of this library, without the module of tensordicts around it; a ValueError for others."""
+    module = head.module if isinstance(head, TensorDictModule) else head
+    if not isinstance(module, Head):
+        raise ValueError(f"The policy's {name!r} is a {type(module).__name__}: only heads of this library are saved.")
+    return module
+
+
+def _model_of_values(trunk: Trunk, qvalue: nn.Module) -> PreTrainedModel:
+    """A model with the weights of the values' trunk; its head is the layer that reads it, if one does."""
+    if isinstance(qvalue, TokenProbabilities):
+        layer: Any = qvalue.head
+        return language_model_around(trunk, layer.module)
+    head: Any = saved_head("qvalue", qvalue)
+    own = not isinstance(head, TiedQValueHead) or head.embedding is trunk.model.get_input_embeddings()
+    return language_model_around(trunk, None if own else head.embedding)
+
+
+def _of_values(heads: Mapping[str, Head]) -> list[Head]:
+    return [heads[name] for name in ("qvalue", "value") if name in heads]
