@@ -135,7 +135,7 @@ def decodings(finished: FinishedRun, *, by_values: bool = True) -> Iterator[tupl
     returns = finished.model.heads.get("returns")
     targets = sorted({returns.target, returns.high}) if isinstance(returns, ReturnEmbedding) else [None]
     for target in targets:
-        asked = {} if target is None else {"target_return": target}
+        asked: dict[str, Any] = {} if target is None else {"target_return": target}
         about = "" if target is None else f", return {target:.2f}"
         yield f"greedy{about}", finished.policy(method="greedy", **asked)
         for temperature in _TEMPERATURES:
