@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def main(options: VisualDialogueDemo) -> Path:
         train_missing([run for seed in range(options.seeds) for run in _runs(options, data, seed)])
         task: Any = _data(options, "none").task()
         comparisons = [_compare(options, task, penalty) for penalty in dict.fromkeys(options.rewards)]
-        _report(options, task, comparisons, data, minutes=(time.monotonic() - began) / 60)
+        questions = _advantages(options, comparisons, data)
+        minutes = (time.monotonic() - began) / 60
+        print(f"\n{_write(options, task, comparisons, questions, minutes)}\n")
+        print(f"report, pictures, transcripts and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
     return options.out
 
 
@@ -110,7 +114,7 @@ def _place(options: VisualDialogueDemo, seed: int, penalty: Penalty) -> dict[str
 def _runs(options: VisualDialogueDemo, data: Mapping[Penalty, Path], seed: int) -> list[PlannedRun]:
     every = options.steps if options.eval_every is None else options.eval_every
     chosen = {"layers": options.layers, "width": options.width, "batch-size": options.batch_size}
-    shared = {"steps": options.steps, "seed": seed, "eval-every": every}
+    shared = {"steps": options.steps, "seed": seed, "eval-every": every, "eval-games": options.choice_games}
     shared |= {name: value for name, value in chosen.items() if value is not None}
     runs = {}
     for penalty in dict.fromkeys(options.rewards):
@@ -157,40 +161,40 @@ def _random_questions(options: VisualDialogueDemo, task: VisualDialogueTask) -> 
     return PlayedDialogues.load(path)
 
 
-def _report(
+def _advantages(
+    options: VisualDialogueDemo, comparisons: Sequence[Comparison], data: Mapping[Penalty, Path]
+) -> dict[str, Any]:
+    """The best and worst questions by the values of the first seed's ILQL, by reward."""
+    if "ilql" not in options.methods:
+        return {}
+    penalties = [comparison.penalty for comparison in comparisons]
+    return {each: advantages(_players(options, "ilql", each)[0], data[each]) for each in penalties}
+
+
+def _write(
     options: VisualDialogueDemo,
     task: VisualDialogueTask,
-    comparisons: list[Comparison],
-    data: Mapping[Penalty, Path],
-    *,
+    comparisons: Sequence[Comparison],
+    questions: Mapping[str, Any],
     minutes: float,
-) -> None:
-    """Write everything, before anything is printed, so that a closed output loses nothing."""
+) -> str:
+    """Write all files, before anything is printed, so that a closed output loses nothing; returns the report."""
     titles = [METHODS[name].title for name in METHODS if name in options.methods]
-    found = {
-        each.penalty: advantages(_players(options, "ilql", each.penalty)[0], data[each.penalty])
-        for each in comparisons
-        if "ilql" in options.methods
-    }
-    for each in comparisons:
-        write_dialogues(options.out / "transcripts" / f"{each.penalty}.txt", each, task, titles)
     checks = [one for each in comparisons if (one := check(each, task)) is not None]
     content: dict[str, Any] = {
-        "options": {name: str(value) for name, value in asdict(options).items()},
+        "options": json.loads(json.dumps(asdict(options), default=str)),
         "minutes_of_this_call": round(minutes, 2),
         "checks": [one.as_dict() for one in checks],
         "cross_rewards": {title: cross_rewards(comparisons, task, title) for title in titles},
-        **{each.penalty: {**each.as_dict(task), "advantages": found.get(each.penalty)} for each in comparisons},
+        **{each.penalty: {**each.as_dict(task), "advantages": questions.get(each.penalty)} for each in comparisons},
     }
     write_json(options.out / "results.json", content)
-    text = "\n\n\n".join(
-        [
-            *(format_comparison(each, task) for each in comparisons),
-            format_cross_rewards(comparisons, task),
-            *(format_advantages(penalty, one) for penalty, one in found.items()),
-            "\n".join(map(str, checks)),
-        ]
-    )
-    write_file(options.out / "report.txt", text.rstrip() + "\n")
+    parts = [format_comparison(each, task) for each in comparisons]
+    parts.append(format_cross_rewards(comparisons, task))
+    parts += [format_advantages(penalty, found) for penalty, found in questions.items()]
+    text = "\n\n\n".join([*parts, "\n".join(map(str, checks))]).rstrip()
+    write_file(options.out / "report.txt", text + "\n")
+    for each in comparisons:
+        write_dialogues(options.out / "transcripts" / f"{each.penalty}.txt", each, task, titles)
     draw_page(options.out / "pictures.png", comparisons)
-    print(f"\n{text.rstrip()}\n\nreport, pictures, transcripts and all figures: {options.out}; {minutes:.1f} minutes")
+    return text
