@@ -118,6 +118,10 @@ class VisualDialogueTask(Task):
     name: ClassVar[str] = "visual_dialogue"
     data_options = VisualDialogueData
     play_options = VisualDialoguePlay
+    presets = {
+        "bc": {"layers": 2, "width": 64, "batch_size": 32, "steps": 3000},
+        "ilql": {"layers": 2, "width": 64, "batch_size": 32, "steps": 3000},
+    }
     baselines = ("random", "data")
     splits = ("test", "val", "train")
     kept_entries = (PROGRESS,)

@@ -40,7 +40,7 @@ _IMITATIONS = [name for name, method in METHODS.items() if method.train[0] == "b
 
 @dataclass(frozen=True, kw_only=True)
 class VisualDialogueDemo(Options):
-    """Visual dialogue: BC and ILQL under three rewards on scenes nobody was trained on, in forty minutes."""
+    """Visual dialogue: BC and ILQL under three rewards, a table on test scenes for each, in forty minutes."""
 
     out: Path = option(Path("runs/visual_dialogue"), "folder of all results; the same command continues")
     folder: Path | None = option(None, "folder that `prepare visual_dialogue` filled; none: prepare one in --out")
