@@ -1,7 +1,7 @@
 """AgileRL's ILQL and ours with the same weights on the same rows: every term of the loss, option by option.
 
 AgileRL computes the terms in its own process, see :mod:`benchmarks.rival_agilerl`; its weights come over by
-:mod:`torchrl_lang.modules.agilerl_export`. A row of the table is the largest relative difference among the terms
+:mod:`torchrl_lang.modules.agilerl.export`. A row of the table is the largest relative difference among the terms
 (values, action values, CQL, margin, policy, their sum, and the sum's gradients in the embeddings of the values' and of
 the policy's transformer). Further rows describe what AgileRL's options and methods do when they are called.
 """
@@ -23,7 +23,7 @@ from benchmarks.common import align, one_core, row, short
 from benchmarks.rival_agilerl import AgileRL, Unavailable, install, installed
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.modules import read_agilerl
-from torchrl_lang.modules.agilerl_checkpoint import RENAMED, AgileRLAgent, renamed
+from torchrl_lang.modules.agilerl.checkpoint import AgileRLAgent, renamed
 from torchrl_lang.objectives import agilerl_loss
 
 WORKER = Path(__file__).with_name("agilerl_terms_worker.py")
@@ -151,7 +151,7 @@ def difference(rival: AgileRL, agent: AgileRLAgent, batch: TensorDictBase, case:
 def our_terms(agent: AgileRLAgent, batch: TensorDictBase, case: Case) -> tuple[Found, dict[str, Tensor]]:
     """Our terms, unweighted, their weighted sum as ``total``, and its gradients in the embeddings."""
     agent = agent if case.options.get("double_q", True) else one_head(agent)
-    options = renamed({name: value for name, value in case.options.items() if name in (*RENAMED, "exp_weights")})
+    options = renamed(case.options)
     loss, _ = agilerl_loss(agent, **WEIGHTS, **options, target="mc" if case.mc_returns else "td")
     loss.zero_grad()
     out = loss(batch)

@@ -19,9 +19,9 @@ from agilerl.algorithms.ilql import ILQL
 from torch import Tensor
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "torchrl_lang" / "modules")]  # last: they replace no package
+sys.path += [str(HERE), str(HERE.parent / "torchrl_lang" / "modules" / "agilerl")]  # last: they replace no package
 
-from agilerl_export import export  # noqa: E402
+from export import export  # noqa: E402
 from rival_agilerl_worker import Batch, serve  # noqa: E402
 
 WEIGHTS = {"awac_weight": 1.0, "v_loss_weight": 1.0, "q_loss_weight": 1.0, "cql_loss_weight": 0.3}

@@ -79,7 +79,7 @@ def _questions(data: VisualDialogues) -> Questions:
     """Questions of the data, each after the rounds before it: of dialogue ``i`` question ``i % 10``."""
     rows = range(len(data))
     rounds = [dialogue.rounds for dialogue in data.dialogues]
-    dialogues = [Dialogue(data.dialogues[i].caption, rounds[i][: i % 10]) for i in rows]
+    dialogues = [data.dialogues[i].first(i % 10) for i in rows]
     return dialogues, [rounds[i][i % 10].question for i in rows], data.features.rows(rows)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchrl_lang.modules.agilerl_export import OPTIONS
+from torchrl_lang.modules.agilerl.export import OPTIONS
 
 VOCAB, WIDTH, HEADS, LAYERS, INNER, LENGTH = 11, 8, 2, 2, 20, 16
 ILQL_OPTIONS = {

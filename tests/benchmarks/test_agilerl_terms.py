@@ -16,8 +16,8 @@ from benchmarks.agilerl_terms import CASES, MAX_DIFFERENCE, PADDED, SIZES, WORKE
 from benchmarks.rival_agilerl import FOLDER, AgileRL, install, installed
 from tests.agilerl_agents import make_agent
 from torchrl_lang.modules import read_agilerl
-from torchrl_lang.modules.agilerl_checkpoint import agilerl_agent
-from torchrl_lang.modules.agilerl_export import OPTIONS
+from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
+from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.schema import check_row
 from torchrl_lang.storage import FileError
 
@@ -127,5 +127,5 @@ def test_logits_are_equal_and_its_own_checkpoint_is_refused(
     torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-5)
     own = tmp_path / "checkpoint.pt"
     rival.ask(json.dumps({"checkpoint": str(own)}))
-    with pytest.raises(FileError, match=r"pickles.*agilerl_export.py"):
+    with pytest.raises(FileError, match=r"pickles.*agilerl/export.py"):
         read_agilerl(own)

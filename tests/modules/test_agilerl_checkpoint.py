@@ -23,9 +23,9 @@ from torchrl_lang.modules import (
     split_actor,
     transformer_blocks,
 )
-from torchrl_lang.modules.agilerl_checkpoint import RENAMED, renamed
-from torchrl_lang.modules.agilerl_export import OPTIONS, export
-from torchrl_lang.modules.agilerl_gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM
+from torchrl_lang.modules.agilerl.checkpoint import RENAMED, renamed
+from torchrl_lang.modules.agilerl.export import OPTIONS, export
+from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM
 from torchrl_lang.storage import FileError
 
 TOKENS = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1))
@@ -76,6 +76,7 @@ def test_its_options_have_our_names(tmp_path):
     }  # fmt: skip
     assert ours.training == {"tau": 0.02, "lr": 1e-4, "weight_decay": 0.01, "batch_size": 4}
     assert renamed({"exp_weights": True}) == {"advantage_weighting": "exp"}
+    assert renamed({"tau": 0.7, "alpha": 0.005, "lr": 1e-4}) == {"expectile": 0.7}
     # What remains is the number of heads, and what is never read.
     used = {*RENAMED, "exp_weights", "alpha", "lr", "weight_decay", "batch_size"}
     assert set(OPTIONS) - used == {"double_q", "per_token"}
@@ -177,7 +178,7 @@ def test_agilerls_own_file_is_refused_and_the_way_named(tmp_path):
     path = tmp_path / "checkpoint.pt"
     parts = {f"{name}_state_dict": agent.weights for name in ("model", "actor", "q")}
     torch.save({**parts, **ILQL_OPTIONS, "dataset": agent.net_config}, path)
-    with pytest.raises(FileError, match=r"is a file; AgileRL's checkpoints are pickles.*agilerl_export.py"):
+    with pytest.raises(FileError, match=r"is a file; AgileRL's checkpoints are pickles.*agilerl/export.py"):
         read_agilerl(path)
 
 

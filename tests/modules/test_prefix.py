@@ -318,3 +318,14 @@ def test_last_values_read_the_features():
     last = torch.stack([states[-1] for states in states_one_by_one(actor[0].module, batch)])
     expected = qvalue(last).amin(-2)[:, CONTROL.end_of_action].detach()
     torch.testing.assert_close(found.squeeze(-1), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("column", [torch.arange(7), torch.ones(7, 2, dtype=torch.bool), torch.randn(7, 3)])
+def test_who_reads_no_features_may_have_a_column_of_that_name(column):
+    """Scores of rows, and the exact divergence of two models that share layers."""
+    batch, actor = rows(), language_actor(tiny_lm())
+    batch["action_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 1)
+    named = batch.clone().set("prefix", column)
+    assert torch.equal(row_log_prob(actor, named), row_log_prob(actor, batch))
+    policy, reference = (RowReference(frozen_copy(one)) for one in (actor, language_actor(tiny_lm(seed=1))))
+    assert torch.equal(row_kl(policy, reference, named), row_kl(policy, reference, batch))

@@ -151,7 +151,7 @@ def test_rows_with_equal_tokens_and_other_features_share_nothing():
 @pytest.mark.parametrize("change", ["a value", "the mask", "fewer", "more", "no mask"])
 def test_a_row_whose_features_change_is_read_anew(change):
     actor = actor_of(scale=3.0)
-    both, batch = kept_and_anew(actor), feature_rows(n=N, width=WIDTH, longest=9)
+    both, batch = kept_and_anew(actor, method="greedy"), feature_rows(n=N, width=WIDTH, longest=9)
     batch = carried(batch, agree(both, batch)["action"])
     before = agree(both, batch)
     if change == "a value":
@@ -170,7 +170,7 @@ def test_a_row_whose_features_change_is_read_anew(change):
 
 
 def test_a_real_feature_of_zeros_is_not_a_masked_one():
-    both, batch = kept_and_anew(actor_of(scale=3.0)), feature_rows(n=N, width=WIDTH, longest=9)
+    both, batch = kept_and_anew(actor_of(scale=3.0), method="greedy"), feature_rows(n=N, width=WIDTH, longest=9)
     batch["prefix"] = torch.zeros_like(batch["prefix"])
     before = agree(both, batch)
     batch["prefix_mask"] = ~batch["prefix_mask"]
@@ -406,5 +406,9 @@ def test_candidates_of_a_dataset_read_the_features_of_their_rows():
         for slot, end in zip(slots.tolist(), ends, strict=True):  # the last token is written in the state before it
             torch.testing.assert_close(out["utterance_feature"][row, slot], states[:end].mean(0), **EXACT)
     changed = batch.clone().set("prefix", batch["prefix"] + 1)
-    others = CandidateSampler(policies(policy.decoder.actor, {}, diagnostics=False, temperature=1.0)[0], 2)(changed)
+    again = policies(policy.decoder.actor, {}, {}, diagnostics=False, temperature=1.0)
+    same, others = (
+        CandidateSampler(one, 2, rows_at_a_time=3)(x) for one, x in zip(again, (batch, changed), strict=True)
+    )
+    assert torch.equal(same["candidate_log_prob"], out["candidate_log_prob"])
     assert not torch.allclose(others["candidate_log_prob"], out["candidate_log_prob"])

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.modules.prefixes import projector, real, with_features
 from tests.modules.toys import KINDS, TOKENIZER, WIDTH, rows, tiny_lm
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import WordleEnv, check_language_env
 from torchrl_lang.envs.wordle import RandomWordPlayer
-from torchrl_lang.modules import PrivilegedTrunk, Trunk, ValueHead, causal_lm, language_actor, value_module
+from torchrl_lang.modules import (
+    PrivilegedTrunk,
+    Trunk,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    value_module,
+    with_prefix,
+)
 from torchrl_lang.modules.trunk import trunk_module
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.schema import PRIVILEGED, PRIVILEGED_MASK
@@ -37,6 +48,65 @@ def test_states_are_those_of_the_joined_rows(kind: str) -> None:
         extra, own = row[PRIVILEGED][row[PRIVILEGED_MASK]], row["tokens"][row["attention_mask"]]
         expected = trunk(torch.cat([extra, own])[None])[0, len(extra) :]
         torch.testing.assert_close(found[: len(own)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_may_exclude_any_of_the_tokens() -> None:
+    """Not only the last: each row alone, its real privileged tokens written in front of its own."""
+    trunk, batch = Trunk(tiny_lm()).eval(), with_privileged()
+    batch[PRIVILEGED_MASK] = torch.tensor([[False, True, False, True], [False] * 4, [True, False, True, False]])
+    hidden = PrivilegedTrunk(trunk)(batch.clone())["hidden"]
+    for row, found in zip(batch, hidden, strict=True):
+        extra, own = row[PRIVILEGED][row[PRIVILEGED_MASK]], row["tokens"][row["attention_mask"]]
+        expected = trunk(torch.cat([extra, own])[None])[0, len(extra) :]
+        torch.testing.assert_close(found[: len(own)], expected, atol=1e-5, rtol=1e-5)
+
+
+def reads_features_first(trunk: Trunk) -> PrivilegedTrunk:
+    """A trunk with a projector, then privileged tokens."""
+    return PrivilegedTrunk(with_prefix(trunk, projector()))
+
+
+def reads_features_last(trunk: Trunk) -> PrivilegedTrunk:
+    """The other order."""
+    return with_prefix(PrivilegedTrunk(trunk), projector())
+
+
+BOTH_ORDERS = pytest.mark.parametrize("make", [reads_features_first, reads_features_last])
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("mask", ["all", "some"])
+def test_features_come_before_privileged_tokens(make: Callable, mask: str) -> None:
+    """States by the model alone, on each row's features, privileged and own tokens."""
+    trunk, batch = Trunk(tiny_lm().double()).eval(), with_features(with_privileged(), mask)
+    critic = make(trunk)
+    assert critic.in_keys == ["tokens", "attention_mask", "prefix", "prefix_mask", PRIVILEGED, PRIVILEGED_MASK]
+    hidden = critic(batch.clone())["hidden"]
+    for row in range(len(batch)):
+        one = batch[row]
+        extra, own = one[PRIVILEGED][one[PRIVILEGED_MASK]], one["tokens"][one["attention_mask"]]
+        joined = trunk.model.get_input_embeddings()(torch.cat([extra, own]))
+        whole = torch.cat([trunk.prefix(real(batch, row)), joined])
+        expected = trunk.model(inputs_embeds=whole[None]).last_hidden_state[0, -len(own) :]
+        torch.testing.assert_close(hidden[row, : len(own)], expected, atol=1e-9, rtol=1e-9)
+
+
+@BOTH_ORDERS
+def test_a_loss_names_the_features_that_its_critic_reads(make: Callable) -> None:
+    """So that who selects a loss's entries keeps them; the policy itself reads none."""
+    batch = with_features(wordle_rows())
+    model = {"vocab_size": 35, "layers": 1, "width": WIDTH, "heads": 2, "max_length": 32}
+    critic = make(Trunk(causal_lm(**model).double()))
+    value = value_module(ValueHead(WIDTH).double())
+    loss = PPOLoss(language_actor(causal_lm(**model)), value, value_trunk=critic)
+    batch = loss.estimate(batch)
+    assert "prefix" in loss.in_keys
+    expected = loss(batch)["loss_critic"]
+    chosen = batch.select(*loss.in_keys, *loss.optional_in_keys, PRIVILEGED, strict=False)
+    torch.testing.assert_close(loss(chosen)["loss_critic"], expected)
+    with pytest.raises(KeyError, match="PPOLoss needs 'prefix'"):
+        loss(batch.exclude("prefix"))
+    assert with_prefix(critic, None).in_keys == ["tokens", "attention_mask", PRIVILEGED, PRIVILEGED_MASK]
 
 
 def test_padding_of_the_privileged_tokens_does_not_matter() -> None:

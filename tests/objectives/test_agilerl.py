@@ -11,8 +11,8 @@ from torchrl.objectives import SoftUpdate
 
 from tests.agilerl_agents import VOCAB, make_agent, outputs, states
 from tests.objectives.conftest import make_rows
-from torchrl_lang.modules.agilerl_checkpoint import agilerl_agent
-from torchrl_lang.modules.agilerl_export import OPTIONS
+from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
+from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.objectives import agilerl_loss
 from torchrl_lang.training import Checkpointer, adamw, total_loss
 

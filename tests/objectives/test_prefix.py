@@ -150,6 +150,19 @@ def test_values_are_estimated_with_the_features(monkeypatch):
     torch.testing.assert_close(loss.estimate(moved)["advantage"], found["advantage"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_plain_model_may_have_a_column_of_that_name(make_loss, rows, monkeypatch):
+    """Ids of another kind, which no trunk reads."""
+    reading = conftest.make_actor
+    for module in (conftest, test_ppo):
+        monkeypatch.setattr(module, "make_actor", lambda *args, **kw: with_prefix(reading(*args, **kw), None))
+    bare = rows.exclude("prefix")
+    named = bare.clone().set("prefix", torch.arange(6))
+    torch.manual_seed(0)
+    expected = losses_of(make_loss()(bare))
+    torch.manual_seed(0)
+    contract.assert_same(losses_of(make_loss()(named)), expected, rtol=0, atol=0)
+
+
 def test_a_loss_whose_actor_reads_no_features_asks_for_none():
     conftest_actor = with_prefix(conftest.make_actor(), None)
     loss, rows = BCLoss(conftest_actor), make_rows()

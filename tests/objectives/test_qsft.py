@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.objectives import SoftUpdate
 from transformers import GPT2Model
 
@@ -15,7 +16,8 @@ from tests.objectives.conftest import VOCAB, make_actor, make_qsft, make_rows
 from tests.objectives.oracle_likelihoods import qsft_losses
 from torchrl_lang.functional import likelihood_ratio_value, weighted_cross_entropy
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
-from torchrl_lang.objectives import BCLoss, QSFTLoss
+from torchrl_lang.objectives import BCLoss, QSFTLoss, qsft
+from torchrl_lang.objectives.targets import lent
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
 
@@ -38,10 +40,7 @@ def make(action_length=None, **options):
     actor = uneven(0)
     written = actor if action_length is None else UtteranceActor(actor, CONTROL, action_length)
     loss = QSFTLoss(written, frozen_copy(uneven(2)), **{"value_min": -9.0, "value_max": 9.0, **options})
-    other = TensorDict.from_module(uneven(1))
-    for name, weight in loss.target_actor_network_params.items(True, True):
-        weight.data.copy_(other.get(name))
-    return loss
+    return lend_other(loss, uneven(1))
 
 
 def logits_of(actor, rows):
@@ -96,6 +95,86 @@ def test_the_models_differ_enough_for_the_loops_to_notice():
     found = likelihood_ratio_value(target.flatten(0, 1), behavior.flatten(0, 1), 0.9)
     assert (found > 1).any()
     assert (found < 1).any()
+
+
+class Layers(torch.nn.Module):
+    """A trunk and its head as one module, tokens -> logits."""
+
+    def __init__(self, trunk, head):
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, tokens, attention_mask):
+        return self.head(self.trunk(tokens, attention_mask))
+
+
+def tied(actor):
+    assert actor[1].module.weight is actor[0].module.model.get_input_embeddings().weight
+    return actor
+
+
+def untied(actor):
+    actor[1].module.weight = torch.nn.Parameter(actor[1].module.weight.flip(0))
+    return actor
+
+
+def two_modules(actor):
+    wide = TensorDictModule(torch.nn.Linear(16, 8), in_keys=["hidden"], out_keys=["wide"])
+    head = TensorDictModule(torch.nn.Linear(8, VOCAB), in_keys=["wide"], out_keys=["logits"])
+    return ProbabilisticTensorDictSequential(actor[0], wide, head, actor[-1])
+
+
+def without_head(actor):
+    whole = Layers(actor[0].module, actor[1].module)
+    keys = {"in_keys": ["tokens", "attention_mask"], "out_keys": ["logits"]}
+    return ProbabilisticTensorDictSequential(TensorDictModule(whole, **keys), actor[-1])
+
+
+def of_form(form, seed):
+    torch.manual_seed(seed)
+    return form(uneven(seed))
+
+
+def lend_other(loss, other):
+    """Let a loss have another actor as its target."""
+    weights = TensorDict.from_module(other)
+    for name, weight in loss.target_actor_network_params.items(True, True):
+        weight.data.copy_(weights.get(name))
+    return loss
+
+
+@pytest.mark.parametrize("form", [tied, untied, two_modules, without_head])
+def test_the_target_of_any_actor(form, monkeypatch):
+    """The target's own trunk and head; the whole model gets its weights once, however many chunks there are."""
+    rows, options = make_rows(seed=3), {"value_min": -9.0, "value_max": 9.0}
+    rows["token_reward"] *= 0.5
+    actor, other, reference = (of_form(form, seed) for seed in (0, 1, 2))
+    loss = lend_other(QSFTLoss(actor, frozen_copy(reference), logits_chunk=2, **options), other)
+    calls = []
+    monkeypatch.setattr(qsft, "lent", lambda params, module: calls.append(module) or lent(params, module))
+    before = {name: weight.clone() for name, weight in actor.named_parameters()}
+    out = loss(rows)
+    tables = [logits_of(one, rows) for one in (actor, other, reference)]
+    for name, value in qsft_losses(numpy_rows(rows), *tables, normalizer="all", **options).items():
+        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+    assert sum(module is actor for module in calls) == 1
+    assert len(calls) == 1 if form is without_head else len(calls) > 3
+    after = dict(actor.named_parameters())
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+
+
+def test_the_target_applies_no_dropout():
+    """As the reference does not: the maximum of a noisy ratio is too large."""
+    rows, actor = make_rows(seed=3), uneven(0)
+    for module in actor.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    loss = QSFTLoss(actor, frozen_copy(uneven(2)), value_min=-9.0, value_max=9.0, threshold=1.0).train()
+    first, second = loss(rows), loss(rows)
+    assert first["td_target"] == second["td_target"]
+    assert first["likelihood"] != second["likelihood"]
+    assert all(module.training for module in actor.modules())
+    assert loss.eval()(rows)["td_target"] == first["td_target"]
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------

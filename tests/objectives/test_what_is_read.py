@@ -6,8 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.conftest import LOSSES, VOCAB, make_bc, make_ilql, make_rows
+from tests.objectives.conftest import LOSSES, VOCAB, make_bc, make_ilql, make_oreo, make_qsft, make_rows
 from torchrl_lang.modules import split_actor
+from torchrl_lang.objectives import policy_loss
+from torchrl_lang.objectives.base import gather_inputs
 from torchrl_lang.training import total_loss
 
 # Positions:            0  1  2  3  4  5  6  7
@@ -67,6 +69,35 @@ def test_what_stands_behind_changes_nothing(name):
         found.append([p.grad for p in loss.parameters() if p.grad is not None])
     for mine, its in zip(*found, strict=True):
         torch.testing.assert_close(its, mine)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("make", [make_oreo, make_qsft])
+def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypatch):
+    """Its logits are of the environment's real tokens, but for the first of a row, which nothing predicts."""
+    seen, batch = [], make_rows()
+    read = lambda keys, rows, index: seen.append(index.tolist()) or gather_inputs(keys, rows, index)  # noqa: E731
+    monkeypatch.setattr(policy_loss, "gather_inputs", read)
+    loss = make(transition_weight=0.5, logits_chunk=chunk)
+    assert loss(batch)["loss_transition"] > 0
+    theirs = (batch["attention_mask"] & ~batch["action_mask"])[:, 1:]
+    places = torch.nn.functional.pad(theirs, (0, 1)).flatten().nonzero().flatten()
+    assert seen == [places.tolist()]
+    batch["collector", "mask"] = torch.arange(6) % 3 > 0
+    loss(batch)
+    assert seen[1] == [place for place in seen[0] if place // batch["tokens"].shape[1] % 3 > 0]
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("make", [make_oreo, make_qsft])
+def test_an_environment_that_says_nothing(make, chunk):
+    batch = make_rows()
+    batch["action_mask"] = batch["attention_mask"] & (torch.arange(batch["tokens"].shape[1]) > 0)
+    loss = make(transition_weight=0.5, logits_chunk=chunk)
+    out = loss(batch)
+    assert out["loss_transition"] == 0
+    total_loss(out).backward()
+    assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
 
 
 def test_the_rows_stay_as_they_were():

@@ -12,7 +12,7 @@ from tests.agilerl_agents import make_agent
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.modules import read_agilerl
-from torchrl_lang.modules.agilerl_export import export
+from torchrl_lang.modules.agilerl.export import export
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.schema import ACTION
 
@@ -92,4 +92,4 @@ def test_places_that_are_taken_are_refused(run, data, tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
     (tmp_path / "agent.pt").write_bytes(b"PK")
     assert convert(tmp_path / "agent.pt", data, tmp_path / "run") == 2
-    assert "agilerl_export.py" in capsys.readouterr().err
+    assert "agilerl/export.py" in capsys.readouterr().err

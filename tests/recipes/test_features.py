@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchrl_lang.__main__ import main
+from tests.processes import spawned
+from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.evaluation import imitation_loss, read_columns
 from torchrl_lang.modules import causal_lm
@@ -122,6 +123,10 @@ def test_the_dataset_has_the_features_of_its_games(home):
     assert not {"prefix", "prefix_mask"} & set(load_dataset(home / "texts").rows.keys())
 
 
+def test_no_recipe_is_left_out():
+    assert {*FROM_SCRATCH, *FROM_BC, "ppo", "rejection"} == COMMANDS["train"][1].keys()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*FROM_SCRATCH, *FROM_BC])
 def test_every_offline_recipe_reads_features(home, recipe):
@@ -204,6 +209,7 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(home, recipe, mo
 # -- starting from a run --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_start_gives_its_projector(home):
     assert train(home, "bc", "wide", "--prefix-hidden", "5", "--no-prefix-positions") == 0
     frozen = ["--lr", "1e-12", "--weight-decay", "0"]
@@ -232,6 +238,7 @@ def test_a_pretrained_model_gets_a_new_projector(home):
     assert opened(home, "pretrained").model.heads["prefix"].config()["width"] == 24
 
 
+@pytest.mark.slow
 def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
     dataset = load_dataset(home / "data")
     rows = dataset[:40]
@@ -262,6 +269,7 @@ def test_what_does_not_go_together_is_refused(home, capsys, tmp_path):
         assert "The games show features, which the policy of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_games_without_the_features_of_a_run_are_refused(home, capsys):
     dataset = load_dataset(home / "data")
     write_dataset(home / "alone-data", dataset[:40], dataset.tokenizer)
@@ -304,17 +312,27 @@ def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--lora-rank", "2"], ["--top-layers", "1"]])
-def test_ppo_plays_games_with_features(home, more):
-    out = home / f"ppo{len(more)}{more[:1]}"
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    {
+        "ppo": ("ppo", ["--value-warmup", "0"]),
+        "adapters": ("ppo", ["--value-warmup", "0", "--lora-rank", "2"]),
+        "top": ("ppo", ["--value-warmup", "0", "--top-layers", "1"]),
+        "workers": ("ppo", ["--value-warmup", "0", "--collector", "sync", "--workers", "1"]),
+        "rejection": ("rejection", ["--best-so-far", "4"]),
+    }.values(),
+    ids=str,
+)
+def test_online_recipes_play_games_with_features(home, recipe, more, tmp_path):
     options = ["--iterations", "2", "--games", "16", "--turns", "1", "--batch-size", "8", "--eval-games", "8"]
-    options += ["--value-warmup", "0", "--task", NAME, *more]
-    assert main(["train", "ppo", "--start", str(home / "bc"), "--out", str(out), *options]) == 0
-    begun, run = opened(home, "bc"), load_run(out, find_task(NAME))
+    options += ["--start", str(home / "bc"), "--out", str(tmp_path / "run"), "--task", NAME]
+    with spawned():
+        assert main(["train", recipe, *options, *more]) == 0
+    begun, run = opened(home, "bc"), load_run(tmp_path / "run", find_task(NAME))
     same = torch.equal(begun.model.heads["prefix"].project.weight, run.model.heads["prefix"].project.weight)
-    assert same == (more[:1] == ["--lora-rank"])  # adapters train alone
+    assert same == ("--lora-rank" in more)  # adapters train alone
     assert run.model.heads.keys() == {"value", "prefix"}
-    assert main(["evaluate", "--run", str(out), "--task", NAME, "--games", "4"]) == 0
+    assert main(["evaluate", "--run", str(tmp_path / "run"), "--task", NAME, "--games", "4"]) == 0
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_every_option_of_a_preset_is_one_of_a_recipe(name):
 def test_help_shows_presets(capsys):
     assert main(["train", "ilql", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "(default: 0.01; at least 0; random_walks: 0.2)" in text
+    assert "(default: 0.01; at least 0; random_walks: 0.2; visual_dialogue: 0.1)" in text
     assert "(default: 8000; at least 1; textworld: 700; random_walks: " in text
 
 

@@ -10,6 +10,7 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.recipes import serve_visual_dialogue
 from torchrl_lang.recipes.visual_dialogue_rewards import VisualDialogueRewards
+from torchrl_lang.storage import folder_lock
 
 DIALOGUES = 12
 
@@ -99,7 +100,7 @@ def test_models_come_from_one_place(given):
 
 
 def test_a_server_that_does_not_run(home, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.http_json.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("torchrl_lang.envs.http_json._SystemClock.sleep", lambda *wait: None)
     assert rewards(home, tmp_path, "--server", "http://127.0.0.1:1") == 2
     assert "http://127.0.0.1:1/health answered none of 13 requests" in capsys.readouterr().err
 
@@ -125,3 +126,10 @@ def test_a_server_accepts_the_batches_that_it_offers(home, monkeypatch):
     assert limits.body >= 1000 * len(json.dumps(body))
     assert main(["serve", "visual_dialogue", *given[:-1], "1"]) == 0
     assert made[1][1].body == vd.ServerLimits().body
+
+
+def test_one_process_at_a_time_computes_rewards(home, tmp_path, capsys):
+    """Two would append to one file."""
+    with folder_lock(tmp_path, "computes rewards"):
+        assert rewards(home, tmp_path, "--models", str(home / "models")) == 2
+    assert "Another process computes rewards in" in capsys.readouterr().err

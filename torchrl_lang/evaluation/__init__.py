@@ -1,5 +1,6 @@
 """Evaluate policies on games: summaries, tables, transcripts and plots."""
 
+from torchrl_lang.evaluation.diversity import distinct_n, ngram_entropy, perplexity
 from torchrl_lang.evaluation.imitation import imitation_loss
 from torchrl_lang.evaluation.metrics import Summary, solved, summarize, unanswered
 from torchrl_lang.evaluation.play import play_games
@@ -22,11 +23,14 @@ __all__ = [
     "Summary",
     "TextAdvantage",
     "ValueReport",
+    "distinct_n",
     "format_seed_table",
     "format_table",
     "format_transcript",
     "imitation_loss",
+    "ngram_entropy",
     "over_seeds",
+    "perplexity",
     "play_games",
     "plot_guess_histogram",
     "plot_learning_curves",

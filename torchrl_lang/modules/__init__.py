@@ -13,7 +13,7 @@ from torchrl_lang.modules.actor import (
     split_actor,
     value_module,
 )
-from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent, read_agilerl
+from torchrl_lang.modules.agilerl.checkpoint import AgileRLAgent, read_agilerl
 from torchrl_lang.modules.candidate_sampler import CandidateSampler
 from torchrl_lang.modules.chai_actor import CHAIActor
 from torchrl_lang.modules.decoding.cache import RowCache

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.functional import decision_mask, shift_left
 from torchrl_lang.modules.prefix_features import PrefixFeatures
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TOKENS, entry
+from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS, entry
 
 __all__ = ["DecisionBatch", "refuse_steps"]
 
@@ -41,8 +41,8 @@ class DecisionBatch:
     """bool ``[B, W]``."""
     shape: torch.Size
     """``[*B, T]``, the shape of the input."""
-    prefix: PrefixFeatures | None
-    """The features of the rows, if they have some."""
+    rows: TensorDictBase
+    """Entries of the rows ``[*B]``: ``tokens`` and, if there are, features."""
 
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
@@ -55,8 +55,13 @@ class DecisionBatch:
         tokens, attention, action_mask = (x[:, :width] for x in (tokens.long(), attention, action_mask))
         place = decision_mask(action_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        prefix = PrefixFeatures.read(tensordict, shape[:-1])
-        return DecisionBatch(tokens, attention, place, action, action_mask, shape, prefix)
+        rows = tensordict.select(TOKENS, PREFIX, PREFIX_MASK, strict=False)
+        return DecisionBatch(tokens, attention, place, action, action_mask, shape, rows)
+
+    @property
+    def prefix(self) -> PrefixFeatures | None:
+        """The features of the rows, if they have some: ask where a trunk reads them, others may call a column so."""
+        return PrefixFeatures.read(self.rows, self.rows.get(TOKENS).shape[:-1])
 
     @property
     def empty(self) -> bool:

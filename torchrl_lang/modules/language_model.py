@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from transformers.utils import logging
 
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.modules.agilerl_gpt import register_agilerl
+from torchrl_lang.modules.agilerl.gpt import register_agilerl
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
 from torchrl_lang.storage import FileError

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["length_groups"]
+__all__ = ["equal_groups", "in_groups", "length_groups"]
 
 # Overhead of a model call, in tokens. Forward and backward on a CPU core it is 50 to 150, for models of 3 x 64 to
 # 4 x 128. GPUs get a large number, because small groups leave them idle.
@@ -49,6 +51,51 @@ def length_groups(length: Tensor, *, call: int | None = None) -> list[tuple[Tens
         order = torch.arange(shown.shape[0])  # one group needs no sorting
     groups = [(order[begin:end], int(shown[end - 1])) for begin, end in pairwise(cuts)]
     return [(rows.to(length.device), longest) for rows, longest in groups]
+
+
+def equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
+    """Split rows by length into ``count`` groups of equal size; the result is that of :func:`length_groups`.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.length_groups import equal_groups
+        >>> [(rows.tolist(), width) for rows, width in equal_groups(torch.tensor([7, 2, 9, 3]), 2)]
+        [([1, 3], 3), ([0, 2], 9)]
+    """
+    return [(rows, max(int(length[rows[-1]]), 1)) for rows in length.argsort().chunk(count)]
+
+
+def in_groups(
+    read: Callable[[Tensor | None, int], tuple[Tensor, ...]], groups: list[tuple[Tensor, int]], width: int
+) -> tuple[Tensor, ...]:
+    """What ``read`` gives for each group of rows, joined in the order of the rows.
+
+    Args:
+        read: ``(rows, w) -> states``, each ``[M, w, H]``, for rows int64 ``[M]`` and their width; rows None for all.
+        groups: see :func:`length_groups`.
+        width: ``T``.
+
+    Returns:
+        The states ``[N, T, H]``, zero beyond the width of a row's group.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.length_groups import in_groups
+        >>> tokens = torch.tensor([[5, 0], [6, 7]])
+        >>> groups = [(torch.tensor([1]), 2), (torch.tensor([0]), 1)]
+        >>> in_groups(lambda rows, w: (tokens[rows, :w, None],), groups, 2)[0].squeeze(-1)
+        tensor([[5, 0],
+                [6, 7]])
+    """
+    one = len(groups) == 1
+    parts = [
+        [F.pad(state, (0, 0, 0, width - longest)) for state in read(None if one else rows, longest)]
+        for rows, longest in groups
+    ]
+    if one:
+        return tuple(parts[0])
+    back = torch.cat([rows for rows, _ in groups]).argsort()
+    return tuple(torch.cat(states).index_select(0, back) for states in zip(*parts, strict=True))
 
 
 def _cuts(width: list[int], rows: list[int], call: int) -> list[int]:

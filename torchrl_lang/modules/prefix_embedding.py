@@ -63,8 +63,19 @@ class PrefixEmbedding(nn.Module):
             )
         return self.project(prefix.to(next(self.parameters()).dtype))
 
+    def room(self, max_length: int | None, features: int) -> int | None:
+        """Number of tokens that fit beside ``features`` of a row in a model of ``max_length`` positions; None: any."""
+        return max_length - features if max_length is not None and self.positions else max_length
+
+    def position_ids(self, slots: Tensor, count: Tensor, max_length: int | None) -> Tensor | None:
+        """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
+        if self.positions:
+            return None
+        last = None if max_length is None else max_length - 1  # padding may lie behind
+        return (slots - count[:, None]).clamp(0, last)
+
     def embed(
-        self, ids: Tensor, prefix: Tensor, embedding: Callable[[Tensor], Tensor], position: Tensor | None
+        self, ids: Tensor, prefix: Tensor, embedding: Callable[[Tensor], Tensor], learned: nn.Module | None
     ) -> Tensor:
         """Embeddings of rows of features and tokens, ``[N, q, H]``.
 
@@ -72,13 +83,15 @@ class PrefixEmbedding(nn.Module):
             ids: int64 ``[N, q]``; ``-1 - i`` is feature ``i`` of the row, at one of the first ``P`` places.
             prefix: float ``[N, P, F]``.
             embedding: the model's, of ids that are not negative.
-            position: float ``[H]``, subtracted from the features, as the model adds it to them; None if it does not.
+            learned: the model's embedding of positions; None if it has no such module.
         """
         embedded = embedding(ids.clamp_min(0))
         front = ids[:, : prefix.shape[1]]
         projected = self(prefix).to(embedded.dtype)
-        if position is not None:
-            projected = projected - position.to(embedded.dtype)
+        if learned is not None and not self.positions:
+            # The model adds the embedding of place 0 to features that take no position.
+            place = torch.zeros((), dtype=torch.int64, device=ids.device)
+            projected = projected - learned(place).to(embedded.dtype)
         row = torch.arange(ids.shape[0], device=ids.device)[:, None]
         first = projected[row, (-1 - front).clamp_min(0)]
         first = torch.where((front < 0).unsqueeze(-1), first, embedded[:, : front.shape[1]])

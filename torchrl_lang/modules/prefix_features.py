@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_lang.modules.row_front import behind, in_front
 from torchrl_lang.schema import PREFIX, PREFIX_MASK, check_prefix, missing_entry
 
 __all__ = ["PrefixFeatures", "reads_prefix"]
@@ -100,21 +101,14 @@ class PrefixFeatures(NamedTuple):
 
     def in_front_of(self, tokens: Tensor) -> Tensor:
         """The ids of rows with their features, int ``[N, T] -> int64 [N, P + T]``; padding repeats the last token."""
-        tokens, width, device = tokens.long(), tokens.shape[-1], tokens.device
-        feature = torch.arange(self.places, device=device)
-        if self.mask is None:
-            return torch.cat([(-1 - feature).expand(tokens.shape[0], -1), tokens], -1)
-        real_first = (~self.mask).long().argsort(dim=-1, stable=True)  # [N, P]
-        slot, number = torch.arange(self.places + width, device=device), self.number[:, None]
-        behind = tokens.gather(-1, (slot - number).clamp(0, width - 1))
-        return torch.where(slot < number, nn.functional.pad(-1 - real_first, (0, width)), behind)
+        feature = torch.arange(self.places, device=tokens.device).expand(tokens.shape[0], -1)
+        return in_front(-1 - feature, self.mask, tokens.long())
 
     def of_tokens(self, states: Tensor) -> Tensor:
         """The states of the tokens among those of all places, ``[N, P + T, H] -> [N, T, H]``."""
         if self.mask is None:
             return states[:, self.places :]
-        place = torch.arange(states.shape[1] - self.places, device=states.device) + self.number[:, None]
-        return states.gather(1, place.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        return behind(states, self.number, states.shape[1] - self.places)
 
 
 def reads_prefix(module: nn.Module | None) -> bool:

@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from torchrl_lang.modules.row_front import behind, in_front
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, missing_entry
 
@@ -33,8 +34,9 @@ class PrivilegedTrunk(TensorDictModuleBase):
         trunk: the critic's trunk; its positions hold the privileged tokens and the row.
 
     Reads ``tokens`` (int64) and ``attention_mask`` (bool), both ``[*B, T]``, ``privileged`` (int64 ``[*B, F]``, token
-    ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``, padding on the right). Writes what
-    the trunk writes, ``hidden`` ``[*B, T, H]``.
+    ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``; others take no place). A trunk that
+    reads features (:func:`~torchrl_lang.modules.with_prefix`, of the trunk or of this module) reads them first. Writes
+    what the trunk writes, ``hidden`` ``[*B, T, H]``.
 
     Raises:
         KeyError: the rows have no ``privileged`` entry.
@@ -58,25 +60,20 @@ class PrivilegedTrunk(TensorDictModuleBase):
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
         self.trunk = trunk_module(trunk)
-        self.in_keys = [TOKENS, ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK]
+        self.in_keys = [*self.trunk.in_keys, PRIVILEGED, PRIVILEGED_MASK]
         self.out_keys = list(self.trunk.out_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the states of the rows' positions into ``tensordict``."""
         tokens, attention = tensordict.get(TOKENS), tensordict.get(ATTENTION_MASK)
         privileged, real = _privileged(tensordict)
-        width, extra = tokens.shape[-1], privileged.shape[-1]
-        number = real.sum(-1, keepdim=True)  # [*B, 1]
-        place = torch.arange(extra + width, device=tokens.device)
-        # The token of the joined row at each place: a privileged one, then the row's own, then padding.
-        source = torch.where(place < number, place, extra + place - number).clamp_max(extra + width - 1)
-        joined = torch.cat([privileged.to(tokens.dtype), tokens], -1).gather(-1, source)
-        length = number + attention.sum(-1, keepdim=True)
-        out = self.trunk(tensordict.copy().update({TOKENS: joined, ATTENTION_MASK: place < length}))
-        own = number + torch.arange(width, device=tokens.device)  # the row's positions in the joined row, [*B, T]
+        joined = in_front(privileged.to(tokens.dtype), real, tokens)
+        number = real.sum(-1)  # [*B]
+        length = (number + attention.sum(-1)).unsqueeze(-1)
+        read = torch.arange(joined.shape[-1], device=tokens.device) < length
+        out = self.trunk(tensordict.copy().update({TOKENS: joined, ATTENTION_MASK: read}))
         for key in self.out_keys:
-            state: Tensor = out.get(key)
-            tensordict.set(key, state.gather(-2, own[..., None].expand(*own.shape, state.shape[-1])))
+            tensordict.set(key, behind(out.get(key), number, tokens.shape[-1]))
         return tensordict
 
 

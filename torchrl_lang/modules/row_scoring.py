@@ -16,6 +16,7 @@ from torchrl_lang.modules.decision_batch import DecisionBatch
 from torchrl_lang.modules.decoding.decoder import Decoder
 from torchrl_lang.modules.decoding.guidance import VALUE_PREFIX
 from torchrl_lang.modules.decoding.model_runner import States, apply_head, read_rows
+from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 
 __all__ = ["LinearLogits", "RowScorer", "row_log_prob"]
@@ -74,12 +75,13 @@ class RowScorer:
 
     def states(self, batch: DecisionBatch) -> States:
         """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
-        parts = split_actor(self.language_actor)
-        states = read_rows(parts.trunk, batch.tokens, batch.attention_mask, batch.prefix)
+        trunk = split_actor(self.language_actor).trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
+        prefix = batch.prefix if reads_prefix(trunk) or reads_prefix(value_trunk) else None
+        states = read_rows(trunk, batch.tokens, batch.attention_mask, prefix)
         value: States = {}
         if value_trunk is not None:
-            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, batch.prefix)
+            value = read_rows(value_trunk, batch.tokens, batch.attention_mask, prefix)
         return states | {VALUE_PREFIX + key: tensor for key, tensor in value.items()}
 
     def log_prob(self, batch: DecisionBatch, states: States) -> Tensor:

@@ -50,6 +50,14 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
 
     Raises:
         ValueError: its own trunk is no :class:`Trunk`, or its heads cannot be saved.
+
+    Examples:
+        >>> from torchrl_lang.modules import QValueHead, Trunk, ValueGuidance, causal_lm
+        >>> from torchrl_lang.modules.saved_guidance import saved_guidance
+        >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16))
+        >>> saved = saved_guidance(ValueGuidance(QValueHead(8, 11), beta=4.0, value_trunk=trunk))
+        >>> saved.options["beta"], list(saved.heads), type(saved.value_lm).__name__
+        (4.0, ['qvalue'], 'GPT2LMHeadModel')
     """
     if guidance is None:
         return SavedGuidance(None, {}, None)

@@ -10,11 +10,12 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules.attention_windows import cache_obstacle
 from torchrl_lang.modules.causality import check_causal
+from torchrl_lang.modules.compiled_runs import CompiledRuns, is_compilable
+from torchrl_lang.modules.length_groups import equal_groups, in_groups
 from torchrl_lang.modules.length_groups import length_groups as best_groups
 from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
 from torchrl_lang.modules.prefix_features import PrefixFeatures
@@ -96,8 +97,7 @@ class Trunk(nn.Module):
         self.expose_pre_norm = expose_pre_norm
         self.length_groups = length_groups
         self._pre_norm: Tensor | None = None
-        self._compile_options: dict[str, Any] | None = None
-        self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}
+        self._compiled: CompiledRuns | None = None
         if expose_pre_norm:
             self._find_norm(final_norm).register_forward_pre_hook(self._keep_pre_norm)
 
@@ -135,7 +135,7 @@ class Trunk(nn.Module):
     @property
     def compiled(self) -> bool:
         """Whether :meth:`compile` was called."""
-        return self._compile_options is not None
+        return self._compiled is not None
 
     def gradient_checkpointing(self, enabled: bool = True) -> Trunk:
         """Recompute each layer in the backward pass instead of storing its activations; effective in training mode."""
@@ -159,8 +159,7 @@ class Trunk(nn.Module):
             **options: options of :func:`torch.compile`; ``dynamic=True`` by default. ``backend="eager"`` needs no
                 compiler.
         """
-        self._compile_options = {"dynamic": True} | options
-        self._compiled = {}
+        self._compiled = CompiledRuns({"dynamic": True} | options)
         return self
 
     def forward(
@@ -205,16 +204,11 @@ class Trunk(nn.Module):
 
     def room(self, features: int) -> int | None:
         """Number of tokens that fit beside a number of ``features`` of a row, which may be 0; None if unlimited."""
-        if self.max_length is None or self.prefix is None or not self.prefix.positions:
-            return self.max_length
-        return self.max_length - features
+        return self.max_length if self.prefix is None else self.prefix.room(self.max_length, features)
 
     def position_ids(self, slots: Tensor, count: Tensor) -> Tensor | None:
         """The positions of places, int64 ``[N, q]``, in rows with ``count`` features; None if these are the places."""
-        if self.prefix is None or self.prefix.positions:
-            return None
-        last = None if self.max_length is None else self.max_length - 1  # padding may lie behind
-        return (slots - count[:, None]).clamp(0, last)
+        return None if self.prefix is None else self.prefix.position_ids(slots, count, self.max_length)
 
     def _features(self, tokens: Tensor, prefix: Tensor | None, mask: Tensor | None) -> PrefixFeatures | None:
         if (self.prefix is None) != (prefix is None):
@@ -247,16 +241,14 @@ class Trunk(nn.Module):
 
     def _grouped(self, tokens: Tensor, length: Tensor, features: PrefixFeatures | None) -> tuple[Tensor, ...]:
         """States of ``tokens`` ``[N, T]`` group by group, zero on padding outside the groups' widths."""
-        groups = best_groups(length) if self.length_groups == "auto" else _equal_groups(length, self.length_groups)
-        read, one = [], len(groups) == 1
-        for rows, width in groups:
-            own = features if one or features is None else features.select(rows)
-            states = self._of_rows(tokens[:, :width] if one else tokens[rows, :width], own)
-            read.append([F.pad(state, (0, 0, 0, tokens.shape[-1] - width)) for state in states])
-        if one:
-            return tuple(read[0])
-        back = torch.cat([rows for rows, _ in groups]).argsort()
-        return tuple(torch.cat(parts).index_select(0, back) for parts in zip(*read, strict=True))
+        groups = best_groups(length) if self.length_groups == "auto" else equal_groups(length, self.length_groups)
+
+        def read(rows: Tensor | None, width: int) -> tuple[Tensor, ...]:
+            if rows is None:
+                return self._of_rows(tokens[:, :width], features)
+            return self._of_rows(tokens[rows, :width], None if features is None else features.select(rows))
+
+        return in_groups(read, groups, tokens.shape[-1])
 
     def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
@@ -266,28 +258,11 @@ class Trunk(nn.Module):
         Returns:
             ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``.
         """
-        if not self.compiled or ("past_key_values" in kwargs and not _is_step(tokens, kwargs)):
+        if self._compiled is None or not is_compilable(tokens, kwargs):
             return self._run(tokens, **kwargs)
-        return self._compiled_run("past_key_values" in kwargs, tokens.device.type)(tokens, **kwargs)
-
-    def _compiled_run(self, step: bool, device: str) -> Callable[..., tuple[Tensor, ...]]:
-        mode = (
-            step,
-            self.model.training,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(device),
-        )
-        if mode not in self._compiled:
-
-            def run(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
-                return self._run(tokens, **kwargs)
-
-            # Dynamo caches compiled code per code object, a few of each, and ignores hooks: each trunk and mode has its
-            # own code object.
-            run.__code__ = run.__code__.replace()
-            self._compiled[mode] = torch.compile(run, **(self._compile_options or {}))
-        return self._compiled[mode]
+        step, device = "past_key_values" in kwargs, tokens.device.type
+        run = self._compiled.of(self._run, training=self.model.training, step=step, device=device)
+        return run(tokens, **kwargs)
 
     def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
         root = self.sharded_root
@@ -314,15 +289,12 @@ class Trunk(nn.Module):
             read = lambda tokens: returns.embed(tokens, embedding, self.vocab_size)  # noqa: E731
         if prefix is None or self.prefix is None:
             return read(ids)
-        # A model with learnt positions adds that of place 0 to features that take no position.
-        learnt: Any = None if self.prefix.positions else getattr(self.model, "wpe", None)
-        first = None if learnt is None else learnt(torch.zeros((), dtype=torch.int64, device=ids.device))
-        return self.prefix.embed(ids, prefix, read, first)
+        return self.prefix.embed(ids, prefix, read, getattr(self.model, "wpe", None))
 
     def __getstate__(self) -> dict[str, Any]:
         # The saved input of the norm has a graph and does not belong in a copy.
         # The language model around this one is not copied, so a copy has no owner but itself.
-        return dict(super().__getstate__()) | {"_compiled": {}, "_pre_norm": None, "_owners": ()}
+        return dict(super().__getstate__()) | {"_pre_norm": None, "_owners": ()}
 
     def _find_norm(self, name: str | None) -> nn.Module:
         found = [norm for norm in ([name] if name else FINAL_NORMS) if hasattr(self.model, norm)]
@@ -335,16 +307,6 @@ class Trunk(nn.Module):
 
     def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._pre_norm = args[0]
-
-
-def _equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
-    """``count`` groups of equal size, by length, each with its width."""
-    return [(rows, max(int(length[rows[-1]]), 1)) for rows in length.argsort().chunk(count)]
-
-
-def _is_step(tokens: Tensor, options: dict[str, Any]) -> bool:
-    """Whether this is one more token of each row; the first token of rows has no positions."""
-    return tokens.shape[-1] == 1 and options.get("position_ids") is not None
 
 
 def unwrapped(lm: Any) -> Any:

@@ -8,6 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
+from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, PREFIX, PREFIX_MASK, TOKENS
@@ -29,7 +30,8 @@ def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over a
-            :class:`~torchrl_lang.modules.Trunk`; or a trunk of values, a :class:`Trunk` or a module over one.
+            :class:`~torchrl_lang.modules.Trunk`; or a trunk of values, a :class:`Trunk` or a module over one, also a
+            :class:`~torchrl_lang.modules.PrivilegedTrunk`.
         embedding: moved to the model's device; None removes an embedding.
 
     Returns:
@@ -52,9 +54,7 @@ def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 6, 11])
     """
-    trunk = actor if isinstance(actor, Trunk) else trunk_of(actor)
-    if trunk is None:
-        trunk = RowScorer(actor).trunk
+    trunk = _trunk(actor)
     if trunk is None:
         raise ValueError(
             "Only the Trunk of a Hugging Face model reads features: build the actor with language_actor()."
@@ -67,6 +67,13 @@ def with_prefix(actor: Actor, embedding: PrefixEmbedding | None) -> Actor:
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
             _name_keys(module)
     return actor
+
+
+def _trunk(actor: nn.Module) -> Trunk | None:
+    """The trunk of an actor or of values; None if there is none."""
+    inner = actor.trunk if isinstance(actor, PrivilegedTrunk) else actor
+    found = inner if isinstance(inner, Trunk) else trunk_of(inner)
+    return RowScorer(inner).trunk if found is None else found
 
 
 def _check(embedding: PrefixEmbedding, trunk: Trunk, width: int) -> None:

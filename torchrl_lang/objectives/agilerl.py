@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.modules.actor import language_actor, qvalue_module, value_module
-from torchrl_lang.modules.agilerl_checkpoint import AgileRLAgent
+from torchrl_lang.modules.agilerl.checkpoint import AgileRLAgent
 from torchrl_lang.modules.trunk import Trunk, trunk_module
 from torchrl_lang.objectives.ilql import ILQLLoss
 

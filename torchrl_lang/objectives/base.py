@@ -18,7 +18,7 @@ from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.modules.prefix_features import PrefixFeatures, reads_prefix
+from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
 from torchrl_lang.schema import (
@@ -34,8 +34,18 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = ["LogitsChunk", "RowLoss", "TransitionBatch", "gather_inputs", "in_chunks", "kl_controller"]
+__all__ = [
+    "ActorNormalizer",
+    "LogitsChunk",
+    "RowLoss",
+    "TransitionBatch",
+    "gather_inputs",
+    "in_chunks",
+    "kl_controller",
+]
 
+ActorNormalizer = Literal["all", "action"]
+"""What the policy's term is divided by: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
 """Positions whose values over the vocabulary exist at a time; None for all, ``"auto"`` decides by the vocabulary."""
 
@@ -125,6 +135,7 @@ class RowLoss(LossModule):
     _sources: Mapping[str, str] = {}
     # Weight of the environment's tokens in the policy's loss.
     transition_weight: float = 0.0
+    actor_normalizer: ActorNormalizer
     actor_network: UtteranceActor | ProbabilisticTensorDictSequential
     # Discount inside an utterance, and of the step to the next one where that differs, of the losses that have them.
     gamma: float
@@ -212,7 +223,6 @@ class RowLoss(LossModule):
         rows = self._trunk_input(tensordict, tokens, self._read(attention, decision, ended))
         return TransitionBatch(
             rows=rows,
-            prefix=PrefixFeatures.read(rows, rows.batch_size),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,

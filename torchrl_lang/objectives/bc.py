@@ -11,10 +11,10 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, kl_controller
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, kl_controller
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.token_scores import checked_reference, score_decisions
 
 __all__ = ["BCLoss"]
@@ -96,20 +96,9 @@ class BCLoss(RowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the loss of a batch of rows."""
-        trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
-        states = trunk(batch.rows.copy())
-        loss = actor_loss(
-            batch,
-            states,
-            head,
-            None,
-            transition_weight=self.transition_weight,
-            normalizer=self.actor_normalizer,
-            reduction=self.reduction,
-            logits_chunk=self.logits_chunk,
-        )
-        out = {"loss_actor": loss}
+        states = split_actor(self.language_actor).trunk(batch.rows.copy())
+        out = {"loss_actor": actor_loss(self, batch, states)}
         if self.kl_controller is not None:
             chunk = self.logits_chunk
             kl = score_decisions(self.scorer, batch, states, reference=self.reference, logits_chunk=chunk).kl

@@ -9,10 +9,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl_lang.functional import return_conditions, shift_right
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.return_conditioned_actor import conditioned_trunk
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.checks import check_token
-from torchrl_lang.objectives.policy_loss import ActorNormalizer
 from torchrl_lang.schema import TOKENS
 
 __all__ = ["DecisionTransformerLoss"]

@@ -14,10 +14,10 @@ from torchrl_lang.functional import cql_term, expectile_loss, margin_term, maske
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer
+from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.value_base import ValueRowLoss
 from torchrl_lang.objectives.value_targets import Clocks, Target, qvalue_target, value_target
@@ -246,7 +246,14 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
             losses["loss_value"] = self.value_weight * self._reduce_decisions(term, batch)
         if self.actor_weight:
             weight = self._actor_weights(value, target)
-            term = self._actor_term(batch, actor_rows, weight, self._transition_weight)
+            term = actor_loss(
+                self,
+                batch,
+                actor_rows,
+                weight,
+                transition_weight=self._transition_weight,
+                detach=self.detach_actor,
+            )
             losses["loss_actor"] = self.actor_weight * term
         zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
         losses = {name: losses.get(name, zero) for name in _LOSSES}

@@ -13,10 +13,10 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, kl_controller
 from torchrl_lang.objectives.checks import check_actor, check_head, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
+from torchrl_lang.objectives.policy_loss import environment_loss
 from torchrl_lang.objectives.state_values import StateValueLoss
 from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions
 from torchrl_lang.objectives.value_targets import bootstrap_value
@@ -160,8 +160,7 @@ class OREOLoss(StateValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        trunk, head, _ = split_actor(self.language_actor)
-        rows = trunk(batch.rows.copy())
+        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         scores = score_decisions(self.scorer, batch, rows, reference=self.reference, logits_chunk=self.logits_chunk)
         values = self._values(rows if self.value_trunk is None else self._value_states(batch.rows), batch.state_place)
         value, log_ratio = values[batch.state], _log_ratio(scores, batch.counts)
@@ -176,15 +175,7 @@ class OREOLoss(StateValueLoss):
         assert scores.kl is not None
         if self.kl_controller is not None:
             losses["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
-        losses["loss_transition"] = environment_loss(
-            batch,
-            rows,
-            head,
-            transition_weight=self.transition_weight,
-            normalizer=self.actor_normalizer,
-            reduction=self.reduction,
-            logits_chunk=self.logits_chunk,
-        )
+        losses["loss_transition"] = environment_loss(self, batch, rows)
         metrics = {"value": value, "log_ratio": log_ratio, "residual": error.abs(), "kl": scores.kl}
         means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}
         return TensorDict({**losses, **means})

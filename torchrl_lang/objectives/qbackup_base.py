@@ -17,11 +17,11 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, gather_inputs
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.behavior import Behavior
 from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer
+from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.successors import next_values
 from torchrl_lang.objectives.targets import lent
@@ -154,7 +154,7 @@ class QBackupLoss(QValueRowLoss):
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(term, batch)
             metrics["td_target"] = masked_mean(goal, batch.counts)
         if self.actor_weight:
-            term = self._actor_term(batch, actor_rows, None, self.transition_weight)
+            term = actor_loss(self, batch, actor_rows, detach=self.detach_actor)
             losses["loss_actor"] = self.actor_weight * term
         if losses.keys() - {"loss_actor"}:
             metrics["qvalue"] = masked_mean(qvalues.taken.detach().mean(-1), batch.counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -16,13 +17,13 @@ from torchrl_lang.modules.decoding.model_runner import States
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch
 from torchrl_lang.objectives.behavior import Behavior, check_frozen, frozen_behavior
 from torchrl_lang.objectives.checks import check_actor, check_discounts, check_token, vocabulary
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, environment_loss
+from torchrl_lang.objectives.policy_loss import environment_loss
 from torchrl_lang.objectives.successors import next_values
-from torchrl_lang.objectives.targets import frozen_target, lent
+from torchrl_lang.objectives.targets import frozen_target, lent, part_of
 from torchrl_lang.objectives.token_scores import over_decisions
 
 __all__ = ["QSFTLoss"]
@@ -60,7 +61,8 @@ class QSFTLoss(RowLoss):
 
     Three passes of a trunk a batch, two of them without gradients: the model, its target and the reference. The target
     is a copy of trunk and head, ``target_actor_network_params`` for :class:`~torchrl.objectives.SoftUpdate` or
-    :class:`~torchrl.objectives.HardUpdate`. Probabilities are those of the language models, at temperature 1.
+    :class:`~torchrl.objectives.HardUpdate`; neither it nor the reference applies dropout. Probabilities are those of
+    the language models, at temperature 1.
 
     Args:
         actor_network: the model that is trained: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`
@@ -164,21 +166,12 @@ class QSFTLoss(RowLoss):
         batch = self._find(tensordict)
         if is_first and self._values_checked:
             self._check_returns(batch)
-        trunk, head, _ = split_actor(self.language_actor)
-        rows = trunk(batch.rows.copy())
+        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         target = self._target(batch)
         weight = (target - self.value_min) / (self.value_max - self.value_min)
         error, likelihood = self._cross_entropy(batch, rows, weight)
         losses = {"loss_qvalue": self._reduce_decisions(error, batch)}
-        losses["loss_transition"] = environment_loss(
-            batch,
-            rows,
-            head,
-            transition_weight=self.transition_weight,
-            normalizer=self.actor_normalizer,
-            reduction=self.reduction,
-            logits_chunk=self.logits_chunk,
-        )
+        losses["loss_transition"] = environment_loss(self, batch, rows)
         metrics = {"likelihood": likelihood.detach(), "td_target": target}
         return TensorDict({**losses, **{name: masked_mean(value, batch.counts) for name, value in metrics.items()}})
 
@@ -205,9 +198,11 @@ class QSFTLoss(RowLoss):
         """``y``: the backup of each decision within its bounds, in units of the rewards, ``[N]``."""
         behavior = frozen_behavior(self.reference, batch)
         model, span = self.language_actor, self.value_max - self.value_min
-        lend = partial(lent, self.target_actor_network_params, model)
-        with lend():
-            states = self._states(split_actor(model).trunk(batch.rows.copy()))
+        params, (trunk, head, _) = self.target_actor_network_params, split_actor(model)
+        with lent(params, model):
+            states = self._states(trunk(batch.rows.copy()))
+        # Chunks of states need the head alone, which takes less time to lend; without one the states hold the logits.
+        lend = nullcontext if head is None else partial(lent, part_of(params, model, head), head)
         target = Behavior(RowScorer(model), states, lend)
 
         def backup(place: Tensor, certain: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from tensordict import TensorDictBase, TensorDictParams
+from tensordict import TensorDict, TensorDictBase, TensorDictParams
 from torch import nn
 
-__all__ = ["frozen_target", "lent"]
+from torchrl_lang.modules.eval_mode import eval_mode
+
+__all__ = ["frozen_target", "lent", "part_of"]
 
 
 def frozen_target(params: TensorDictBase) -> TensorDictParams:
@@ -16,10 +18,24 @@ def frozen_target(params: TensorDictBase) -> TensorDictParams:
     return TensorDictParams(params.apply(lambda weight: weight.data.clone(), filter_empty=False), no_convert=True)
 
 
-def lent(params: TensorDictBase, module: nn.Module) -> AbstractContextManager[Any]:
-    """A context in which ``module`` computes with ``params`` as constants.
+def part_of(params: TensorDictBase, module: nn.Module, part: nn.Module) -> TensorDictBase:
+    """Of the parameters of ``module`` those of a module within it, or of a new sequence of modules within it."""
+    names = {id(one): name for name, one in module.named_modules()}
+
+    def of(one: nn.Module) -> TensorDictBase:
+        if id(one) in names:
+            return params.get(tuple(names[id(one)].split(".")), TensorDict())
+        return TensorDict({name: of(child) for name, child in one.named_children()})
+
+    return of(part)
+
+
+@contextmanager
+def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
+    """A context in which ``module`` computes with ``params`` as constants, in evaluation mode.
 
     It gets their ``.data``: what ``to_module`` lends itself comes back from the module as trainable parameters, from
-    which no target updater can be made.
+    which no target updater can be made. Dropout would make targets noisy, and the maximum of noisy values too large.
     """
-    return params.data.to_module(module)
+    with params.data.to_module(module), eval_mode(module):
+        yield

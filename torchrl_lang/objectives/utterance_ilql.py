@@ -22,10 +22,10 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
-from torchrl_lang.objectives.base import LogitsChunk, gather_inputs
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, gather_inputs
 from torchrl_lang.objectives.checks import check_actor, check_head, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
+from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
 
 __all__ = ["UtteranceILQLLoss"]
@@ -165,9 +165,8 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        trunk, head, _ = split_actor(self.language_actor)
         batch = self._find(tensordict)
-        rows = trunk(batch.rows.copy())
+        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         width = batch.tokens.shape[-1]
         ends, terminated = self._turn_ends(batch), batch.row_terminated
         spans = find_utterances(batch.attention_mask, batch.action_mask, ends, terminated)
@@ -193,14 +192,11 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
             losses["loss_value"] = self.value_weight * self._reduce(term, batch, place, counted)
         if self.actor_weight:
             losses["loss_actor"] = self.actor_weight * actor_loss(
+                self,
                 batch,
                 rows,
-                head,
                 self._actor_weights(found.get("advantage", torch.zeros_like(value)).detach(), spans),
                 transition_weight=self._transition_weight,
-                normalizer=self.actor_normalizer,
-                reduction=self.reduction,
-                logits_chunk=self.logits_chunk,
             )
         zero = value.new_zeros(batch.shape if self.reduction == "none" else ())
         means = {name: masked_mean(entry.detach(), counted) for name, entry in found.items()}

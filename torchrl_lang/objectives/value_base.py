@@ -18,7 +18,6 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
-from torchrl_lang.objectives.policy_loss import ActorNormalizer, actor_loss
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
 from torchrl_lang.objectives.targets import frozen_target, lent
@@ -53,7 +52,6 @@ class QValueRowLoss(TargetQLoss):
     """No gradient flows from Q into the trunk."""
     detach_actor: bool
     """No gradient flows from the policy's term into the trunk."""
-    actor_normalizer: ActorNormalizer
 
     def _set_policy_and_qvalue(
         self, actor_network: UtteranceActor | ProbabilisticTensorDictSequential, qvalue_network: TensorDictModule
@@ -162,22 +160,6 @@ class QValueRowLoss(TargetQLoss):
         if recompute:
             return batch.at_decisions(each).reshape(batch.shape)
         return total if self.reduction == "sum" else total / batch.number
-
-    def _actor_term(
-        self, batch: TransitionBatch, rows: TensorDictBase, weight: Tensor | None, transition_weight: float
-    ) -> Tensor:
-        """The policy's loss, with a weight per decision, ``[N]``."""
-        return actor_loss(
-            batch,
-            rows,
-            split_actor(self.language_actor).head,
-            weight,
-            transition_weight=transition_weight,
-            normalizer=self.actor_normalizer,
-            reduction=self.reduction,
-            detach=self.detach_actor,
-            logits_chunk=self.logits_chunk,
-        )
 
 
 class ValueRowLoss(QValueRowLoss):

@@ -23,7 +23,7 @@ class ConvertAgileRL(TaskOptions):
 
     task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
 
-    source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl_export.py beside AgileRL")
+    source: Path = required("folder of the agent, written by torchrl_lang/modules/agilerl/export.py beside AgileRL")
     data: Path = required("folder of a dataset of the agent's task, with the agent's tokens, see `generate`")
     out: Path = required("folder of the run, which does not exist yet")
 

@@ -16,15 +16,17 @@ from tqdm import tqdm
 from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.envs.visual_dialogue import (
     DialogueModels,
+    DialogueRewards,
     DialogueTraining,
-    PercentileCutoff,
     VisualDialogues,
-    compute_reward_caches,
     generate_visual_dialogues,
     save_dialogue_models,
     train_dialogue_models,
+    whole_scene,
+    write_reward_caches,
 )
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
+from torchrl_lang.envs.visual_dialogue.reward_cache import unfinished_rewards
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
 from torchrl_lang.recipes.visual_dialogue_folder import (
@@ -145,31 +147,26 @@ def _train(options: PrepareVisualDialogue, prepared: PreparedFolder, train: Visu
 
 def _score(prepared: PreparedFolder, models: DialogueModels, split: str, data: VisualDialogues) -> None:
     """Write both reward caches of a split."""
-    files, partial = prepared.files(split), Path(prepared.folder) / f"{split}_rewards.partial"
+    files, partial = prepared.files(split), unfinished_rewards(prepared.folder, split)
     if files.rank_rewards.exists() and files.distance_rewards.exists() and not partial.exists():
         return
     with tqdm(total=len(data), unit="dialogue", desc=f"rewards of {split}") as bar:
-        caches = compute_reward_caches(
+        write_reward_caches(
             models,
             data.dialogues,
             data.features.rows,
-            partial=partial,
+            prepared.folder,
+            split,
             batch_size=_BATCH,
             on_batch=lambda done: bar.update(done - bar.n),
         )
-    caches.save(prepared.folder, split)
-    partial.unlink()
 
 
 def _held_out(models: DialogueModels, data: VisualDialogues) -> dict[str, Any]:
     """Mean percentile after the caption and after each round, rounds to the cutoff, and share of right answers."""
     assert data.rewards is not None
     progress = torch.tensor(data.rewards, dtype=torch.float64)  # [N, 11]
-    cutoff = PercentileCutoff()
-    ends = [
-        next((end for end in range(1, ROUNDS) if cutoff(first, changes[:end])), ROUNDS)
-        for first, *changes in data.rewards
-    ]
+    ends = [len(whole_scene(data.record(number), DialogueRewards()).progress) for number in range(len(data))]
     return {
         "percentile_by_round": progress.cumsum(-1).mean(0).tolist(),
         "rounds_to_cutoff": sum(ends) / len(ends),
@@ -183,7 +180,7 @@ def _accuracy(models: DialogueModels, data: VisualDialogues) -> float:
     for numbers in torch.arange(len(data)).split(_BATCH):
         features, dialogues = data.features.rows(numbers), [data.dialogues[number] for number in numbers.tolist()]
         for done in range(ROUNDS):
-            before = [dialogue._replace(rounds=dialogue.rounds[:done]) for dialogue in dialogues]
+            before = [dialogue.first(done) for dialogue in dialogues]
             asked = [dialogue.rounds[done] for dialogue in dialogues]
             answers = models.answers(before, [each.question for each in asked], features)
             right += sum(given == each.answer for given, each in zip(answers, asked, strict=True))

@@ -91,6 +91,13 @@ def actor_of(model: SavedModel, **options: Any) -> ProbabilisticTensorDictSequen
     Args:
         model: with its heads.
         **options: of :func:`~torchrl_lang.modules.language_actor`.
+
+    Examples:
+        >>> from torchrl_lang.modules import PrefixEmbedding, SavedModel, causal_lm
+        >>> from torchrl_lang.recipes.run_policy import actor_of
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> actor_of(SavedModel(lm, {"prefix": PrefixEmbedding(5, 8)}, None)).in_keys
+        ['tokens', 'attention_mask', 'prefix', 'prefix_mask']
     """
     return _reading(language_actor(model.lm, **options), model, PREFIX_HEAD)
 

@@ -66,7 +66,7 @@ def run_questioner(folder: Path) -> Questioner:
     run = load_run(folder)
 
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
-        texts = [[each.caption, *(text for turn in each.rounds for text in turn)] for each in dialogues]
+        texts = [each.texts for each in dialogues]
         try:
             for text in chain.from_iterable(texts):
                 run.tokenizer.encode(text)

@@ -136,9 +136,7 @@ def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:
     """
     yield STOP
     for dialogue in dialogues:
-        yield dialogue.caption
-        for each in dialogue.rounds:
-            yield from each
+        yield from dialogue.texts
 
 
 def measured_tokens(tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> DialogueTokens:

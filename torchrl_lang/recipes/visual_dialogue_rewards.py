@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, compute_reward_caches
+from torchrl_lang.envs.visual_dialogue import DialogueModels, RemoteModels, VisualDialogues, write_reward_caches
 from torchrl_lang.recipes.options import Options, option, required
 from torchrl_lang.recipes.serve_visual_dialogue import local_models
+from torchrl_lang.storage import folder_lock
 
 __all__ = ["VisualDialogueRewards", "main"]
 
@@ -35,20 +36,17 @@ class VisualDialogueRewards(Options):
 
 def main(options: VisualDialogueRewards) -> None:
     """Compute and save the caches."""
-    from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
-
     data = VisualDialogues(options.dialogues, options.features, options.split)
-    partial = options.out / f"{options.split}_rewards.partial"
-    caches = compute_reward_caches(
-        _models(options),
-        data.dialogues,
-        data.features.rows,
-        partial=partial,
-        batch_size=options.batch_size,
-        on_batch=lambda done: print(f"{done} of {len(data)} dialogues", flush=True),
-    )
-    caches.save(options.out, options.split)
-    partial.unlink()
+    with folder_lock(options.out, "computes rewards"):
+        write_reward_caches(
+            _models(options),
+            data.dialogues,
+            data.features.rows,
+            options.out,
+            options.split,
+            batch_size=options.batch_size,
+            on_batch=lambda done: print(f"{done} of {len(data)} dialogues", flush=True),
+        )
     print(f"wrote the reward caches of {len(data)} dialogues to {options.out}")
 
 

@@ -2,72 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
+from tests.envs.scripted_server import Scripted
 from tests.envs.visual_dialogue.conftest import make_batch
+from torchrl_lang.envs.http_json import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue import Dialogue, RemoteModels, Round, answer_and_score, last_round_rewards
-from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
 
 FAST = {"first_wait": 0.001, "longest_wait": 0.01}
 HEALTH = (200, {"feature_size": 16, "limits": {"items": 64}})
-
-
-class Scripted(ThreadingHTTPServer):
-    """Replies the next of its script: status and content, or "drop" and "sleep"; and further headers."""
-
-    daemon_threads = True
-
-    def __init__(self, *script):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.seen, self.connections, self.times = list(script), [], 0, []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def process_request(self, request, address):
-        self.connections += 1
-        super().process_request(request, address)
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *error):
-        self.shutdown()
-        self.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append((self.command, self.path, self.headers.get("Content-Type"), body))
-        self.server.times.append(time.monotonic())
-        status, content, *more = self.server.script.pop(0)
-        if status == "drop":
-            self.close_connection = True
-            return
-        if status == "sleep":
-            time.sleep(content)
-            status, content = 200, "late"
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in [*more, ("Content-Length", str(len(data)))]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST
-
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.mark.parametrize("bad", [("drop", ""), (503, {"error": "full"}), (500, b"oops"), (429, {}), (408, {})])

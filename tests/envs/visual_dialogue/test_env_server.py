@@ -153,7 +153,7 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(server, mon
     [before] = client._http._idle
     client.health()
     assert list(client._http._idle) == [before]
-    monkeypatch.setattr("torchrl_lang.envs.visual_dialogue.http_json.os.getpid", lambda: -1)
+    monkeypatch.setattr("torchrl_lang.envs.http_json.os.getpid", lambda: -1)
     client.health()
     assert list(client._http._idle) != [before]
     assert before.sock is not None  # the parent goes on with it

@@ -24,7 +24,7 @@ from torchrl_lang.envs.visual_dialogue.models import (
 )
 from torchrl_lang.envs.visual_dialogue.players import QuestionPlayer
 from torchrl_lang.envs.visual_dialogue.protocol import ServerLimits
-from torchrl_lang.envs.visual_dialogue.reward_cache import RewardCaches, compute_reward_caches
+from torchrl_lang.envs.visual_dialogue.reward_cache import RewardCaches, compute_reward_caches, write_reward_caches
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, CutoffRule, DialogueRewards, PercentileCutoff
 from torchrl_lang.envs.visual_dialogue.scene_rows import SceneRows
 from torchrl_lang.envs.visual_dialogue.scenes import Scene, scene_episode, scenes_of, whole_scene
@@ -73,5 +73,6 @@ __all__ = [
     "scenes_of",
     "train_dialogue_models",
     "whole_scene",
+    "write_reward_caches",
     "yes_no_rate",
 ]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.data.json_checks import read_number
+from torchrl_lang.envs.http_json import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
-from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
 from torchrl_lang.envs.visual_dialogue.protocol import BATCH, GREEDY, ROUTES, history_of
 from torchrl_lang.envs.visual_dialogue.steps import AnsweredQuestions, Measure
 from torchrl_lang.functional.checks import at_least_one
@@ -35,7 +35,7 @@ class RemoteModels:
         feature_size: of an original server, whose protocol has no batches and no ``/health``: one request a dialogue is
             sent, and for a distance or percentile one a round. None for the server of this library.
         **connection: ``timeout``, ``retries``, ``first_wait`` and ``longest_wait`` of
-            :class:`~torchrl_lang.envs.visual_dialogue.http_json.JSONOverHTTP`.
+            :class:`~torchrl_lang.envs.http_json.JSONOverHTTP`.
 
     Raises:
         ConnectionError: after all retries there is no reply.
@@ -115,7 +115,7 @@ class RemoteModels:
 
     def _sum(self, measure: Measure, dialogue: Dialogue, feature: Tensor) -> float:
         """A value from rewards: the initial one, and its change in each round, which a distance counts downwards."""
-        prefixes = [Dialogue(dialogue.caption, dialogue.rounds[:count]) for count in range(len(dialogue.rounds) + 1)]
+        prefixes = [dialogue.first(count) for count in range(len(dialogue.rounds) + 1)]
         repeated = feature.expand(len(prefixes), -1)
         first, *changes = map(_finite, self._replies(_NAMES["reward", measure], prefixes, None, repeated))
         return first + sum(changes) * (1 if measure == "rank" else -1)

@@ -30,12 +30,27 @@ class Dialogue(NamedTuple):
     Examples:
         >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round
         >>> dialogue = Dialogue("a dog", (Round("is it red?", "no"), Round("what colour is it?", "white")))
-        >>> dialogue._replace(rounds=dialogue.rounds[:1])
+        >>> dialogue.first(1)
         Dialogue(caption='a dog', rounds=(Round(question='is it red?', answer='no'),))
+        >>> dialogue.first(0).then("is it red?", "no").texts
+        ['a dog', 'is it red?', 'no']
     """
 
     caption: str
     rounds: tuple[Round, ...] = ()
+
+    def first(self, rounds: int) -> Dialogue:
+        """The dialogue up to a number of rounds."""
+        return self._replace(rounds=self.rounds[:rounds])
+
+    def then(self, question: str, answer: str) -> Dialogue:
+        """The dialogue with one more round."""
+        return self._replace(rounds=(*self.rounds, Round(question, answer)))
+
+    @property
+    def texts(self) -> list[str]:
+        """Caption, questions and answers in their order."""
+        return [self.caption, *(text for each in self.rounds for text in each)]
 
 
 class DialogueModels(Protocol):

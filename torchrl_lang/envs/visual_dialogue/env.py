@@ -15,7 +15,7 @@ from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.text_game import UNREADABLE, OnBadText, TextGameEnv
 from torchrl_lang.envs.visual_dialogue.dataset import VisualDialogues
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Round
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, DialogueRewards, PercentileCutoff
 from torchrl_lang.envs.visual_dialogue.steps import Measure, answer_and_score, measured
@@ -201,7 +201,7 @@ class VisualDialogueEnv(TextGameEnv):
             measure=self.measure,
         )
         for (row, question), play, answer, gain in zip(asked.items(), plays, *replies, strict=True):
-            play.dialogue = play.dialogue._replace(rounds=(*play.dialogue.rounds, Round(question, answer)))
+            play.dialogue = play.dialogue.then(question, answer)
             play.gains.append(gain)
             last = self.rewards.is_last(play.initial, play.gains)
             yield row, (answer, self.rewards.question(gain, answer, last=last), last)

@@ -157,5 +157,5 @@ def history_of(dialogue: Dialogue, question: str | None = None) -> list[dict[str
         >>> history_of(Dialogue("a cat"), "is it black?")
         [{'speaker': 'question', 'text': 'is it black?'}]
     """
-    texts = [text for each in dialogue.rounds for text in each] + ([] if question is None else [question])
+    texts = dialogue.texts[1:] + ([] if question is None else [question])
     return [{"speaker": ("question", "answer")[place % 2], "text": text} for place, text in enumerate(texts)]

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
+from torchrl_lang.envs.visual_dialogue.files import SplitFiles
 from torchrl_lang.envs.visual_dialogue.steps import Measure, measured
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import FileError, write_file
 
-__all__ = ["RewardCaches", "compute_reward_caches"]
+__all__ = ["RewardCaches", "compute_reward_caches", "unfinished_rewards", "write_reward_caches"]
 
 _MEASURES: tuple[Measure, Measure] = ("distance", "rank")
 _TOLERANCE = 1e-4
@@ -48,8 +49,9 @@ class RewardCaches(NamedTuple):
 
     def save(self, folder: str | Path, split: str) -> None:
         """Write both under the names that the ILQL paper's data has."""
-        write_file(Path(folder) / f"{split}_reward_cache2.json", json.dumps(self.distance))
-        write_file(Path(folder) / f"{split}_rank_reward_cache1.json", json.dumps(self.rank))
+        files = SplitFiles.in_folder(folder, split)
+        write_file(files.distance_rewards, json.dumps(self.distance))
+        write_file(files.rank_rewards, json.dumps(self.rank))
 
 
 def compute_reward_caches(
@@ -105,15 +107,48 @@ def compute_reward_caches(
     return RewardCaches([row[0] for row in done], [row[1] for row in done])
 
 
+def unfinished_rewards(folder: str | Path, split: str) -> Path:
+    """Where :func:`write_reward_caches` keeps what it has computed, until all of it is there."""
+    return Path(folder) / f"{split}_rewards.partial"
+
+
+def write_reward_caches(
+    models: DialogueModels,
+    dialogues: Sequence[Dialogue],
+    features: Callable[[Sequence[int]], Tensor],
+    folder: str | Path,
+    split: str,
+    *,
+    batch_size: int = 16,
+    on_batch: Callable[[int], object] = lambda done: None,
+) -> None:
+    """Compute the caches of a split and write them to a folder; an interrupted call continues.
+
+    Args:
+        models: see :func:`compute_reward_caches`, also for those that follow.
+        dialogues: with all of their rounds.
+        features: of dialogues by their numbers.
+        folder: of the caches. One process at a time writes those of a split: hold a lock.
+        split: in the names of the files, see :class:`SplitFiles`.
+        batch_size: dialogues at a time.
+        on_batch: called with the number of dialogues that are done.
+
+    Raises:
+        FileError: the folder has an unfinished computation with other dialogues, models or features.
+    """
+    partial = unfinished_rewards(folder, split)
+    options: dict[str, Any] = {"partial": partial, "batch_size": batch_size, "on_batch": on_batch}
+    compute_reward_caches(models, dialogues, features, **options).save(folder, split)
+    partial.unlink()
+
+
 def _rows(
     models: DialogueModels, dialogues: Sequence[Dialogue], features: Tensor
 ) -> list[tuple[list[float], list[float]]]:
     """Of each dialogue, its row of both caches."""
     if isinstance(models, _ScoresRounds):
         return [(_changes(far, -1), _changes(rank, 1)) for far, rank in models.by_round(dialogues, features)]
-    prefixes = [
-        [Dialogue(each.caption, each.rounds[:count]) for count in range(len(each.rounds) + 1)] for each in dialogues
-    ]
+    prefixes = [[each.first(count) for count in range(len(each.rounds) + 1)] for each in dialogues]
     owners = [owner for owner, of_one in enumerate(prefixes) for _ in of_one]
     flat = [prefix for of_one in prefixes for prefix in of_one]
     down, up = (iter(measured(models, flat, features[owners], measure)) for measure in _MEASURES)

@@ -98,5 +98,5 @@ def scene_episode(scene: Scene, rewards: DialogueRewards) -> Episode:
 
 
 def _cut(record: SceneRecord, rounds: int, *, stopped: bool) -> Scene:
-    dialogue = record.dialogue._replace(rounds=record.dialogue.rounds[:rounds])
+    dialogue = record.dialogue.first(rounds)
     return Scene(dialogue, record.image, record.rewards[0], tuple(record.rewards[1 : rounds + 1]), stopped)

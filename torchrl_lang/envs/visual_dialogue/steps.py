@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Round
+from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels
 
 __all__ = ["AnsweredQuestions", "Measure", "answer_and_score", "last_round_rewards", "measured"]
 
@@ -67,7 +67,7 @@ def answer_and_score(
         return models.answer_and_score(dialogues, questions, features, measure=measure)
     answers = models.answers(dialogues, questions, features)
     completed = [
-        Dialogue(dialogue.caption, (*dialogue.rounds, Round(question, answer)))
+        dialogue.then(question, answer)
         for dialogue, question, answer in zip(dialogues, questions, answers, strict=True)
     ]
     return AnsweredQuestions(answers, last_round_rewards(models, completed, features, measure=measure))
@@ -98,7 +98,7 @@ def last_round_rewards(
         [2.0, 1.0]
     """
     rows = [row for row, dialogue in enumerate(dialogues) if dialogue.rounds]
-    before = [Dialogue(dialogues[row].caption, dialogues[row].rounds[:-1]) for row in rows]
+    before = [dialogues[row].first(-1) for row in rows]
     repeated = torch.cat([features, features[rows]]) if rows else features
     values = measured(models, [*dialogues, *before], repeated, measure)
     rewards, sign = values[: len(dialogues)], 1 if measure == "rank" else -1

@@ -51,6 +51,19 @@ class LikelihoodGuidance(ValueGuidance):
         super().__init__(TokenProbabilities(head), beta=beta, value_trunk=trunk)
         self.ratio = ratio
 
+    def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
+        """The term for every next token, ``[N, H] -> [N, V]``, from what the model's own trunk writes.
+
+        Raises:
+            ValueError: with ``ratio``, which also needs the logits of the actor that is guided.
+        """
+        if self.ratio:
+            raise ValueError(
+                "With ratio=True the values are divided by the probabilities of the actor that is guided, which hidden "
+                f"states of shape {tuple(hidden.shape)} do not hold: call term(states) with its '{LOGITS}' in states."
+            )
+        return super().forward(hidden, hidden_pre_norm)
+
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
         """See :meth:`ValueGuidance.term`; with ``ratio`` it also reads the actor's ``logits``."""
         if not self.ratio:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,10 +38,12 @@ from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.storage import Fields
 
-__all__ = ["YES_NO", "VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
+__all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
 
-YES_NO: tuple[Penalty, ...] = ("soft", "hard", "conservative")
+_DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
+
+_MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,12 @@ class VisualDialogueTask(Task):
     name: ClassVar[str] = "visual_dialogue"
     data_options = VisualDialogueData
     play_options = VisualDialoguePlay
-    presets = {
-        "bc": {"layers": 2, "width": 64, "batch_size": 32, "steps": 3000},
-        "ilql": {"layers": 2, "width": 64, "batch_size": 32, "steps": 3000},
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bc": _MODEL,
+        # All rewards are negative, so questions without data, such as repeated ones, look good unless the CQL term is
+        # strong. Whether a question is the last one is chance for the most part: returns over turns make Q less noisy.
+        "ilql": {**_MODEL, "cql_weight": 0.1, "qvalue_lmbda": 0.5},
+        "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
     }
     baselines = ("random", "data")
     splits = ("test", "val", "train")
@@ -217,7 +222,7 @@ class VisualDialogueTask(Task):
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
             final: lambda records: percentiles_by_round(_progress(records))[:, -1],
         }
-        for kind in YES_NO:
+        for kind in _DEFINITIONS:
             metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
         return summarize(records, name=name, won=self.won, metrics=metrics)
 

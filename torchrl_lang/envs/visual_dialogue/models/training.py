@@ -109,8 +109,7 @@ def train_dialogue_models(
             f"Training needs a dialogue with rounds for each L2-normalised feature, got {len(dialogues)} dialogues, "
             f"{len(features)} features with normalize={features.normalize}."
         )
-    texts = (text for each in dialogues for text in (each.caption, *(part for pair in each.rounds for part in pair)))
-    words = WordIndex.of_texts(texts, least=options.least_count)
+    words = WordIndex.of_texts((text for each in dialogues for text in each.texts), least=options.least_count)
     batch = DialogueBatch.of(dialogues, words)
     sizes = {"width": options.width, "embedding": options.embedding}
     device = torch.device(device)

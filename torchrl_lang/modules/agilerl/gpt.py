@@ -23,7 +23,7 @@ class AgileRLConfig(PreTrainedConfig):
     """Sizes of an :class:`AgileRLForCausalLM`.
 
     Examples:
-        >>> from torchrl_lang.modules.agilerl_gpt import AgileRLConfig, AgileRLForCausalLM
+        >>> from torchrl_lang.modules.agilerl.gpt import AgileRLConfig, AgileRLForCausalLM
         >>> shape = {"vocab_size": 11, "n_embd": 8, "n_inner": 32, "max_position_embeddings": 16}
         >>> lm = AgileRLForCausalLM(AgileRLConfig(**shape, num_hidden_layers=1, num_attention_heads=2, hidden_size=16))
         >>> lm.lm_head

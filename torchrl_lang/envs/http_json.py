@@ -8,24 +8,48 @@ import os
 import random
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from torchrl_lang.functional.checks import finite, positive
 from torchrl_lang.storage import one_line, shorten
 
-__all__ = ["JSONOverHTTP"]
+__all__ = ["Clock", "JSONOverHTTP"]
 
 _TRANSIENT = (408, 429)
 """Statuses below 500 on which a request is sent again."""
-_LONGEST_ASKED_WAIT = 60.0
-"""Seconds of a server's ``Retry-After`` that are waited."""
+
+
+class Clock(Protocol):
+    """What measures and waits; the module ``time`` is one."""
+
+    def monotonic(self) -> float:
+        """Seconds since any fixed moment."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+
+
+class _SystemClock:
+    """The module ``time`` as an object that can be copied and pickled."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Reply(NamedTuple):
     status: int
     content: bytes
-    retry_after: str | None
+    retry_after: float
+    """Seconds that the server asks to wait, 0 if it does not."""
 
 
 class JSONOverHTTP:
@@ -38,13 +62,16 @@ class JSONOverHTTP:
             503 or another 5xx.
         first_wait, longest_wait: seconds before the first retry, doubled before each further one up to the longest, and
             shortened by up to a half at random; a server's ``Retry-After`` can ask for more.
+        longest_asked_wait: seconds of a ``Retry-After`` that are waited; if it asks for more, there is no retry.
+        before: called before each request is sent, retries among them, for instance to wait.
+        clock: what waits between retries.
 
     Raises:
-        ConnectionError: after all retries there is no reply.
+        ConnectionError: after all retries there is no reply, or the server asks for too long a wait.
         ValueError: the server rejects a request, or replies something that is not JSON.
 
     Examples:
-        >>> from torchrl_lang.envs.visual_dialogue.http_json import JSONOverHTTP
+        >>> from torchrl_lang.envs.http_json import JSONOverHTTP
         >>> JSONOverHTTP("localhost:5000")
         Traceback (most recent call last):
             ...
@@ -59,6 +86,9 @@ class JSONOverHTTP:
         retries: int = 12,
         first_wait: float = 0.1,
         longest_wait: float = 5.0,
+        longest_asked_wait: float = 60.0,
+        before: Callable[[], object] = _nothing,
+        clock: Clock = _SystemClock(),  # noqa: B008  # it has no state
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -67,8 +97,10 @@ class JSONOverHTTP:
         finite("retries", retries)
         positive("first_wait", first_wait)
         finite("longest_wait", longest_wait, low=first_wait)
+        finite("longest_asked_wait", longest_asked_wait)
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
         self.first_wait, self.longest_wait = first_wait, longest_wait
+        self.longest_asked_wait, self._before, self._clock = longest_asked_wait, before, clock
         self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._idle: deque[http.client.HTTPConnection] = deque()
@@ -77,11 +109,19 @@ class JSONOverHTTP:
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        return self._ask("GET", path, None, {})
+        return self._ask("GET", path, None, {}, None)
 
-    def post(self, path: str, body: bytes, content_type: str) -> Any:
-        """The JSON that a path replies to a body."""
-        return self._ask("POST", path, body, {"Content-Type": content_type})
+    def post(self, path: str, body: bytes, content_type: str, *, key: str | None = None) -> Any:
+        """The JSON that a path replies to a body.
+
+        Args:
+            path: below the server's address.
+            body: what to send.
+            content_type: of the body.
+            key: sent as ``Authorization: Bearer``; it appears in no error, even if the server repeats it.
+        """
+        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return self._ask("POST", path, body, {"Content-Type": content_type, **authorization}, key)
 
     def close(self) -> None:
         """Close idle connections; the next request opens one again."""
@@ -91,22 +131,27 @@ class JSONOverHTTP:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": deque()}
 
-    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str], key: str | None) -> Any:
         for attempt in range(self.retries + 1):
             asked_wait = 0.0
+            self._before()
             try:
                 reply = self._send(method, self._path + path, body, headers)
             except (OSError, http.client.HTTPException) as error:
                 self.close()  # other connections to a server that has ended would fail as well
-                problem = one_line(error)
+                problem = one_line(Exception(_without(str(error) or type(error).__name__, key)))
             else:
                 if reply.status < 500 and reply.status not in _TRANSIENT:
-                    return self._content(path, reply)
-                problem = _problem(reply)
-                asked_wait = _seconds(reply.retry_after)
+                    return self._content(path, reply, key)
+                problem, asked_wait = _problem(reply, key), reply.retry_after
+            if asked_wait > self.longest_asked_wait:
+                raise ConnectionError(
+                    f"{self.url}{path} asks to wait {asked_wait:g} seconds, longer than longest_asked_wait="
+                    f"{self.longest_asked_wait:g} ({problem}). Try again later, or allow longer waits."
+                )
             if attempt < self.retries:
                 wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * self._jitter.uniform(0.5, 1)
-                time.sleep(max(wait, asked_wait))
+                self._clock.sleep(max(wait, asked_wait))
         raise ConnectionError(
             f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {problem}. Check that "
             f"the server runs there, or allow more retries."
@@ -123,31 +168,49 @@ class JSONOverHTTP:
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            reply = _Reply(response.status, response.read(), response.headers.get("Retry-After"))
+            reply = _Reply(response.status, response.read(), _asked_wait(response.headers))
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
         return reply
 
-    def _content(self, path: str, reply: _Reply) -> Any:
+    def _content(self, path: str, reply: _Reply, key: str | None) -> Any:
         if reply.status != 200:
-            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply)}.")
+            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply, key)}.")
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.url}{path} replied {shorten(reply.content)}, expected JSON ({error}).") from error
+            reason = str(error)  # its object holds the reply, which may repeat the key
+        raise ValueError(f"{self.url}{path} replied {_shown(reply.content, key)}, expected JSON ({reason}).")
 
 
-def _problem(reply: _Reply) -> str:
+def _problem(reply: _Reply, key: str | None) -> str:
     """The status and the message of an error, which is JSON with the field ``error`` where the server is ours."""
     try:
-        message = json.loads(reply.content)["error"]
+        message = _without(str(json.loads(reply.content)["error"]), key)
     except (ValueError, RecursionError, LookupError, TypeError):
-        message = shorten(reply.content)
+        message = _shown(reply.content, key)
     return f"status {reply.status}: {message}"
 
 
-def _seconds(retry_after: str | None) -> float:
-    """A wait that a server asks for; dates are not read."""
-    return min(float(retry_after), _LONGEST_ASKED_WAIT) if retry_after and retry_after.isdecimal() else 0.0
+def _shown(content: bytes, key: str | None) -> str:
+    return shorten(content.replace(key.encode(), b"***") if key else content)
+
+
+def _without(text: str, key: str | None) -> str:
+    """A text without the key, in which no part of it is left where the text is cut afterwards."""
+    return text.replace(key, "***") if key else text
+
+
+def _asked_wait(headers: Message) -> float:
+    """The seconds of ``Retry-After``, a number or a date; 0 if there is none, or none that can be read."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        until = parsedate_to_datetime(asked)
+        now = parsedate_to_datetime(headers["Date"]) if headers.get("Date") else datetime.now(UTC)
+        return max((until - now).total_seconds(), 0.0)
+    except (ValueError, TypeError):  # of a date with a time zone and one without
+        return 0.0

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from torchrl_lang.modules import agilerl_export
-from torchrl_lang.modules.agilerl_gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM, register_agilerl
+from torchrl_lang.modules.agilerl.export import OPTIONS
+from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM, register_agilerl
 from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.stacked_heads import StackedHeads
@@ -22,7 +22,7 @@ from torchrl_lang.storage import Fields, FileError, read_tensors
 __all__ = ["RENAMED", "AgileRLAgent", "agilerl_agent", "read_agilerl", "renamed"]
 
 _REMEDY = (
-    "write a folder with `export` of torchrl_lang/modules/agilerl_export.py where AgileRL is installed, and give that"
+    "write a folder with `export` of torchrl_lang/modules/agilerl/export.py where AgileRL is installed, and give that"
 )
 RENAMED = {
     "gamma": "gamma",
@@ -80,7 +80,7 @@ class AgileRLAgent(NamedTuple):
 
 
 def read_agilerl(folder: str | Path) -> AgileRLAgent:
-    """Read an agent of AgileRL's ILQL that ``export`` of ``torchrl_lang/modules/agilerl_export.py`` wrote.
+    """Read an agent of AgileRL's ILQL that ``export`` of ``torchrl_lang/modules/agilerl/export.py`` wrote.
 
     AgileRL's own checkpoints are pickles of the whole dataset, which are not read: reading them can run any code.
 
@@ -112,7 +112,7 @@ def read_agilerl(folder: str | Path) -> AgileRLAgent:
         raise described.error("does not describe an agent of AgileRL's ILQL")
     network, options = described.object("net_config"), described.object("options")
     sizes: dict[str, Any] = {name: network.take(name, kind) for name, kind in _NETWORK.items()}
-    missing = sorted(set(agilerl_export.OPTIONS) - options.content.keys())
+    missing = sorted(set(OPTIONS) - options.content.keys())
     if missing:
         raise options.error(f"lacks the options {missing}")
     weights = read_tensors(folder / "agent.safetensors", remedy=_REMEDY)
@@ -152,14 +152,14 @@ def agilerl_agent(weights: Weights, network: Mapping[str, Any], options: Mapping
         _filled(QValueHead(*_sizes(online[0]), n_heads=len(online), kind="deep"), online),
         _filled(ValueHead(_sizes(value[0])[0], kind="deep"), value),
         _filled(QValueHead(*_sizes(targets[0]), n_heads=len(targets), kind="deep"), targets),
-        renamed({name: options[name] for name in (*RENAMED, "exp_weights")}),
+        renamed(options),
         {"tau": options["alpha"]} | {name: options[name] for name in ("lr", "weight_decay", "batch_size")},
     )
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of AgileRL's ``ILQL`` by the names that ILQLLoss gives them."""
-    new = {RENAMED[name]: value for name, value in options.items() if name != "exp_weights"}
+    """Options of AgileRL's ``ILQL`` by the names that ILQLLoss gives them; others, which it has not, are left out."""
+    new = {RENAMED[name]: value for name, value in options.items() if name in RENAMED}
     if "exp_weights" in options:
         new["advantage_weighting"] = "exp" if options["exp_weights"] else "sign"
     return new

@@ -53,7 +53,7 @@ def export(ilql: Any, folder: str | Path) -> Path:
 
     Examples:
         >>> import json, tempfile, torch
-        >>> from torchrl_lang.modules.agilerl_export import OPTIONS, export
+        >>> from torchrl_lang.modules.agilerl.export import OPTIONS, export
         >>> agent = torch.nn.Linear(1, 1)  # stands for an agent
         >>> agent.net_config = {"n_head": 2}
         >>> for name in OPTIONS:

@@ -1,0 +1,122 @@
+"""The environment of one step, with and without the parent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.envs.helpers import say_after
+from tests.envs.reddit.conftest import generated
+from torchrl_lang.data import CharTokenizer, from_row
+from torchrl_lang.envs import TokenEnv, check_language_env
+from torchrl_lang.envs.reddit import RedditComments, RedditEnv
+from torchrl_lang.envs.reddit.rewards import Noised, ProfanityReward, ScoreReward, ThreeLevels
+
+LETTERS = CharTokenizer.from_alphabet("abcdef")
+DATA = RedditComments(["ab", "c", "", "fade"], ["a", "be", "be", "cab"], [3, -1, 0, 2])
+
+
+def count(texts):
+    return torch.tensor([float(text.count("a")) for text in texts])
+
+
+def make(batch_size=(2,), *, reward=count, tokenizer=LETTERS, data=DATA, **options):
+    options = {"row_length": 14, "action_length": 4, "seed": 0, **options}
+    return RedditEnv(data, reward, tokenizer, batch_size=batch_size, **options)
+
+
+@pytest.mark.parametrize("include_parent", [True, False])
+def test_the_rules_of_language_environments(include_parent):
+    options = {"include_parent": include_parent, "scale": -5.0}
+    check_language_env(make(**options), lambda n: make([n], **options), utterances=["a", "fed"])
+    check_language_env(TokenEnv(make(**options)), lambda n: TokenEnv(make([n], **options)), utterances=["a", "fed"])
+
+
+def test_one_step_with_the_parent():
+    env = make([4], scale=-5.0, shift=1.0)
+    td = say_after(env, env.reset(game_seed=torch.arange(4)), "aa", "b", "ba", "")
+    assert td["reward"].flatten().tolist() == [-9.0, 1.0, -4.0, 1.0]
+    assert td["terminated"].all()
+    texts = [[turn.text for turn in from_row(row, LETTERS).turns] for row in td]
+    assert texts == [["ab", "aa"], ["c", "b"], ["ba"], ["fade", ""]]
+
+
+def test_one_step_without_the_parent():
+    env = make([2], include_parent=False)
+    td = say_after(env, env.reset(), "aa", "b")
+    assert LETTERS.decode(td["tokens"][0, :5]) == "<a>aa</a></eod>"
+    assert td["reward"].flatten().tolist() == [2.0, 0.0]
+
+
+def test_rows_are_those_of_the_episodes():
+    """What the agent earns in the environment is what the dataset has for the same comment."""
+    env = make([4], scale=-5.0, shift=1.0)
+    played = say_after(env, env.reset(game_seed=torch.arange(4)), *DATA.comments)
+    assert [from_row(row, LETTERS) for row in played] == DATA.episodes(count, scale=-5.0, shift=1.0)
+
+
+def test_the_same_seed_shows_the_same_parents():
+    env, again, other = make([50]), make([50]), make([50], seed=1)
+    assert torch.equal(env.reset()["tokens"], again.reset()["tokens"])
+    assert not torch.equal(env.reset()["tokens"], other.reset()["tokens"])
+
+
+def test_parents_are_drawn_over_the_comments():
+    data = RedditComments(["a", "a", "a", "b"], list("abcd"), [1] * 4)
+    env = make([400], data=data)
+    env.reset()
+    shown = [data.parents[number] for number in env.game_seed.tolist()]
+    assert 240 < shown.count("a") < 360
+
+
+def test_unreadable_texts_do_not_crash():
+    env = make([3], reward=ScoreReward(DATA, unknown=0.0))
+    td = env.reset()
+    control = LETTERS.control
+    nonsense = [[control.end_of_dialogue] * 4, [control.pad] * 4, [0, control.begin_state, 1, 2]]
+    td = env.step(td.set("action", torch.tensor(nonsense)))["next"]
+    assert td["done"].all()
+    assert td["reward"].isfinite().all()
+
+
+def test_parents_that_the_tokenizer_cannot_encode_truncate():
+    data = RedditComments(["a\N{GRINNING FACE}", "ab" * 50], ["a", "b"], [1, 1])
+    env = make([2], data=data)
+    with pytest.warns(UserWarning, match="cannot encode"):
+        td = env.reset(game_seed=torch.arange(2))
+    td = say_after(env, td, "a", "a")
+    assert td["truncated"].flatten().tolist() == [True, True]
+
+
+def test_a_whole_game_with_profanity_and_noise():
+    pytest.importorskip("profanity_check")
+    data = generated(50)
+    tokenizer = CharTokenizer.from_alphabet(sorted(set("".join(data.parents + data.comments))))
+    reward = Noised(ThreeLevels(ProfanityReward()), seed=0)
+    env = make([2], data=data, reward=reward, tokenizer=tokenizer, row_length=200, action_length=40, scale=-5.0)
+    td = say_after(env, env.reset(), "well, thank you", "what the hell is this crap")
+    assert td["reward"].flatten().tolist() == [0.0, -10.0]
+
+
+def test_a_module_as_reward_is_no_part_of_the_environment():
+    class Reward(torch.nn.Linear):
+        def forward(self, texts):
+            return super().forward(torch.tensor([[float(len(text))] for text in texts])).squeeze(-1)
+
+    reward = Reward(1, 1)
+    env = make(reward=reward)
+    td = say_after(env, env.reset(), "a", "abc")
+    expected = reward(["a", "abc"]).tolist()
+    assert td["reward"].flatten().tolist() == pytest.approx(expected)
+    assert not td["reward"].requires_grad
+    assert not list(env.parameters())
+
+
+def test_wrong_options():
+    with pytest.raises(ValueError, match="needs comments"):
+        make(data=DATA.take([]))
+    with pytest.raises(ValueError, match="scale must be a finite number"):
+        make(scale=float("inf"))
+    env = make(reward=lambda texts: [1.0])
+    with pytest.raises(ValueError, match="one number for each of 2 texts"):
+        say_after(env, env.reset(), "a", "b")

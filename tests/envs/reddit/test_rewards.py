@@ -1,0 +1,186 @@
+"""Rewards of texts: values worked out by hand, missing packages, wrong options."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+
+from torchrl_lang.envs.reddit import RedditComments
+from torchrl_lang.envs.reddit.rewards import (
+    ClassifierReward,
+    Noised,
+    ProfanityReward,
+    Scaled,
+    ScoreReward,
+    SentimentReward,
+    ThreeLevels,
+)
+
+UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]
+
+
+def constant(*values):
+    return lambda texts: torch.tensor(values[: len(texts)])
+
+
+def test_scores_of_dataset_comments():
+    texts = ["up", "down", "zero", "twice", "twice", "even", "even"]
+    reward = ScoreReward(RedditComments(["p"] * 7, texts, [3, -3, 0, 5, -4, 5, -5]))
+    assert reward(["down", "up", "zero", "twice", "even"]).tolist() == [-1.0, 1.0, -1.0, 1.0, -1.0]
+    assert reward(["up"]).dtype == torch.float32
+    assert reward([]).shape == (0,)
+
+
+def test_texts_without_a_score():
+    data = RedditComments(["p"], ["up"], [3])
+    with pytest.raises(ValueError, match=r"None of the 1 comments of the dataset is 'else': .*unknown=0.0"):
+        ScoreReward(data)(["up", "else"])
+    assert ScoreReward(data, unknown=-0.5)(["else", "up", *UNREADABLE]).tolist() == [-0.5, 1.0] + [-0.5] * 8
+    with pytest.raises(ValueError, match="unknown must be a finite number"):
+        ScoreReward(data, unknown=math.nan)
+
+
+def test_three_levels():
+    levels = ThreeLevels(constant(0.0, 0.24, 0.25, 0.74, 0.75, 1.0), low=0.25, high=0.75)
+    assert levels(list("abcdef")).tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="high must be a finite number of at least"):
+        ThreeLevels(constant(0.0), low=0.5, high=0.4)
+
+
+def test_noise_changes_only_the_middle_level():
+    values = [0.0, 1.0, 2.0] * 1000
+    noised = Noised(constant(*values), seed=3)
+    found = noised(["same text"] * 3000)
+    levels = torch.tensor(values)
+    assert torch.equal(found[levels != 1], levels[levels != 1])
+    drawn = found[levels == 1]
+    assert set(drawn.tolist()) == {0.0, 2.0}
+    assert drawn.mean().item() == pytest.approx(1.0, abs=0.1)
+    assert torch.equal(Noised(constant(*values), seed=3)(["same text"] * 3000), found)
+    assert not torch.equal(Noised(constant(*values), seed=4)(["same text"] * 3000), found)
+    assert not torch.equal(noised(["same text"] * 3000), found)  # another draw
+
+
+def test_noise_leaves_the_global_random_stream():
+    before = torch.get_rng_state()
+    Noised(constant(1.0), seed=3)(["a"])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_scale_and_shift():
+    assert Scaled(constant(0.0, 1.0, 2.0), scale=-5.0, shift=1.0)(list("abc")).tolist() == [1.0, -4.0, -9.0]
+    with pytest.raises(ValueError, match="scale must be a finite number"):
+        Scaled(constant(0.0), scale=math.inf)
+
+
+@pytest.mark.parametrize("wrap", [ThreeLevels, Noised, Scaled])
+def test_wrong_inner_rewards(wrap):
+    with pytest.raises(ValueError, match="one number for each of 2 texts"):
+        wrap(constant(1.0))(["a", "b"])
+
+
+def test_profanity():
+    pytest.importorskip("profanity_check")
+    texts = ["thank you very much", "what the hell is this crap", "you are an idiot"]
+    found = ProfanityReward()(texts)
+    assert found.dtype == torch.float32
+    assert found[0] < 0.1
+    assert (found[1:] > 0.9).all()
+    assert ProfanityReward(threshold=0.5)(texts).tolist() == [0.0, 1.0, 1.0]
+    assert ProfanityReward()(UNREADABLE).isfinite().all()
+    assert ProfanityReward()([]).shape == (0,)
+    assert ThreeLevels(ProfanityReward())(texts).tolist() == [0.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="threshold must lie in"):
+        ProfanityReward(threshold=1.5)
+
+
+def test_sentiment():
+    pytest.importorskip("vaderSentiment")
+    found = SentimentReward()(["i love it, it is great", "the table", "it is horrible and sad"])
+    assert found.dtype == torch.float32
+    assert found[0] > 0.5
+    assert found[1] == 0
+    assert found[2] < -0.5
+    assert SentimentReward()(UNREADABLE).isfinite().all()
+    assert SentimentReward()([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("package", "make"),
+    [
+        ("profanity_check", ProfanityReward),
+        ("vaderSentiment.vaderSentiment", SentimentReward),
+    ],
+)
+def test_missing_packages_name_the_extra(monkeypatch, package, make):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"torchrl-lang\[reddit\]"):
+        make()
+
+
+VALUES = {"safe": 1.0, "rude": -0.5, "toxic": -2.0}
+
+
+def logits_of(model, tokenizer, text):
+    """Of one text alone, without padding."""
+    with torch.no_grad():
+        return model(**tokenizer([text], return_tensors="pt")).logits[0].double()
+
+
+def test_expected_value_of_a_classifier(classifier_folder):
+    folder, model, tokenizer = classifier_folder()
+    texts = ["a b", "c", "e e e d a b", "a"]
+    found = ClassifierReward(folder, VALUES, batch_size=3)(texts)
+    for text, value in zip(texts, found.tolist(), strict=True):
+        weights = [math.exp(logit) for logit in logits_of(model, tokenizer, text).tolist()]
+        assert value == pytest.approx((weights[0] - 0.5 * weights[1] - 2 * weights[2]) / sum(weights), abs=1e-5)
+    assert ClassifierReward(str(folder), VALUES)([]).shape == (0,)
+    assert len({round(value, 3) for value in found.tolist()}) > 1
+
+
+def test_value_of_the_likeliest_label(classifier_folder):
+    folder, model, tokenizer = classifier_folder()
+    texts = ["a b", "c", "e e e d a b", "d d d"]
+    found = ClassifierReward(folder, VALUES, output="likeliest")(texts)
+    likeliest = [int(logits_of(model, tokenizer, text).argmax()) for text in texts]
+    assert found.tolist() == [[1.0, -0.5, -2.0][label] for label in likeliest]
+
+
+def test_labels_that_do_not_exclude_each_other(classifier_folder):
+    folder, model, tokenizer = classifier_folder(problem_type="multi_label_classification")
+    logits = logits_of(model, tokenizer, "a b").tolist()
+    expected = sum(value / (1 + math.exp(-x)) for x, value in zip(logits, VALUES.values(), strict=True))
+    assert ClassifierReward(folder, VALUES)(["a b"]).item() == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="several labels"):
+        ClassifierReward(folder, VALUES, output="likeliest")
+
+
+def test_any_text_has_a_class(classifier_folder):
+    folder, _, _ = classifier_folder()
+    texts = [text for text in UNREADABLE if text.strip("\0 ")] + ["a " * 500]
+    assert ClassifierReward(folder, VALUES)(texts).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ({"safe": 1.0}, {}, r"has the labels \['rude', 'safe', 'toxic'\], got values of \['safe'\]"),
+        ({**VALUES, "other": 1.0}, {}, r"got values of \['other', 'rude', 'safe', 'toxic'\]"),
+        ({**VALUES, "rude": math.nan}, {}, "must be a finite number"),
+        (VALUES, {"output": "mean"}, "output='mean' is unknown"),
+        (VALUES, {"batch_size": 0}, "batch_size"),
+        (VALUES, {"max_length": 0}, "max_length"),
+    ],
+)
+def test_wrong_classifier_options(classifier_folder, values, options, message):
+    folder, _, _ = classifier_folder()
+    with pytest.raises(ValueError, match=message):
+        ClassifierReward(folder, values, **options)
+
+
+def test_a_folder_without_a_classifier(tmp_path):
+    with pytest.raises(OSError, match="no readable text classification model"):
+        ClassifierReward(tmp_path, VALUES, local_files_only=True)

@@ -1,0 +1,154 @@
+"""Records of a CSV file that may be damaged: every line belongs to a record or to an error."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torchrl_lang.storage import FileError, one_line, regular_file
+
+__all__ = ["CSVRecord", "read_csv_records"]
+
+_REMEDY = "give a CSV file, UTF-8 or with its encoding as an option"
+_QUOTES = "has quotes that do not match"
+_EMPTY = "is an empty line"
+
+
+class CSVRecord(NamedTuple):
+    """The fields of a record, or the reason why there are none.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit.csv_records import CSVRecord
+        >>> CSVRecord(3, 3, ("a", "b")).fields[0]
+        'a'
+    """
+
+    line: int
+    """Its first line, counted from 1."""
+    last_line: int
+    fields: tuple[str, ...] = ()
+    error: str = ""
+    """The reason, empty if the record is well-formed."""
+
+
+def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[CSVRecord]:
+    r"""The records of a CSV file in order, its header first, read as a stream.
+
+    Fields may be quoted and then hold commas, doubled quotes and line breaks. A record has an error if its quotes do
+    not match, its number of fields is not that of the header, it is an empty line, or it holds a NUL byte or a byte
+    that is not of the encoding. Empty lines at the end of the file are ignored.
+
+    After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
+    not those up to the next quote. Lines that follow such a record and do not look like a row, because they lack more
+    than one field, are counted to it, as its last lines.
+
+    Args:
+        path: the file.
+        encoding: ``"utf-8"``, with or without a byte order mark, or another one, such as ``"latin-1"``.
+
+    Raises:
+        FileError: the file is missing or cannot be read.
+        ValueError: Python has no such encoding.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.envs.reddit.csv_records import read_csv_records
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "comments.csv"
+        ...     _ = path.write_text('id,text\n1,"a ""b"",\nc"\n2,"open\n3,d\n')
+        ...     for record in read_csv_records(path):
+        ...         print(record.line, record.fields or record.error)
+        1 ('id', 'text')
+        2 ('1', 'a "b",\nc')
+        4 has quotes that do not match (unexpected end of data)
+        5 ('3', 'd')
+    """
+    path = regular_file(path, _REMEDY)
+    try:
+        name = codecs.lookup(encoding).name
+        codec = "utf-8-sig" if name == "utf-8" else name
+        file = open(path, encoding=codec, errors="surrogateescape", newline="")  # noqa: SIM115 (closed below)
+    except LookupError as error:
+        raise ValueError(f"encoding={encoding!r} is no text encoding of Python: give one such as 'latin-1'.") from error
+    except OSError as error:
+        raise FileError(path, f"cannot be read ({error.strerror})", _REMEDY) from error
+    with file:
+        try:
+            yield from _without_last_empty_lines(_records(file, name))
+        except (OSError, UnicodeError) as error:  # such as UTF-16 without a byte order mark
+            raise FileError(path, f"cannot be read as {name} ({one_line(error)})", _REMEDY) from error
+
+
+def _records(file: Iterator[str], encoding: str) -> Iterator[CSVRecord]:
+    ahead = deque[str]()  # lines that a broken record has read, to be read again
+    broken: CSVRecord | None = None
+    number, width = 1, 0
+    while (parsed := _parse(ahead, file)) is not None:
+        lines, fields, error = parsed
+        last = number + lines - 1
+        width = width or len(fields)
+        if not error and (not fields or len(fields) != width):
+            error = f"has {len(fields)} fields, the header has {width}" if fields else _EMPTY
+        if broken is not None and len(fields) < width - 1:  # not a row with a fault of its own
+            broken = broken._replace(last_line=last)
+        else:
+            if broken is not None:
+                yield broken
+            broken = CSVRecord(number, last, error=error) if error.startswith(_QUOTES) else None
+            if broken is None:
+                error = error or _wrong_characters(fields, encoding)
+                yield CSVRecord(number, last, () if error else tuple(fields), error)
+        number = last + 1
+    if broken is not None:
+        yield broken
+
+
+def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str] | None:
+    """The number of lines of the next record, its fields, and its error; None at the end of the file.
+
+    If quotes do not match, it is the first line alone, split at all of its commas.
+    """
+    lines = list[str]()
+
+    def following() -> Iterator[str]:
+        while ahead:
+            lines.append(ahead.popleft())
+            yield lines[-1]
+        for line in file:
+            lines.append(line)
+            yield line
+
+    try:
+        fields = next(csv.reader(following(), strict=True))
+    except StopIteration:
+        return None
+    except csv.Error as error:
+        ahead.extendleft(reversed(lines[1:]))
+        return 1, lines[0].split(","), f"{_QUOTES} ({error})"
+    return len(lines), fields, ""
+
+
+def _wrong_characters(fields: Sequence[str], encoding: str) -> str:
+    text = "".join(fields)
+    if "\0" in text:
+        return "holds a NUL byte"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # a byte that could not be decoded is a surrogate
+        return f"holds a byte that is not {encoding} ({ord(text[error.start]) & 0xFF:#04x})"
+    return ""
+
+
+def _without_last_empty_lines(records: Iterator[CSVRecord]) -> Iterator[CSVRecord]:
+    empty = list[CSVRecord]()
+    for record in records:
+        if record.error == _EMPTY:
+            empty.append(record)
+        else:
+            yield from empty
+            empty.clear()
+            yield record

@@ -1,0 +1,212 @@
+"""Reddit comments with their parents and scores, and episodes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from torchrl_lang.data.episodes import Episode, Turn
+from torchrl_lang.envs.reddit.files import (
+    BadRow,
+    CommentRow,
+    ReadReport,
+    read_comment_rows,
+    read_row_indices,
+)
+from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.functional.checks import finite, one_of, within
+from torchrl_lang.storage import FileError
+
+__all__ = ["RedditComments"]
+
+_BAD_ROWS = "fix them, or leave them out with on_bad_rows='report'"
+
+
+@dataclass(frozen=True)
+class RedditComments:
+    """Comments, the texts that they reply to, and their scores; item ``i`` of each belongs to comment ``i``.
+
+    Args:
+        parents: the texts that the comments reply to.
+        comments: the comments.
+        scores: upvotes minus downvotes.
+        files: names of the files that the comments were read from; empty for comments that were not read.
+        lines: their first lines in these files, counted from 1; empty as ``files``.
+        report: what reading found.
+
+    Raises:
+        ValueError: the numbers of items differ.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit import RedditComments
+        >>> data = RedditComments(["my tomatoes are ripe"] * 2, ["well done", "so what"], [12, -3])
+        >>> data.with_scores(at_least=1).comments
+        ('well done',)
+        >>> [turn.text for turn in data.episodes([1.0, -1.0])[0].turns]
+        ['my tomatoes are ripe', 'well done']
+    """
+
+    parents: Sequence[str]
+    comments: Sequence[str]
+    scores: Sequence[int]
+    files: Sequence[str] = ()
+    lines: Sequence[int] = ()
+    report: ReadReport | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parents", "comments", "scores", "files", "lines"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        counts = {name: len(getattr(self, name)) for name in ("parents", "comments", "scores", "files", "lines")}
+        places = {counts.pop("files"), counts.pop("lines")}
+        if len(set(counts.values())) > 1 or places not in ({0}, {len(self.comments)}):
+            raise ValueError(f"Each comment needs a parent and a score, and either each or none a line, got {counts}.")
+
+    @classmethod
+    def read(
+        cls,
+        folder: str | Path,
+        indices: str | Path | None = None,
+        *,
+        encoding: str = "utf-8",
+        on_bad_rows: Literal["raise", "report"] = "raise",
+    ) -> RedditComments:
+        """Read ``comments_positive.csv``, then ``comments_negative.csv``; see :func:`read_comment_rows`.
+
+        Args:
+            folder: has the two files.
+            indices: an index file, such as ``train_idxs.json``: the rows to keep, in its order. Malformed rows count.
+            encoding: "utf-8", with or without a byte order mark, or another one, such as "latin-1".
+            on_bad_rows: "raise" lists the first malformed rows in an error; "report" leaves them out, warns, and lists
+                all of them, with line numbers and reasons, in :attr:`report`.
+
+        Raises:
+            FileError: a file is missing, cannot be read or is damaged, there are malformed rows and ``on_bad_rows`` is
+                "raise", or the index file does not fit.
+        """
+        one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
+        wanted = None if indices is None else read_row_indices(indices)
+        good, bad, count = _read(folder, None if wanted is None else set(wanted), encoding)
+        if bad and on_bad_rows == "raise":
+            raise FileError(folder, f"has malformed rows ({ReadReport(count - len(bad), tuple(bad))})", _BAD_ROWS)
+        missing = tuple[int, ...]()
+        if wanted is not None:
+            assert indices is not None
+            if wanted and max(wanted) >= count:
+                found = f"has the row {max(wanted)}, but the files of {folder} have {count} rows"
+                raise FileError(indices, found, "give the index file of these CSV files")
+            missing = tuple(row for row in wanted if row not in good)
+            good = {row: good[row] for row in wanted if row in good}
+        report = ReadReport(count - len(bad), tuple(bad), missing)
+        if bad:
+            warnings.warn(f"{folder}: {report}.", stacklevel=2)
+        rows = good.values()
+        parents, texts, scores = ([getattr(row, name) for row in rows] for name in ("parent", "text", "score"))
+        return cls(parents, texts, scores, [row.file for row in rows], [row.line for row in rows], report)
+
+    def __len__(self) -> int:
+        """Number of comments."""
+        return len(self.comments)
+
+    def take(self, numbers: Iterable[int]) -> RedditComments:
+        """The comments with these numbers, in this order."""
+        numbers = list(numbers)
+        names = [field.name for field in fields(self) if field.name != "report"]
+        columns = {name: [getattr(self, name)[i] for i in numbers] for name in names if getattr(self, name)}
+        return RedditComments(**{"parents": (), "comments": (), "scores": (), **columns}, report=self.report)
+
+    def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
+        """The comments with a score of at least a cutoff.
+
+        Args:
+            at_least: the cutoff.
+            quantile: the cutoff is number ``ceil(quantile * (N - 1))``, counted from 0, of the N scores in ascending
+                order: 0.9 keeps the best tenth, and others whose score equals the cutoff.
+
+        Raises:
+            ValueError: not exactly one is given, or no comment has such a score.
+        """
+        if (at_least is None) == (quantile is None):
+            raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
+        if quantile is not None:
+            within("quantile", quantile, 0.0, 1.0)
+            at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1))] if self.scores else 0
+        assert at_least is not None
+        finite("at_least", at_least, low=None)
+        kept = [i for i, score in enumerate(self.scores) if score >= at_least]
+        if not kept:
+            best = max(self.scores, default=None)
+            raise ValueError(f"None of {len(self)} comments has a score of at least {at_least:g}; the best is {best}.")
+        return self.take(kept)
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[RedditComments, RedditComments]:
+        """Split off a fraction of the comments to test on; comments with the same text stay together.
+
+        A hash of the seed and the text decides, so a comment falls on the same side in every dataset.
+
+        Args:
+            fraction: expected fraction of the second part, between 0 and 1.
+            seed: of the hash.
+
+        Returns:
+            The rest, and the part that was split off.
+        """
+        within("fraction", fraction, 0.0, 1.0, inclusive=False)
+        held_out = [_uniform(f"{seed} {text}") < fraction for text in self.comments]
+        return (
+            self.take(i for i, out in enumerate(held_out) if not out),
+            self.take(i for i, out in enumerate(held_out) if out),
+        )
+
+    def episodes(
+        self,
+        reward: Sequence[float] | Tensor | TextReward,
+        *,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        include_parent: bool = True,
+    ) -> list[Episode]:
+        """An episode of one step for each comment: the environment writes the parent, the agent the comment.
+
+        Args:
+            reward: one number for each comment, or a function of the comments' texts.
+            scale: the reward of an episode is ``scale * reward + shift``.
+            shift: see ``scale``.
+            include_parent: without it, and where the parent is empty, the agent has the first turn.
+
+        Raises:
+            ValueError: there is another number of rewards, or one is not finite.
+        """
+        finite("scale", scale, low=None)
+        finite("shift", shift, low=None)
+        given: Callable[[list[str]], object] = reward if callable(reward) else lambda texts: reward
+        values = rewards_of(given, self.comments) * scale + shift
+        return [
+            Episode([*([Turn(parent)] if include_parent and parent else []), Turn(comment, value)], terminated=True)
+            for parent, comment, value in zip(self.parents, self.comments, values.tolist(), strict=True)
+        ]
+
+
+def _read(
+    folder: str | Path, wanted: set[int] | None, encoding: str
+) -> tuple[dict[int, CommentRow], list[BadRow], int]:
+    """The wanted rows by their numbers, all malformed rows, and the number of all rows."""
+    good, bad, count = dict[int, CommentRow](), list[BadRow](), 0
+    for row in read_comment_rows(folder, encoding=encoding):
+        count += 1
+        if isinstance(row, BadRow):
+            bad.append(row)
+        elif wanted is None or row.row in wanted:
+            good[row.row] = row
+    return good, bad, count
+
+
+def _uniform(text: str) -> float:
+    """A number in [0, 1) from a hash."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2.0**56

@@ -1,0 +1,91 @@
+"""Reddit comments as a language environment of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.envs.prompt_env import PromptEnv
+from torchrl_lang.envs.reddit.dataset import RedditComments
+from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.envs.text_game import OnBadText
+from torchrl_lang.functional.checks import finite
+
+__all__ = ["RedditEnv"]
+
+
+class RedditEnv(PromptEnv):
+    r"""Each episode shows the parent of a comment of the dataset; the agent writes another comment, which is rewarded.
+
+    Parents are drawn uniformly over the comments, so those with many comments are drawn more often, as in the ILQL
+    paper's code (arXiv 2206.11871). Without them every episode begins with the agent's turn. Any text gets a reward:
+    the text of tokens that cannot be decoded is ``"\N{REPLACEMENT CHARACTER}"``.
+
+    Args:
+        data: the comments whose parents are shown; ``reset(game_seed=numbers)`` chooses them by number.
+        reward: of the agent's comments, one call a step for all rows.
+        scale: the environment's reward is ``scale * reward + shift``.
+        shift: see ``scale``.
+        include_parent: show the parents.
+        tokenizer, row_length, action_length, batch_size, on_bad_text, seed, device: as in
+            :class:`~torchrl_lang.envs.PromptEnv`.
+
+    Raises:
+        ValueError: there are no comments, or an option is out of range; on steps, the reward does not return one finite
+            number for each text.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.data import CharTokenizer
+        >>> from torchrl_lang.envs.reddit import RedditComments, RedditEnv
+        >>> data = RedditComments(["abba", "b"], ["b", "a"], [1, 1])
+        >>> tokenizer = CharTokenizer.from_alphabet("ab")
+        >>> def count(texts):
+        ...     return torch.tensor([float(text.count("a")) for text in texts])
+        >>> env = RedditEnv(data, count, tokenizer, row_length=12, action_length=4, scale=-5.0)
+        >>> td = env.reset(game_seed=torch.tensor([1]))
+        >>> td["action"] = torch.tensor([[*tokenizer.encode("aba"), tokenizer.control.end_of_action]])
+        >>> td = env.step(td)["next"]
+        >>> tokenizer.decode(td["tokens"][0, :8]), td["reward"].item(), td["terminated"].item()
+        ('<s>b</s>aba</a></eod>', -10.0, True)
+    """
+
+    def __init__(
+        self,
+        data: RedditComments,
+        reward: TextReward,
+        tokenizer: Tokenizer,
+        *,
+        row_length: int,
+        action_length: int,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        include_parent: bool = True,
+        batch_size: int | Sequence[int] = (1,),
+        on_bad_text: OnBadText = "truncate",
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        if not len(data):
+            raise ValueError("RedditEnv needs comments whose parents it shows, got none.")
+        finite("scale", scale, low=None)
+        finite("shift", shift, low=None)
+        super().__init__(
+            data.parents if include_parent else [""] * len(data),
+            partial(_scaled, reward, scale, shift),
+            tokenizer,
+            row_length=row_length,
+            action_length=action_length,
+            batch_size=batch_size,
+            on_bad_text=on_bad_text,
+            seed=seed,
+            device=device,
+        )
+
+
+def _scaled(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:
+    return rewards_of(reward, comments) * scale + shift

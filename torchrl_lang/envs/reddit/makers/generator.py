@@ -1,0 +1,170 @@
+"""Generate comments with scores in the files of the real dataset."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from torchrl_lang.envs.reddit.files import FILES
+from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, WORDS
+from torchrl_lang.functional.checks import within
+from torchrl_lang.storage import write_file, write_folder
+
+__all__ = ["GeneratedComment", "generate_reddit_comments", "generated_comments"]
+
+_HEADER = (
+    *("id", "parent_id", "subreddit", "author", "text", "score", "ups", "created", "kind", "parent_kind"),
+    *("parent_text", "parent_score"),
+)
+_SPLITS = {"train": 0.8, "eval": 0.1, "test": 0.1}
+_MOST = 1 << 20
+_NAME = re.compile(r"{(\w+)}")
+
+
+class GeneratedComment(NamedTuple):
+    """A comment on a parent, and what it is.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit import GeneratedComment
+        >>> GeneratedComment("any tips for kites at night?", "calm", "well, good luck", "advice", 3).is_rude
+        False
+    """
+
+    parent: str
+    parent_kind: str
+    """"calm" or "provoking"."""
+    text: str
+    kind: str
+    """"insult", "profanity", "threat" or "sarcasm" for rude comments, others for polite ones."""
+    score: int
+    """Never 0."""
+
+    @property
+    def is_rude(self) -> bool:
+        """Whether its kind is a rude one."""
+        return self.kind in RUDE
+
+
+def generated_comments(
+    pairs: int = 4000,
+    *,
+    provoking: float = 0.5,
+    rude_when_calm: float = 0.1,
+    rude_when_provoked: float = 0.7,
+    seed: int = 0,
+) -> list[GeneratedComment]:
+    """Different pairs of parent and comment, with scores.
+
+    Provoking parents get rude replies more often. A comment begins with an opening, drawn in the same way for all of
+    them, so its first word does not show whether it is rude. Polite comments have a score above 0 in 80 % of cases,
+    rude ones in 20 % below a calm parent and in 40 % below a provoking one.
+
+    Args:
+        pairs: how many.
+        provoking: probability of a provoking parent.
+        rude_when_calm: probability of a rude comment on a calm parent.
+        rude_when_provoked: the same on a provoking parent.
+        seed: the same arguments give the same pairs.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit import generated_comments
+        >>> for comment in generated_comments(3, seed=1):
+        ...     print(f"{comment.parent} | {comment.text}")
+        tents are dull and you all know it | now, how clever that you discovered tents two years ago, slow clap. grow up
+        stop posting about paper maps already | oh, your paper maps look pleasant, well done. have a nice day
+        what do you like about steam engines? | honestly, i understand you, yet steam engines can be calm at the lake
+    """
+    within("pairs", pairs, 1, _MOST)
+    for name, value in (
+        ("provoking", provoking),
+        ("rude_when_calm", rude_when_calm),
+        ("rude_when_provoked", rude_when_provoked),
+    ):
+        within(name, value, 0.0, 1.0)
+    random, found = Random(seed), dict[tuple[str, str], GeneratedComment]()
+    while len(found) < pairs:
+        parent_kind = "provoking" if random.random() < provoking else "calm"
+        topic = random.choice(WORDS["topic"])
+        parent = _filled(random.choice(PARENTS[parent_kind]), topic, random)
+        rude = random.random() < (rude_when_provoked if parent_kind == "provoking" else rude_when_calm)
+        kind, text = _comment(rude, topic, random)
+        liked = 0.8 if not rude else 0.4 if parent_kind == "provoking" else 0.2
+        size = 1 + int(random.expovariate(0.1))
+        score = size if random.random() < liked else -size
+        found.setdefault((parent, text), GeneratedComment(parent, parent_kind, text, kind, score))
+    return list(found.values())
+
+
+def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int = 0, **rates: float) -> None:
+    """Write :func:`generated_comments` into the two CSV files of the real dataset.
+
+    Comments with a score above 0 are in ``comments_positive.csv``, the others in ``comments_negative.csv``. The files
+    ``train_idxs.json``, ``eval_idxs.json`` and ``test_idxs.json`` select 80, 10 and 10 % of the rows at random. Column
+    8 has the comment's kind, column 9 the parent's. The same arguments write the same files.
+
+    Args:
+        folder: the folder to create.
+        pairs: how many.
+        seed: of comments and splits.
+        **rates: ``provoking``, ``rude_when_calm`` and ``rude_when_provoked`` of :func:`generated_comments`.
+
+    Raises:
+        ValueError: a number is out of range.
+        FileExistsError: the folder exists and is not empty.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     generate_reddit_comments(home, 50)
+        ...     len(RedditComments.read(home)), len(RedditComments.read(home, f"{home}/train_idxs.json"))
+        (50, 40)
+    """
+    comments = generated_comments(pairs, seed=seed, **rates)
+    if Path(folder).exists() and any(Path(folder).iterdir()):
+        raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+    random = Random(f"files {seed}")
+    order = random.sample(range(pairs), pairs)
+    with write_folder(folder) as target:
+        for file, is_positive in zip(FILES, (True, False), strict=True):
+            write_file(target / file, _csv([each for each in comments if (each.score > 0) == is_positive], random))
+        begin = 0.0
+        for split, fraction in _SPLITS.items():
+            rows = order[round(begin * pairs) : round((begin + fraction) * pairs)]
+            write_file(target / f"{split}_idxs.json", json.dumps(sorted(rows)))
+            begin += fraction
+
+
+def _comment(rude: bool, topic: str, random: Random) -> tuple[str, str]:
+    """A comment's kind and text."""
+    kinds = RUDE if rude else POLITE
+    kind = random.choice(list(kinds))
+    text = f"{random.choice(OPENINGS)} {_filled(random.choice(kinds[kind]), topic, random)}"
+    if random.random() < 0.5:
+        closing = _filled(random.choice(CLOSINGS["rude" if rude else "polite"]), topic, random)
+        text += f"{'' if text.endswith('?') else '.'} {closing}"
+    return kind, text
+
+
+def _filled(phrase: str, topic: str, random: Random) -> str:
+    return _NAME.sub(lambda name: topic if name[1] == "topic" else random.choice(WORDS[name[1]]), phrase)
+
+
+def _csv(comments: Sequence[GeneratedComment], random: Random) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_HEADER)
+    for number, each in enumerate(comments):
+        ids = (f"c{number}", f"p{random.randrange(_MOST)}", "generated", f"user{random.randrange(1000)}")
+        parent = (each.parent, random.randrange(1, 50))
+        writer.writerow((*ids, each.text, each.score, max(each.score, 0), number, each.kind, each.parent_kind, *parent))
+    return text.getvalue()

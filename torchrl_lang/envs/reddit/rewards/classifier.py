@@ -1,0 +1,91 @@
+"""Any Hugging Face text classification model as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
+from torchrl_lang.functional.checks import at_least_one, finite, one_of
+from torchrl_lang.storage import one_line
+
+__all__ = ["ClassifierReward"]
+
+
+class ClassifierReward:
+    """The value of a text's label, by a text classification model.
+
+    Args:
+        model: name of the model on the Hugging Face hub, or its folder; weights are read from safetensors only.
+        values: maps each label of the model to a number, such as ``{"toxic": -1.0, "neutral": 0.0}``.
+        output: "expected" weights the values with the probabilities of the labels; "likeliest" takes the value of the
+            label with the highest one. The probabilities of a multi-label model are those of each label alone, so that
+            only "expected" has a meaning.
+        max_length: tokens of a text that are read.
+        batch_size: texts at a time.
+        local_files_only: download nothing.
+        device: where to run the model.
+
+    Raises:
+        OSError: there is no such model, or it cannot be read.
+        ValueError: the labels of ``values`` are not those of the model, or an option does not fit.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit.rewards import ClassifierReward
+        >>> ClassifierReward("unitary/toxic-bert", {"toxic": -1.0})  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        values: Mapping[str, float],
+        *,
+        output: Literal["expected", "likeliest"] = "expected",
+        max_length: int = 256,
+        batch_size: int = 32,
+        local_files_only: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        one_of("output", output, ("expected", "likeliest"))
+        at_least_one("max_length", max_length)
+        at_least_one("batch_size", batch_size)
+        self.output, self.max_length, self.batch_size, self.device = output, max_length, batch_size, device
+        self._model, self._tokenizer = _load(str(model), local_files_only)
+        self._model.to(device).eval()
+        self._multi_label = self._model.config.problem_type == "multi_label_classification"
+        if self._multi_label and output == "likeliest":
+            raise ValueError(f"{model} has several labels for a text: use output='expected'.")
+        labels = self._model.config.id2label
+        if set(values) != set(labels.values()):
+            raise ValueError(f"{model} has the labels {sorted(labels.values())}, got values of {sorted(values)}.")
+        for label, value in values.items():
+            finite(f"values[{label!r}]", value, low=None)
+        self._values = torch.tensor([values[labels[place]] for place in range(len(labels))])
+
+    @torch.no_grad()
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The rewards of texts, float32 ``[N]``."""
+        parts = [torch.zeros(0)]
+        for batch in encoded_batches(self._tokenizer, texts, self.batch_size, self.max_length):
+            logits = self._model(**batch.to(self.device)).logits.float().cpu()  # [n, labels]
+            if self.output == "likeliest":
+                parts.append(self._values[logits.argmax(-1)])
+            else:
+                parts.append((logits.sigmoid() if self._multi_label else logits.softmax(-1)) @ self._values)
+        return torch.cat(parts)
+
+
+def _load(name: str, local_files_only: bool) -> tuple[Any, Any]:
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, trust_remote_code=False, use_safetensors=True, local_files_only=local_files_only
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local_files_only)
+    except Exception as error:  # damaged files raise any kind of exception
+        raise OSError(f"There is no readable text classification model in {name!r} ({one_line(error)}).") from error
+    return model, tokenizer

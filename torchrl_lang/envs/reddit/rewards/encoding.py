@@ -1,0 +1,26 @@
+"""Texts as batches of tokens for Hugging Face encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["encoded_batches"]
+
+
+def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_length: int) -> Iterator[Any]:
+    """The texts in order, tokenized in batches, padded to the longest of each, and cut at ``max_length`` tokens.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a padding token.
+        texts: the texts.
+        batch_size: texts in a batch.
+        max_length: tokens of a text, at most; fewer if the tokenizer's model takes fewer.
+
+    Yields:
+        Batches with ``input_ids`` and ``attention_mask`` int64 ``[n, L]``.
+    """
+    max_length = min(max_length, tokenizer.model_max_length)
+    for first in range(0, len(texts), batch_size):
+        part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + batch_size]]  # surrogates
+        yield tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt")

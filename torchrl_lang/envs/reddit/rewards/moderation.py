@@ -1,0 +1,131 @@
+"""Toxicity by a moderation endpoint with the protocol of OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.data.json_checks import read_number
+from torchrl_lang.envs.http_json import Clock, JSONOverHTTP
+from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
+from torchrl_lang.functional.checks import at_least_one
+
+__all__ = ["ModerationAPIReward"]
+
+
+class ModerationAPIReward:
+    """Scores texts by ``POST base_url/moderations`` with ``{"model": ..., "input": [texts]}``.
+
+    The endpoint replies ``{"results": [...]}`` with one result for each text, of which ``flagged`` or a number of
+    ``category_scores`` becomes the reward: 1 is the most harmful. Texts without a letter, digit or sign are not sent
+    and earn 0.
+
+    A request is sent again if the server cannot be reached, is slow, breaks off, or replies 408, 429 or 5xx. The wait
+    grows, and is at least the ``Retry-After`` of the reply. After ``retries`` of them there is an error. A reply that
+    is not of the protocol is an error at once. Around it, :class:`CachedReward` stores what has been paid for.
+
+    The key is read from the environment for each request, is never stored, and appears in no error.
+
+    Args:
+        base_url: such as ``"https://api.openai.com/v1"``.
+        model: name of the model.
+        score: "flagged" for 0 or 1, "largest" for the largest category score, or the name of a category.
+        key_variable: the environment variable that holds the key; None for a server that needs none.
+        batch_size: texts in a request.
+        rate: requests per second in the long run, retries included.
+        burst: requests that may be sent at once, see :class:`TokenBucket`.
+        retries: times that a request is sent again.
+        longest_wait: seconds before a retry, at most, unless the server asks for more.
+        clock: what measures and waits.
+        **connection: ``timeout``, ``first_wait`` and ``longest_asked_wait`` of
+            :class:`~torchrl_lang.envs.http_json.JSONOverHTTP`.
+
+    Raises:
+        ValueError: an option is out of range, the variable holds no key, the server rejects a request, or its reply is
+            none of the protocol.
+        ConnectionError: after all retries there is no reply.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit.rewards import ModerationAPIReward
+        >>> ModerationAPIReward("http://localhost:8000/v1", "moderation", key_variable=None)
+        ModerationAPIReward('http://localhost:8000/v1', 'moderation', score='flagged')
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        score: str = "flagged",
+        key_variable: str | None = "OPENAI_API_KEY",
+        batch_size: int = 32,
+        rate: float = 5.0,
+        burst: int = 5,
+        retries: int = 6,
+        longest_wait: float = 30.0,
+        clock: Clock = time,
+        **connection: Any,
+    ) -> None:
+        at_least_one("batch_size", batch_size)
+        bucket = TokenBucket(rate, burst=burst, clock=clock)
+        self._http = JSONOverHTTP(
+            base_url, retries=retries, longest_wait=longest_wait, clock=clock, before=bucket.take, **connection
+        )
+        self.model, self.score, self.key_variable, self.batch_size = model, score, key_variable, batch_size
+        self._key()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._http.url!r}, {self.model!r}, score={self.score!r})"
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The scores of texts, float32 ``[N]``."""
+        values = torch.zeros(len(texts))
+        sent = [place for place, text in enumerate(texts) if text.strip()]
+        for first in range(0, len(sent), self.batch_size):
+            places = sent[first : first + self.batch_size]
+            values[places] = torch.tensor(self._scores([texts[place] for place in places]))
+        return values
+
+    def _scores(self, texts: Sequence[str]) -> list[float]:
+        body = json.dumps({"model": self.model, "input": texts}).encode()
+        reply = self._http.post("/moderations", body, "application/json", key=self._key())
+        results = reply.get("results") if isinstance(reply, Mapping) else None
+        if not isinstance(results, list) or len(results) != len(texts):
+            found = f"{len(results)} results" if isinstance(results, list) else "no list of results"
+            raise ValueError(f"{self._http.url}/moderations replied {found} for {len(texts)} texts.")
+        return [self._read(result) for result in results]
+
+    def _read(self, result: Any) -> float:
+        place = f"{self._http.url}/moderations replied a result"
+        if not isinstance(result, Mapping):
+            raise ValueError(f"{place} that is no JSON object.")
+        if self.score == "flagged":
+            if not isinstance(result.get("flagged"), bool):
+                raise ValueError(f'{place} without "flagged", true or false.')
+            return float(result["flagged"])
+        scores = result.get("category_scores")
+        if not isinstance(scores, Mapping) or not scores:
+            raise ValueError(f'{place} without "category_scores".')
+        if self.score == "largest":
+            return max(read_number(score, f"The score of {name}") for name, score in scores.items())
+        if self.score not in scores:
+            raise ValueError(f"{place} without a score of {self.score!r}; its categories are {sorted(scores)}.")
+        return read_number(scores[self.score], f"The score of {self.score}")
+
+    def _key(self) -> str | None:
+        if self.key_variable is None:
+            return None
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ValueError(
+                f"The environment variable {self.key_variable} holds no key: set it, or key_variable=None."
+            )
+        if not all("!" <= character <= "~" for character in key):  # http.client would show it in its error
+            raise ValueError(f"The key in {self.key_variable} has characters other than printable ASCII.")
+        return key

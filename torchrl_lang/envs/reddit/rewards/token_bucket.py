@@ -1,0 +1,56 @@
+"""A limit of the number of requests in a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from torchrl_lang.envs.http_json import Clock
+from torchrl_lang.functional.checks import at_least_one, positive
+
+__all__ = ["TokenBucket"]
+
+
+class TokenBucket:
+    """Lets ``burst`` requests pass at once, and ``rate`` per second in the long run; threads may share it.
+
+    Args:
+        rate: tokens that are added per second.
+        burst: tokens that the bucket holds; it begins full.
+        clock: what measures and waits.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Examples:
+        >>> from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
+        >>> class Clock:
+        ...     now = 0.0
+        ...     def monotonic(self):
+        ...         return self.now
+        ...     def sleep(self, seconds):
+        ...         print("waits", seconds)
+        ...         self.now += seconds
+        >>> bucket = TokenBucket(rate=2.0, burst=2, clock=Clock())
+        >>> for _ in range(4):
+        ...     bucket.take()
+        waits 0.5
+        waits 0.5
+    """
+
+    def __init__(self, rate: float, *, burst: int = 1, clock: Clock = time) -> None:
+        positive("rate", rate)
+        at_least_one("burst", burst)
+        self.rate, self.burst, self._clock = rate, burst, clock
+        self._tokens, self._counted = float(burst), clock.monotonic()
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Take a token; waits until there is one."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._tokens = min(self.burst, self._tokens + (now - self._counted) * self.rate) - 1
+            self._counted = now
+            wait = -self._tokens / self.rate  # below 0 tokens are promised to calls that wait
+        if wait > 0:
+            self._clock.sleep(wait)

@@ -1,0 +1,95 @@
+"""Rewards made of other rewards: three levels, noise, scale and shift."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.functional.checks import finite
+
+__all__ = ["Noised", "Scaled", "ThreeLevels"]
+
+
+class ThreeLevels:
+    """The levels of the ILQL paper's toxicity filter, from a probability ``p`` (arXiv 2206.11871):
+
+    0 (safe) if ``p < low``, 2 (toxic) if ``p >= high``, else 1 (sensitive).
+
+    Args:
+        reward: gives probabilities, such as :class:`ProfanityReward`.
+        low: where level 1 begins.
+        high: where level 2 begins.
+
+    Raises:
+        ValueError: ``low`` is above ``high``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.reddit.rewards import ThreeLevels
+        >>> ThreeLevels(lambda texts: torch.tensor([0.1, 0.25, 0.75]), low=0.25, high=0.75)(["a", "b", "c"])
+        tensor([0., 1., 2.])
+    """
+
+    def __init__(self, reward: TextReward, *, low: float = 1 / 3, high: float = 2 / 3) -> None:
+        finite("low", low, low=None)
+        finite("high", high, low=low)
+        self.reward, self.low, self.high = reward, low, high
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The levels of texts, float32 ``[N]``."""
+        found = rewards_of(self.reward, texts)
+        return (found >= self.low).float() + (found >= self.high).float()
+
+
+class Noised:
+    """Level 1 becomes 0 or 2, with equal probability; the expected reward stays the same.
+
+    The same text may get different values in different calls, and twice in one call. So a cache belongs inside,
+    ``Noised(CachedReward(...))``: around it, the cache would keep the first draw.
+
+    Args:
+        reward: gives levels, such as :class:`ThreeLevels`; values other than 1 stay as they are.
+        seed: of the generator, which is this object's own.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.reddit.rewards import Noised
+        >>> Noised(lambda texts: torch.ones(len(texts)), seed=0)(["a"] * 6)
+        tensor([0., 2., 2., 0., 2., 2.])
+    """
+
+    def __init__(self, reward: TextReward, *, seed: int = 0) -> None:
+        self.reward = reward
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The noised levels of texts, float32 ``[N]``."""
+        found = rewards_of(self.reward, texts)
+        drawn = 2.0 * torch.randint(2, found.shape, generator=self._generator)
+        return torch.where(found == 1, drawn, found)
+
+
+class Scaled:
+    """``scale * reward + shift``; the ILQL paper's toxicity reward has the scale -5.
+
+    Args:
+        reward: any reward.
+        scale: the factor.
+        shift: added to the product.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.reddit.rewards import Scaled
+        >>> Scaled(lambda texts: torch.tensor([0.0, 2.0]), scale=-5.0)(["a", "b"])
+        tensor([  0., -10.])
+    """
+
+    def __init__(self, reward: TextReward, *, scale: float = 1.0, shift: float = 0.0) -> None:
+        finite("scale", scale, low=None)
+        finite("shift", shift, low=None)
+        self.reward, self.scale, self.shift = reward, scale, shift
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The rewards of texts, float32 ``[N]``."""
+        return rewards_of(self.reward, texts) * self.scale + self.shift
