@@ -45,8 +45,6 @@ _DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
 
-_NUMBER = {"at_least": -1e6, "at_most": 1e6}
-
 
 @dataclass(frozen=True, kw_only=True)
 class VisualDialogueGames(Options):
@@ -55,9 +53,11 @@ class VisualDialogueGames(Options):
     folder: Path = required("folder that `prepare visual_dialogue` filled")
     mode: Mode = option("env_stops", "who ends a dialogue: a percentile that is reached, `<stop>`, or ten rounds")
     penalty: Penalty = option("none", "which replies are yes-or-no answers, whose questions are penalized")
-    penalty_value: float = option(-2.0, "added to the reward of such a question", **_NUMBER)
-    scale: float = option(1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", **_NUMBER)
-    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", **_NUMBER)
+    penalty_value: float = option(-2.0, "added to the reward of such a question", at_least=-1e6, at_most=1e6)
+    scale: float = option(
+        1.0, "factor of the rewards; not of those of the files with `--mode env_stops`", at_least=-1e6, at_most=1e6
+    )
+    shift: float = option(0.0, "added to the scaled rewards, where they are scaled", at_least=-1e6, at_most=1e6)
     measure: Measure = option("rank", "what a round changes: the percentile of the image, or the guess's distance")
     image: bool = option(True, "the agent sees the image")
     server: str | None = option(None, "address of a server of the models; none: the folder's models, in this process")

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchrl_lang.data import load_dataset
 from torchrl_lang.evaluation import format_seed_table, format_table, text_advantages
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.offline import held_out_rows
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.players import TrainedPlayer
@@ -82,7 +82,7 @@ def advantages(player: TrainedPlayer, data: Path) -> Mapping[str, Any]:
         model, tokenizer = player.finished.model, player.finished.tokenizer
         rows = held_out_rows(load_dataset(data), _HELD_OUT)
         heads: Any = model.heads
-        scored = (actor_of(model), heads["target_qvalue"], heads["value"], rows)
+        scored = (saved_actor(model), heads["target_qvalue"], heads["value"], rows)
         found = text_advantages(*scored, tokenizer, min_count=max(1, len(rows) // 100))
         parts = {"highest": found[:_SHOWN], "lowest": found[::-1][:_SHOWN]}
         write_json(path, {name: [asdict(one) for one in part] for name, part in parts.items()})
