@@ -43,6 +43,7 @@ __all__ = [
     "DONE",
     "GROUP",
     "IS_EXAMPLE",
+    "OBSERVATION",
     "PREFIX",
     "PREFIX_MASK",
     "PRIVILEGED",
@@ -102,6 +103,8 @@ PREFIX = "prefix"
 """float ``[*B, P, F]``: features of a row that are no tokens, such as those of an image."""
 PREFIX_MASK = "prefix_mask"
 """bool ``[*B, P]``: True on real features."""
+OBSERVATION = "observation"
+"""What an agent reads in environments without tokens, ``[*B, ...]``."""
 REWARD = "reward"
 RAW_REWARD = "raw_reward"
 """float: the reward before a divergence penalty was subtracted, with the shape of the reward."""
