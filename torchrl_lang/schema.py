@@ -41,6 +41,8 @@ __all__ = [
     "CANDIDATE_LOG_PROB",
     "CANDIDATE_MASK",
     "DONE",
+    "EPISODE",
+    "EPISODE_STEP",
     "GROUP",
     "IS_EXAMPLE",
     "OBSERVATION",
@@ -117,6 +119,10 @@ PRIVILEGED_MASK = "privileged_mask"
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
+EPISODE = "episode"
+"""int64 ``[*B]``: number of a step's episode in its learning history, from 0."""
+EPISODE_STEP = "episode_step"
+"""int64 ``[*B]``: number of a step in its episode, from 0."""
 
 ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""

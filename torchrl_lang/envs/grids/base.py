@@ -114,6 +114,11 @@ class HiddenTaskEnv(SeededEnv):
     # -- what is hidden from the agent ---------------------------------------------------------------------------------
 
     @property
+    def fixed_task(self) -> Tensor | None:
+        """The task of each row for all of its episodes, int64 ``[*B]``; None if episodes draw theirs."""
+        return None if self._fixed_task is None else self._fixed_task.reshape(self.batch_size)
+
+    @property
     def task(self) -> Tensor:
         """The task of each row, int64 ``[*B]``."""
         return (self._task if self._fixed_task is None else self._fixed_task).reshape(self.batch_size)
