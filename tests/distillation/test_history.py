@@ -26,6 +26,16 @@ def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
         "learning_rate": 0.5,
         "gamma": 0.9,
         "decay": {"first": 1, "last": 0.5, "fraction": [0.3, 1.0]},
+        "env": {
+            "env": "DarkRoomEnv",
+            "episode_length": 7,
+            "n_tasks": 9,
+            "n_states": 9,
+            "n_actions": 5,
+            "size": 3,
+            "start": "random",
+            "reward": "once",
+        },
     }
     assert loaded.complete
 
@@ -64,8 +74,7 @@ def test_a_recording_killed_at_any_step_is_resumed(tmp_path, q_source):
 
 def test_resuming_with_other_parts(tmp_path, q_source):
     folder, steps = tmp_path / "history", q_source.history()
-    about = {"algorithm": "QLearning", "seed": 0, **q_source.options()}
-    with HistoryWriter(folder, q_source.tasks, 2, 60, source=about) as writer:
+    with HistoryWriter(folder, q_source.tasks, 2, 60, source=q_source.describe()) as writer:
         writer.extend(steps[..., :17])
     with pytest.raises(ValueError, match="has 17 of 60 planned steps: resume its recording, or use unfinished=True"):
         load_history(folder)
@@ -90,7 +99,10 @@ def test_another_source_is_refused(tmp_path, q_source):
         record_history(folder, source())
     with pytest.raises(FileExistsError, match="holds a learning history: give another folder, or resume=True"):
         record_history(folder, q_source, resume=False)
-    other = source("every_step", algorithm=type(q_source))  # with the same options, but another environment
+    with pytest.raises(ValueError, match="begun with other source"):
+        record_history(folder, source("every_step", algorithm=type(q_source)))
+    other = source("every_step", algorithm=type(q_source))
+    other.describe = q_source.describe  # steps that differ although the description is the same
     with pytest.raises(ValueError, match="is that of another source"):
         record_history(folder, other)
 

@@ -1,10 +1,14 @@
 """What every environment with hidden tasks must do: specs, seeds, resets, and rows that are done."""
 
 import copy
+import json
+from functools import partial
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.envs import SerialEnv
 from torchrl.envs.utils import check_env_specs
 
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
@@ -121,6 +125,27 @@ def test_fixed_tasks_stay_over_episodes():
     assert rollout["next", "truncated"].squeeze(-1).sum(-1).tolist() == [[3, 3, 3]] * 2
 
 
+def test_descriptions_are_json(make):
+    env = make(batch_size=2)
+    described = json.loads(json.dumps([env.describe(), *(env.describe_task(task) for task in range(env.n_tasks))]))
+    assert described[0]["env"] == type(env).__name__
+    assert [task["task"] for task in described[1:]] == list(range(env.n_tasks))
+
+
+@pytest.mark.slow
+def test_torchrl_s_collector_and_serial_env_drive_it(make):
+    def build(seed):
+        return make(batch_size=3, seed=seed)
+
+    collector = Collector(lambda: build(0), frames_per_batch=60, total_frames=60)
+    batch = next(iter(collector))
+    collector.shutdown()
+    assert batch.shape == (3, 20)
+    assert batch["next", "done"].sum() >= 3 * (20 // make().episode_length)
+    serial = SerialEnv(2, [partial(build, 0), partial(build, 1)])
+    assert serial.rollout(12, break_when_any_done=False).shape == (2, 3, 12)
+
+
 def test_a_copy_continues_as_the_original(make):
     env = make(batch_size=3, seed=0)
     env.reset()
@@ -132,6 +157,8 @@ def test_a_copy_continues_as_the_original(make):
 def test_wrong_uses(make):
     env = make(batch_size=2, seed=0)
     action = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="before its first reset"):
+        _ = env.task
     with pytest.raises(RuntimeError, match="before its first reset"):
         env.step(TensorDict({"action": action}, [2]))
     with pytest.raises(RuntimeError, match="must reset every row"):

@@ -85,7 +85,11 @@ class HistorySource(ABC):
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """The options of the algorithm as JSON, for the manifest of a history."""
+        """The options of the algorithm as JSON."""
+
+    def describe(self) -> dict[str, Any]:
+        """Algorithm, options, seed and environment as JSON, for the manifest of a history."""
+        return {"algorithm": type(self).__name__, "seed": self.seed, **self.options(), "env": self.env.describe()}
 
     # -- the history ---------------------------------------------------------------------------------------------------
 

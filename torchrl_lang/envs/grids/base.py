@@ -111,6 +111,11 @@ class HiddenTaskEnv(SeededEnv):
     def describe_task(self, task: int) -> dict[str, Any]:
         """A task as JSON, with its number as ``"task"``."""
 
+    def describe(self) -> dict[str, Any]:
+        """The family as JSON: the environment's class and what its episodes depend on beside task and seed."""
+        sizes = {"n_tasks": self.n_tasks, "n_states": self.n_states, "n_actions": self.n_actions}
+        return {"env": type(self).__name__, "episode_length": self.episode_length, **sizes}
+
     # -- what is hidden from the agent ---------------------------------------------------------------------------------
 
     @property
@@ -121,7 +126,10 @@ class HiddenTaskEnv(SeededEnv):
     @property
     def task(self) -> Tensor:
         """The task of each row, int64 ``[*B]``."""
-        return (self._task if self._fixed_task is None else self._fixed_task).reshape(self.batch_size)
+        if self._fixed_task is None:
+            self._begun()
+            return self._task.reshape(self.batch_size)
+        return self._fixed_task.reshape(self.batch_size)
 
     @property
     def state(self) -> Tensor:

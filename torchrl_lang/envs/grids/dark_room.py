@@ -54,6 +54,10 @@ class DarkRoomEnv(RoomEnv):
         options: dict[str, Any] = {"task": task, "batch_size": batch_size, "seed": seed, "device": device}
         super().__init__(size, start=start, n_tasks=size**2, episode_length=episode_length, **options)
 
+    def describe(self) -> dict[str, Any]:
+        """The family as JSON."""
+        return {**super().describe(), "reward": self.reward}
+
     def _transition(self, state: Tensor, action: Tensor, task: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cell = self._following[state, action]
         found = cell == task

@@ -45,7 +45,7 @@ class RoomEnv(HiddenTaskEnv):
     def __init__(self, size: int, *, start: Start, cell_states: int = 1, **options: Any) -> None:
         if size < 2:
             raise ValueError(f"size must be at least 2 cells, got {size}.")
-        self.size = size
+        self.size, self.start = size, start
         n_states = cell_states * size**2
         super().__init__(n_states=n_states, n_actions=len(_MOVES), observation_shape=(2, size), **options)
         position = torch.cartesian_prod(torch.arange(size), torch.arange(size))
@@ -62,6 +62,10 @@ class RoomEnv(HiddenTaskEnv):
         if not (0 <= row < self.size and 0 <= column < self.size):
             raise ValueError(f"({row}, {column}) is not a cell of a room of {self.size} by {self.size}.")
         return row * self.size + column
+
+    def describe(self) -> dict[str, Any]:
+        """The family as JSON."""
+        return {**super().describe(), "size": self.size, "start": self.start}
 
     def _start_cells(self, start: Start) -> Tensor:
         """The cells in which episodes begin, with equal probability, int64 ``[S]``."""
