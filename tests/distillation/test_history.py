@@ -8,7 +8,7 @@ import torch
 
 from tests.distillation.conftest import TASKS, source
 from tests.kills import kills
-from torchrl_lang.distillation import HistoryWriter, LearningHistory, load_history, record_history
+from torchrl_lang.distillation import HistoryWriter, LearningHistory, history_writer, load_history, record_history
 from torchrl_lang.storage import FileError, write_manifest
 
 
@@ -54,6 +54,17 @@ def test_a_truncated_episode_is_not_terminated(tmp_path):
 def test_indices_of_the_flat_steps(history):
     index = history.flat_index()
     assert (history.flat[index] == history.steps).all()
+
+
+def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(history_writer, "flush", lambda path: calls.append(path.stem))
+    monkeypatch.setattr(history_writer, "write_manifest", lambda path, content: calls.append(len(content["parts"])))
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
+        for block in made.blocks(30):
+            writer.extend(block)
+    assert calls == [*sorted(ENTRIES), 1, *sorted(ENTRIES), 2]
 
 
 @pytest.mark.slow

@@ -92,6 +92,21 @@ def test_partial_resets_begin_new_episodes_in_their_rows_only(make):
     assert torch.equal(env.task[~kept], fresh.task[4:])
 
 
+def test_every_row_counts_its_own_steps():
+    env = room(task=0, batch_size=3, seed=0)  # truncated after four steps
+    td, ends = env.reset(), []
+    stay = torch.zeros(3, dtype=torch.int64)
+    for step in range(8):
+        if step == 2:
+            td = env.reset(td.set("_reset", torch.tensor([[True], [False], [False]])))
+        # Row 2 is excluded from the first three steps.
+        td = td.exclude("_reset").set("action", stay).set("_step", torch.tensor([True, True, step >= 3]))
+        td = env.step(td)["next"]
+        ends.append(td["truncated"].flatten().tolist())
+    expected = [[step >= 5, step >= 3, step >= 6] for step in range(8)]
+    assert ends == expected
+
+
 def test_done_rows_stay_as_they_are(make):
     env = make(batch_size=8, seed=0)
     td = env.reset()
