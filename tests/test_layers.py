@@ -20,6 +20,7 @@ LAYERS = {
     "transforms": 3,
     "objectives": 3,
     "evaluation": 4,
+    "distillation": 5,
     "training": 5,
     "recipes": 6,
     "__main__": 7,

@@ -26,6 +26,7 @@ COVERED = [
     "torchrl_lang/transforms",
     "torchrl_lang/__init__.py",
     "torchrl_lang/data",
+    "torchrl_lang/distillation",
     "torchrl_lang/envs",
     "torchrl_lang/evaluation",
     "torchrl_lang/functional",

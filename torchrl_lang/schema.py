@@ -41,8 +41,11 @@ __all__ = [
     "CANDIDATE_LOG_PROB",
     "CANDIDATE_MASK",
     "DONE",
+    "EPISODE",
+    "EPISODE_STEP",
     "GROUP",
     "IS_EXAMPLE",
+    "OBSERVATION",
     "PREFIX",
     "PREFIX_MASK",
     "PRIVILEGED",
@@ -102,6 +105,8 @@ PREFIX = "prefix"
 """float ``[*B, P, F]``: features of a row that are no tokens, such as those of an image."""
 PREFIX_MASK = "prefix_mask"
 """bool ``[*B, P]``: True on real features."""
+OBSERVATION = "observation"
+"""What an agent reads in environments without tokens, ``[*B, ...]``."""
 REWARD = "reward"
 RAW_REWARD = "raw_reward"
 """float: the reward before a divergence penalty was subtracted, with the shape of the reward."""
@@ -114,6 +119,10 @@ PRIVILEGED_MASK = "privileged_mask"
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
+EPISODE = "episode"
+"""int64 ``[*B]``: number of a step's episode in its learning history, from 0."""
+EPISODE_STEP = "episode_step"
+"""int64 ``[*B]``: number of a step in its episode, from 0."""
 
 ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""

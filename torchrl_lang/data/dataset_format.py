@@ -15,6 +15,7 @@ from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest
 
 __all__ = [
     "DISK_DTYPES",
+    "FURTHER_DTYPES",
     "FORMAT",
     "DiskEntry",
     "MANIFEST",
@@ -52,7 +53,7 @@ DISK_DTYPES = {
 }
 """The entries that every dataset has, and their dtypes on disk."""
 
-_FURTHER_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bool, torch.int64, torch.float32)}
+FURTHER_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bool, torch.int64, torch.float32)}
 """The dtypes of further entries, by their name in the manifest."""
 
 
@@ -78,7 +79,7 @@ def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskE
     """
     if not (key.isidentifier() and key.isascii()) or keyword.iskeyword(key):
         raise ValueError(f"{key!r} cannot be the name of a dataset's entry: use ASCII letters, digits and underscores.")
-    if dtype not in _FURTHER_DTYPES.values():
+    if dtype not in FURTHER_DTYPES.values():
         raise ValueError(f"'{key}' is {dtype}: further entries of a dataset are bool, int64 or float32.")
     return DiskEntry(dtype, shape)
 
@@ -90,7 +91,7 @@ def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     for key in found.content:
         if key not in every:
             entry = found.object(key)
-            dtype = _FURTHER_DTYPES[entry.take("dtype", str)]
+            dtype = FURTHER_DTYPES[entry.take("dtype", str)]
             every[key] = DiskEntry(dtype, tuple(entry.list_of("shape", int)[1:]))
     return every
 
@@ -170,6 +171,6 @@ def _check_further(manifest: Fields, key: str, dtype: str, shape: list[int], epi
     if shape[:1] != [episodes] or min(shape) < 1:
         raise manifest.error(f"does not describe {shorten(key)} as an entry of {episodes} rows")
     try:
-        further_entry(key, _FURTHER_DTYPES.get(dtype, torch.float64), ())
+        further_entry(key, FURTHER_DTYPES.get(dtype, torch.float64), ())
     except ValueError as error:
         raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import EnvBase
 
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
@@ -27,6 +25,7 @@ from torchrl_lang.envs.row_state import (
     read_utterance,
     where_rows,
 )
+from torchrl_lang.envs.seeded_env import SeededEnv
 from torchrl_lang.envs.specs import flags, row_specs, token_ids
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -45,7 +44,7 @@ TaskState = dict[str, Tensor]
 """The state of a task beside the transcript: named tensors, each ``[N, ...]``."""
 
 
-class LanguageEnv(EnvBase):
+class LanguageEnv(SeededEnv):
     """A batch of language tasks. Abstract: tasks implement :meth:`_open`, :meth:`_reply` and maybe :meth:`_restore`.
 
     An episode is a growing row of tokens (see :mod:`torchrl_lang.schema`); an action is one utterance of at most
@@ -100,8 +99,7 @@ class LanguageEnv(EnvBase):
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        batch = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
-        super().__init__(device=device, batch_size=batch)
+        super().__init__(device=device, batch_size=batch_size)
         if action_length < 1:
             raise ValueError(f"action_length must be at least 1 token, got {action_length}.")
         opening = shortest_opening(tokenizer)
@@ -117,8 +115,6 @@ class LanguageEnv(EnvBase):
         self.row_length = row_length
         self.action_length = action_length
         self.max_turns = max_turns
-        self._n = batch.numel()
-        self.generator = torch.Generator()
         self._rows: GrowingRows | None = None
         self._task: TaskState
         self._terminated: Tensor
@@ -182,29 +178,8 @@ class LanguageEnv(EnvBase):
         done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
         self.full_done_spec = Composite(done, shape=batch, device=device)
 
-    def _set_seed(self, seed: int | None) -> None:
-        self._seeded = seed is not None
-        if seed is None:
-            self.generator.seed()
-        else:
-            self.generator.manual_seed(operator.index(seed))
-        key = torch.randint(2**62, (), generator=self.generator)
-        self._key = key.to(self.device) if self.device is not None else key
-        self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if not self._seeded:
-            self._set_seed(None)
-
-    def to(self, device: torch.device | str | int) -> LanguageEnv:
-        """Move to a device. Moving to another device drops the current rows: call ``reset`` next."""
-        before = self.device
-        super().to(device)
-        if self.device != before:
-            self._key, self._episode = self._key.to(self.device), self._episode.to(self.device)
-            self._rows = None
-        return self
+    def _drop_rows(self) -> None:
+        self._rows = None
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
@@ -300,8 +275,7 @@ class LanguageEnv(EnvBase):
 
     def _begin_rows(self, fresh: Tensor, options: TensorDictBase | None, given: Rows | None, *, partial: bool) -> None:
         """Begin episodes in the ``fresh`` rows, bool ``[N]``, which are all rows unless ``partial``."""
-        number = self._episode + fresh.cumsum(-1) - 1
-        self._episode = self._episode + fresh.sum()
+        number = self._number_episodes(fresh)
         opening, opening_length, task = self._open(number, fresh, options)
         if given is None:
             control, width = self.tokenizer.control, self.row_length

@@ -269,14 +269,14 @@ def read_mask(key: str, tensordict: TensorDictBase | None, n: int) -> Tensor | N
     return mask.reshape(n)
 
 
-def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...]) -> Tensor:
-    """The entry ``action``, int64 of ``shape``, which ``what`` needs."""
+def read_action(what: str, tensordict: TensorDictBase, shape: tuple[int, ...], ids: str = "token ids") -> Tensor:
+    """The entry ``action``, int64 ``ids`` of ``shape``, which ``what`` needs."""
     action = tensordict.get(ACTION, None)
     if action is None:
         raise missing_entry(what, [ACTION], tensordict, "Let a policy write it, or env.rand_action().")
     if action.shape != shape or action.dtype != torch.int64:
         raise ValueError(
-            f"{what} expects 'action' as int64 token ids of shape {shape}, got {action.dtype} of shape "
+            f"{what} expects 'action' as int64 {ids} of shape {shape}, got {action.dtype} of shape "
             f"{tuple(action.shape)}."
         )
     return action

@@ -1,0 +1,227 @@
+"""What every environment with hidden tasks must do: specs, seeds, resets, and rows that are done."""
+
+import copy
+import json
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+from torchrl.envs import SerialEnv
+from torchrl.envs.utils import check_env_specs
+
+from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
+
+
+def bandit(**kwargs):
+    return BernoulliBanditEnv(random_bandits(6, 3, seed=1), episode_length=4, **kwargs)
+
+
+def room(**kwargs):
+    return DarkRoomEnv(3, start="random", episode_length=4, **kwargs)
+
+
+def room_once(**kwargs):
+    return DarkRoomEnv(2, start="random", reward="once", episode_length=4, **kwargs)
+
+
+def key_door(**kwargs):
+    return DarkKeyDoorEnv(2, episode_length=9, **kwargs)
+
+
+@pytest.fixture(params=[bandit, room, room_once, key_door])
+def make(request):
+    return request.param
+
+
+def fixed_actions(env, td):
+    """An action that depends on the row and what it reads, so that rows differ."""
+    return td["observation"].sum(-1).add(torch.arange(env.batch_size.numel()).view(env.batch_size)) % env.n_actions
+
+
+@pytest.mark.parametrize("batch_size", [[1], [5], [2, 3]])
+def test_specs(make, batch_size):
+    check_env_specs(make(batch_size=batch_size, seed=0))
+
+
+def test_an_episode_of_the_seed_is_the_same_in_any_batch(make):
+    many, alone = make(batch_size=6, seed=5), make(batch_size=1, seed=5)
+    together = many.reset()
+    for row in range(6):
+        one = alone.reset()
+        assert torch.equal(one["observation"][0], together["observation"][row])
+        assert alone.task.item() == many.task[row].item()
+        step = one.set("action", torch.tensor([1]))
+        reward = many.step(together.clone().set("action", torch.ones(6, dtype=torch.int64)))["next", "reward"][row]
+        assert torch.equal(alone.step(step)["next", "reward"][0], reward)
+        many = make(batch_size=6, seed=5)  # to take the first step again
+        together = many.reset()
+
+
+def test_other_seeds_give_other_episodes(make):
+    rows = [make(batch_size=64, seed=seed) for seed in (0, 1)]
+    for env in rows:
+        env.reset()
+    assert not torch.equal(rows[0].task, rows[1].task)
+
+
+def test_no_global_random_numbers_are_drawn(make):
+    before = torch.get_rng_state()
+    env = make(batch_size=3)
+    td = env.reset()
+    env.step(td.set("action", fixed_actions(env, td)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_partial_resets_begin_new_episodes_in_their_rows_only(make):
+    env = make(batch_size=4, seed=0)
+    td = env.reset()
+    tasks = env.task.clone()
+    td = env.step(td.set("action", fixed_actions(env, td)))["next"]
+    before = td.clone()
+    mask = torch.tensor([False, True, False, True])[:, None]
+    after = env.reset(td.set("_reset", mask))
+    kept = ~mask.squeeze(-1)
+    assert torch.equal(after["observation"][kept], before["observation"][kept])
+    assert torch.equal(env.task[kept], tasks[kept])
+    # These are episodes 4 and 5 of the seed.
+    fresh = make(batch_size=6, seed=0)
+    expected = fresh.reset()["observation"][4:]
+    assert torch.equal(after["observation"][~kept], expected)
+    assert torch.equal(env.task[~kept], fresh.task[4:])
+
+
+def test_every_row_counts_its_own_steps():
+    env = room(task=0, batch_size=3, seed=0)  # truncated after four steps
+    td, ends = env.reset(), []
+    stay = torch.zeros(3, dtype=torch.int64)
+    for step in range(8):
+        if step == 2:
+            td = env.reset(td.set("_reset", torch.tensor([[True], [False], [False]])))
+        # Row 2 is excluded from the first three steps.
+        td = td.exclude("_reset").set("action", stay).set("_step", torch.tensor([True, True, step >= 3]))
+        td = env.step(td)["next"]
+        ends.append(td["truncated"].flatten().tolist())
+    expected = [[step >= 5, step >= 3, step >= 6] for step in range(8)]
+    assert ends == expected
+
+
+def test_done_rows_stay_as_they_are(make):
+    env = make(batch_size=8, seed=0)
+    td = env.reset()
+    for _ in range(env.episode_length):
+        td = env.step(td.set("action", fixed_actions(env, td)))["next"]
+    assert td["done"].all()
+    assert not (td["terminated"] & td["truncated"]).any()
+    after = env.step(td.clone().set("action", fixed_actions(env, td)))["next"]
+    assert not after["reward"].any()
+    for key in ("observation", "done", "terminated", "truncated"):
+        assert torch.equal(after[key], td[key])
+
+
+def test_what_was_returned_is_not_what_is_kept(make):
+    env = make(batch_size=3, seed=0)
+    td = env.reset()
+    expected = td.clone()
+    for value in td.values():
+        value.fill_(1)
+    env.reset(TensorDict({"_reset": torch.zeros(3, 1, dtype=torch.bool)}, [3]))
+    again = env._observe()
+    assert (again == expected.select(*again.keys())).all()
+
+
+def test_fixed_tasks_stay_over_episodes():
+    env = room(task=torch.tensor([[0], [7]]), batch_size=[2, 3], seed=0)
+    for _ in range(3):
+        env.reset()
+        assert env.task.tolist() == [[0, 0, 0], [7, 7, 7]]
+    rollout = env.rollout(12, break_when_any_done=False)
+    assert rollout["next", "truncated"].squeeze(-1).sum(-1).tolist() == [[3, 3, 3]] * 2
+
+
+def test_descriptions_are_json(make):
+    env = make(batch_size=2)
+    described = json.loads(json.dumps([env.describe(), *(env.describe_task(task) for task in range(env.n_tasks))]))
+    assert described[0]["env"] == type(env).__name__
+    assert [task["task"] for task in described[1:]] == list(range(env.n_tasks))
+
+
+@pytest.mark.slow
+def test_torchrl_s_collector_and_serial_env_drive_it(make):
+    def build(seed):
+        return make(batch_size=3, seed=seed)
+
+    collector = Collector(lambda: build(0), frames_per_batch=60, total_frames=60)
+    batch = next(iter(collector))
+    collector.shutdown()
+    assert batch.shape == (3, 20)
+    assert batch["next", "done"].sum() >= 3 * (20 // make().episode_length)
+    serial = SerialEnv(2, [partial(build, 0), partial(build, 1)])
+    assert serial.rollout(12, break_when_any_done=False).shape == (2, 3, 12)
+
+
+def test_a_copy_continues_as_the_original(make):
+    env = make(batch_size=3, seed=0)
+    env.reset()
+    other = copy.deepcopy(env)
+    assert torch.equal(env.reset()["observation"], other.reset()["observation"])
+    assert torch.equal(env.task, other.task)
+
+
+def test_wrong_uses(make):
+    env = make(batch_size=2, seed=0)
+    action = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="before its first reset"):
+        _ = env.task
+    with pytest.raises(RuntimeError, match="before its first reset"):
+        env.step(TensorDict({"action": action}, [2]))
+    with pytest.raises(RuntimeError, match="must reset every row"):
+        env.reset(TensorDict({"_reset": torch.tensor([[True], [False]])}, [2]))
+    td = env.reset()
+    with pytest.raises(ValueError, match=rf"actions in \[0, {env.n_actions}\), got \[-1\]"):
+        env.step(td.clone().set("action", action - torch.tensor([1, 0])))
+    with pytest.raises(ValueError, match="'action' as int64 numbers of shape"):
+        env.step(td.clone().set("action", action.float()))
+    with pytest.raises(TypeError, match=r"takes no keywords, got \['goal'\]"):
+        env.reset(goal=3)
+
+
+def test_bandit_rewards_have_the_probabilities_of_their_arms():
+    table = torch.tensor([[0.0, 1.0, 0.3]])
+    env = BernoulliBanditEnv(table, task=0, batch_size=[3, 400], episode_length=10, seed=0)
+    td, total = env.reset(), 0
+    arms = torch.arange(3)[:, None].expand(3, 400)
+    for _ in range(10):
+        td = env.step(td.set("action", arms))["next"]
+        total = total + td["reward"].squeeze(-1)
+    assert total[0].eq(0).all()
+    assert total[1].eq(10).all()
+    assert total[2].sum() / 4000 == pytest.approx(0.3, abs=0.04)  # five standard deviations
+    assert torch.equal(env.expected_reward(arms)[:, 7], torch.tensor([0.0, 1.0, 0.3]))
+    assert env.optimal_return().eq(10).all()
+    assert env.optimal_actions()[1, 5].tolist() == [False, True, False]
+
+
+def test_bandit_arms_share_a_step_s_random_number():
+    env = BernoulliBanditEnv(torch.full((1, 2), 0.5), batch_size=[1], episode_length=50, seed=4)
+    rewards = []
+    for arm in (0, 1):
+        env.set_seed(4)
+        td = env.reset()
+        earned = []
+        for _ in range(50):
+            td = env.step(td.set("action", torch.tensor([arm])))["next"]
+            earned.append(td["reward"].item())
+        rewards.append(earned)
+    assert rewards[0] == rewards[1]
+    assert 0 < sum(rewards[0]) < 50
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [(torch.ones(3), r"shape \[tasks, arms\], got \[3\]"), (torch.tensor([[0.5, 1.5]]), r"must lie in \[0, 1\]")],
+)
+def test_bad_probabilities(table, message):
+    with pytest.raises(ValueError, match=message):
+        BernoulliBanditEnv(table)

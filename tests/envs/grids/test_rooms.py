@@ -1,0 +1,152 @@
+"""Dark Room and Dark Key-to-Door against plain loops, and numbers worked out by hand."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.envs.grids import reference
+from torchrl_lang.envs.grids import DarkKeyDoorEnv, DarkRoomEnv
+
+
+def played(env, actions):
+    """What ``env`` returns for actions ``[N, T]``: position, reward, terminated and truncated of each step."""
+    td, rows = env.reset(), []
+    for action in actions.unbind(-1):
+        td = env.step(td.set("action", action))["next"]
+        rows.append([td[key] for key in ("observation", "reward", "terminated", "truncated")])
+    return [torch.stack(column, 1) for column in zip(*rows, strict=True)]
+
+
+def assert_rows(columns, row, expected, place=lambda state: state):
+    """Compare one row of a batch with the reference's episode; after its end nothing may change."""
+    observation, reward, terminated, truncated = (column[row].squeeze(-1).tolist() for column in columns)
+    for step, (state, earned, ended, cut) in enumerate(expected):
+        found = (tuple(observation[step]), reward[step], terminated[step], truncated[step])
+        assert found == (place(state), earned, ended, cut), step
+    last = expected[-1]
+    for step in range(len(expected), len(reward)):
+        found = (tuple(observation[step]), reward[step], terminated[step], truncated[step])
+        assert found == (place(last[0]), 0, *last[2:]), step
+
+
+def random_actions(rows, steps, seed=0):
+    return torch.randint(5, (rows, steps), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("reward", ["every_step", "once"])
+@pytest.mark.parametrize("start", [(1, 1), (0, 2)])
+def test_dark_room_is_that_of_plain_loops(reward, start):
+    env = DarkRoomEnv(3, start=start, reward=reward, episode_length=12, task=torch.arange(9), batch_size=9)
+    actions = random_actions(9, 15)
+    columns = played(env, actions)
+    for task, goal in enumerate(reference.cells(3)):
+        step = reference.room_step(3, goal, reward == "once")
+        assert_rows(columns, task, reference.play(step, start, actions[task].tolist(), 12))
+
+
+def test_dark_key_door_is_that_of_plain_loops():
+    env = DarkKeyDoorEnv(2, start=(0, 0), episode_length=12, task=torch.arange(16), batch_size=16)
+    actions = random_actions(16, 15, seed=3)
+    columns = played(env, actions)
+    pairs = list(itertools.product(reference.cells(2), repeat=2))
+    ends = set()
+    for task, (key, door) in enumerate(pairs):
+        assert env.describe_task(task) == {"task": task, "key": list(key), "door": list(door)}
+        assert env.task_number(key, door) == task
+        expected = reference.play(reference.key_door_step(2, key, door), ((0, 0), False), actions[task].tolist(), 12)
+        ends.add(expected[-1][2:])
+        assert_rows(columns, task, expected, place=lambda state: state[0])
+    assert ends == {(True, False), (False, True)}  # terminated, and truncated
+
+
+def test_dark_room_by_hand():
+    # From the centre (1, 1) of 3x3: up to (0, 1), up into the wall, right to the goal (0, 2), stay, left, right.
+    env = DarkRoomEnv(3, task=2, episode_length=6)
+    columns = played(env, torch.tensor([[1, 1, 4, 0, 3, 4]]))
+    assert columns[0].tolist() == [[[0, 1], [0, 1], [0, 2], [0, 2], [0, 1], [0, 2]]]
+    assert columns[1].flatten().tolist() == [0, 0, 1, 1, 0, 1]
+    assert columns[3].flatten().tolist() == [False] * 5 + [True]
+    assert not columns[2].any()
+
+
+def test_terminating_with_the_last_step_is_not_truncation():
+    env = DarkRoomEnv(3, task=5, reward="once", episode_length=1)  # the goal is right of the centre
+    _, reward, terminated, truncated = played(env, torch.tensor([[4]]))
+    assert (reward.item(), terminated.item(), truncated.item()) == (1, True, False)
+
+
+@pytest.mark.parametrize("reward", ["every_step", "once"])
+@pytest.mark.parametrize("start", ["centre", "random", (0, 3)])
+@pytest.mark.parametrize("length", [3, 7])
+def test_optimal_return_of_dark_room_is_that_of_exhaustive_search(reward, start, length):
+    env = DarkRoomEnv(4, start=start, reward=reward, episode_length=length)
+    starts = {"centre": [(2, 2)], "random": reference.cells(4)}.get(start, [start])
+    for task, goal in enumerate(reference.cells(4)):
+        step = reference.room_step(4, goal, reward == "once")
+        best = [reference.best_return(step, cell, length) for cell in starts]
+        assert env.optimal_return(torch.tensor(task)).item() == pytest.approx(sum(best) / len(best))
+
+
+@pytest.mark.parametrize("start", ["random", (0, 0)])
+@pytest.mark.parametrize("length", [2, 4])
+def test_optimal_return_of_dark_key_door_is_that_of_exhaustive_search(start, length):
+    env = DarkKeyDoorEnv(3, start=start, episode_length=length)
+    starts = reference.cells(3) if start == "random" else [start]
+    optimal = env.optimal_return(torch.arange(81))
+    for task, (key, door) in enumerate(itertools.product(reference.cells(3), repeat=2)):
+        step = reference.key_door_step(3, key, door)
+        best = [reference.best_return(step, (cell, False), length) for cell in starts]
+        assert optimal[task].item() == pytest.approx(sum(best) / len(best))
+
+
+def test_published_sizes_by_hand():
+    # 7x7 from the centre: goals other than the centre are 3.5 steps away in the mean, of 20 steps 17.5 are rewarded.
+    room = DarkRoomEnv(7)
+    others = torch.tensor([task for task in range(49) if task != room.cell(3, 3)])
+    assert room.optimal_return(others).mean().item() == pytest.approx(17.5)
+    assert room.optimal_return(torch.tensor(room.cell(3, 3))).item() == 20
+    assert DarkKeyDoorEnv(9).optimal_return(torch.arange(6561)).min() == 2  # 2 * 16 steps at most, of 50
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        DarkRoomEnv(5, task=torch.arange(25), batch_size=25, seed=0),
+        DarkRoomEnv(5, reward="once", task=torch.arange(25), batch_size=25, seed=0),
+        DarkKeyDoorEnv(3, start="centre", task=torch.arange(81), batch_size=81, episode_length=9, seed=0),
+    ],
+    ids=["every_step", "once", "key_door"],
+)
+def test_every_choice_among_optimal_actions_earns_the_optimal_return(env):
+    generator = torch.Generator().manual_seed(0)
+    td, total = env.reset(), 0
+    for _ in range(env.episode_length):
+        choice = torch.multinomial(env.optimal_actions().float(), 1, generator=generator).squeeze(-1)
+        td = env.step(td.set("action", choice))["next"]
+        total = total + td["reward"].squeeze(-1)
+    torch.testing.assert_close(total, env.optimal_return())
+
+
+def test_starts_are_drawn_from_all_cells():
+    env = DarkRoomEnv(3, start="random", batch_size=4000, seed=0)
+    share = env.reset()["observation"].matmul(torch.tensor([3, 1])).bincount(minlength=9) / 4000
+    assert ((share - 1 / 9).abs() < 0.03).all()  # six standard deviations
+    assert (env.task.bincount(minlength=9) / 4000 - 1 / 9).abs().max() < 0.03
+    assert (env.state - env.task).unique().numel() == 17  # drawn independently
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 1}, "size must be at least 2 cells, got 1"),
+        ({"start": (9, 0)}, r"\(9, 0\) is not a cell of a room of 9 by 9"),
+        ({"start": "left"}, "start must be 'centre', 'random' or a"),
+        ({"reward": "twice"}, "reward='twice' is unknown"),
+        ({"episode_length": 0}, "episode_length must be at least 1"),
+        ({"task": 81}, r"task must lie in \[0, 81\), got \[81\]"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        DarkRoomEnv(**options)

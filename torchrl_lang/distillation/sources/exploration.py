@@ -1,0 +1,87 @@
+"""Epsilon-greedy actions, and how their noise decays over a history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.functional import RandomStream
+from torchrl_lang.functional.checks import within
+
+__all__ = ["SLOW_DECAY", "LinearDecay", "epsilon_greedy"]
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """Noise that falls linearly from ``first`` to ``last`` over a fraction of the history, then stays.
+
+    Args:
+        first: the noise of the first step.
+        last: the noise after the decay.
+        fraction: the interval from which each stream draws the fraction of its history that the decay takes.
+
+    Raises:
+        ValueError: a noise does not lie in [0, 1], or ``fraction`` is not an interval in (0, 1].
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation.sources import LinearDecay
+        >>> decay = LinearDecay(fraction=(0.2, 0.6))
+        >>> [decay.at(progress, torch.tensor([0.25, 0.5])).tolist() for progress in (0, 0.125, 0.375)]
+        [[1.0, 1.0], [0.5, 0.75], [0.0, 0.25]]
+    """
+
+    first: float = 1.0
+    last: float = 0.0
+    fraction: tuple[float, float] = (0.3, 1.0)
+
+    def __post_init__(self) -> None:
+        within("first", self.first, 0, 1)
+        within("last", self.last, 0, 1)
+        low, high = self.fraction
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"fraction must be an interval in (0, 1], got {self.fraction}.")
+
+    def draw(self, streams: int, random: RandomStream) -> Tensor:
+        """The fraction of each stream, float64 ``[streams]``."""
+        low, high = self.fraction
+        return low + (high - low) * random.uniform((streams,))
+
+    def at(self, progress: float, fraction: Tensor) -> Tensor:
+        """The noise of each stream after the share ``progress`` of its history, of the shape of ``fraction``."""
+        return self.first + (self.last - self.first) * (progress / fraction).clamp_max(1)
+
+
+SLOW_DECAY = LinearDecay()
+"""From 1 to 0 over 30 to 100 % of a history."""
+
+
+def epsilon_greedy(best: Tensor, epsilon: Tensor, random: RandomStream) -> tuple[Tensor, Tensor]:
+    r"""Sample :math:`\pi(a) = \epsilon / A + (1 - \epsilon)\, [a \in best] / |best|`.
+
+    Args:
+        best: the greedy actions, bool ``[N, A]``, at least one per row.
+        epsilon: float ``[N]``.
+        random: the random numbers; two per row are drawn.
+
+    Returns:
+        The actions, int64 ``[N]``, and their log-probabilities, float32 ``[N]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation.sources import epsilon_greedy
+        >>> from torchrl_lang.functional import RandomStream
+        >>> best = torch.tensor([[False, True, False], [True, False, True]])
+        >>> action, log_prob = epsilon_greedy(best, torch.zeros(2), RandomStream(0))
+        >>> action[0].item(), log_prob.exp()
+        (1, tensor([1.0000, 0.5000]))
+    """
+    explores = random.uniform((best.shape[0],)) < epsilon
+    choices = best | explores[:, None]
+    rank = random.below(choices.sum(-1))
+    action = (choices.cumsum(-1) <= rank[:, None]).sum(-1)
+    is_best = best.gather(-1, action[:, None]).squeeze(-1)
+    probability = epsilon / best.shape[-1] + (1 - epsilon) * is_best / best.sum(-1)
+    return action, probability.log().to(torch.float32)

@@ -1,0 +1,222 @@
+"""The base class of small tabular tasks whose parameter, such as a goal, is hidden from the agent."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+
+from torchrl_lang.envs.row_state import read_action, read_mask
+from torchrl_lang.envs.seeded_env import SeededEnv
+from torchrl_lang.envs.specs import flags, token_ids
+from torchrl_lang.functional import random_index
+from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
+
+__all__ = ["HiddenTaskEnv"]
+
+
+class HiddenTaskEnv(SeededEnv):
+    """A batch of tabular tasks. Abstract: subclasses implement the methods below.
+
+    A family has ``n_tasks`` tasks, ``n_states`` states and ``n_actions`` actions, all of them numbers; rows of a batch
+    may have different tasks. The agent reads ``observation``, int64 ``[*B, D]``, and must infer the task from rewards.
+    What it does not read is available to source algorithms and to evaluation: :attr:`task`, :attr:`state`,
+    :meth:`optimal_actions` and :meth:`optimal_return`.
+
+    An episode is **truncated** after ``episode_length`` steps. It is **terminated** when the task has ended, after
+    which nothing could be earned; some tasks never terminate. A last step that does both terminates. Stepping a row
+    that is done changes nothing, and its reward is zero.
+
+    The seed alone determines the episodes, see :class:`~torchrl_lang.envs.seeded_env.SeededEnv`.
+
+    Args:
+        n_tasks, n_states, n_actions: the size of the family.
+        observation_shape: the number ``D`` of an observation's numbers, and the number of values that each may have.
+        episode_length: number of steps after which an episode is truncated.
+        task: the task of each row for all of its episodes, an integer or int64 that broadcasts to ``batch_size``. By
+            default every episode draws one of the family.
+        batch_size: number of parallel rows, as a torch size.
+        seed: seed of the episodes.
+        device: device of the tensors.
+
+    Raises:
+        ValueError: a task is not one of the family, or has a shape that does not broadcast to ``batch_size``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(5, task=torch.arange(25)[:, None], batch_size=[25, 8], seed=0)
+        >>> env.task.shape, env.rollout(3).batch_size
+        (torch.Size([25, 8]), torch.Size([25, 8, 3]))
+    """
+
+    def __init__(
+        self,
+        *,
+        n_tasks: int,
+        n_states: int,
+        n_actions: int,
+        observation_shape: tuple[int, int],
+        episode_length: int,
+        task: Tensor | int | None = None,
+        batch_size: int | Sequence[int] = (1,),
+        seed: int | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__(batch_size=batch_size, device=device)
+        at_least_one("episode_length", episode_length)
+        self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
+        self.episode_length = episode_length
+        self._fixed_task: Tensor | None
+        fixed = None if task is None else self._checked_task(task).expand(self.batch_size).reshape(-1).clone()
+        self.register_buffer("_fixed_task", fixed, persistent=False)
+        self._state: Tensor | None = None
+        self._task: Tensor
+        self._terminated: Tensor
+        self._truncated: Tensor
+        self._steps: Tensor
+        self._number: Tensor
+        self._set_seed(seed)
+        self._make_specs(*observation_shape)
+
+    # -- methods of a family -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self, episode: Tensor, task: Tensor) -> Tensor:
+        """The first state of episodes with the numbers ``episode``, int64 ``[N]``."""
+
+    @abstractmethod
+    def _transition(self, state: Tensor, action: Tensor, task: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next state int64, the reward float32 and whether the task has ended, each ``[N]``."""
+
+    @abstractmethod
+    def _observation(self, state: Tensor) -> Tensor:
+        """What the agent reads in a state, int64 ``[N, D]``."""
+
+    @abstractmethod
+    def _optimal_actions(self, state: Tensor, task: Tensor) -> Tensor:
+        """The actions of an expert that has the task, bool ``[N, n_actions]``, at least one per row."""
+
+    @abstractmethod
+    def optimal_return(self, task: Tensor | None = None) -> Tensor:
+        """The largest expected return of an episode, float32 of the shape of ``task``; default the current tasks."""
+
+    @abstractmethod
+    def describe_task(self, task: int) -> dict[str, Any]:
+        """A task as JSON, with its number as ``"task"``."""
+
+    def describe(self) -> dict[str, Any]:
+        """The family as JSON: the environment's class and what its episodes depend on beside task and seed."""
+        sizes = {"n_tasks": self.n_tasks, "n_states": self.n_states, "n_actions": self.n_actions}
+        return {"env": type(self).__name__, "episode_length": self.episode_length, **sizes}
+
+    # -- what is hidden from the agent ---------------------------------------------------------------------------------
+
+    @property
+    def fixed_task(self) -> Tensor | None:
+        """The task of each row for all of its episodes, int64 ``[*B]``; None if episodes draw theirs."""
+        return None if self._fixed_task is None else self._fixed_task.reshape(self.batch_size)
+
+    @property
+    def task(self) -> Tensor:
+        """The task of each row, int64 ``[*B]``."""
+        if self._fixed_task is None:
+            self._begun()
+            return self._task.reshape(self.batch_size)
+        return self._fixed_task.reshape(self.batch_size)
+
+    @property
+    def state(self) -> Tensor:
+        """The state of each row, int64 ``[*B]``."""
+        return self._begun().reshape(self.batch_size)
+
+    def optimal_actions(self) -> Tensor:
+        """The actions in the current states that an expert would choose from, bool ``[*B, n_actions]``."""
+        return self._optimal_actions(self._begun(), self.task.reshape(-1)).reshape(*self.batch_size, self.n_actions)
+
+    def _tasks(self, task: Tensor | None) -> Tensor:
+        return self.task if task is None else self._checked_task(task)
+
+    def _checked_task(self, task: Tensor | int) -> Tensor:
+        number = torch.as_tensor(task, dtype=torch.int64, device=self.device)
+        if ((number < 0) | (number >= self.n_tasks)).any():
+            bad = number[(number < 0) | (number >= self.n_tasks)].flatten()[:5].tolist()
+            raise ValueError(f"task must lie in [0, {self.n_tasks}), got {bad}.")
+        return number
+
+    # -- TorchRL -------------------------------------------------------------------------------------------------------
+
+    def _make_specs(self, numbers: int, values: int) -> None:
+        batch, device = self.batch_size, self.device
+        observation = token_ids(values, batch, numbers, device=device)
+        self.observation_spec = Composite({OBSERVATION: observation}, shape=batch, device=device)
+        self.action_spec = token_ids(self.n_actions, batch, device=device)
+        self.reward_spec = Unbounded(shape=(*batch, 1), dtype=torch.float32, device=device)
+        done = {key: flags(batch, 1, device) for key in (DONE, TERMINATED, TRUNCATED)}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
+
+    def _drop_rows(self) -> None:
+        self._state = None
+
+    def _begun(self) -> Tensor:
+        if self._state is None:
+            raise RuntimeError(f"{type(self).__name__} was used before its first reset: call reset() first.")
+        return self._state
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        state, name = self._begun(), f"{type(self).__name__}.step()"
+        action = read_action(name, tensordict, tuple(self.batch_size), "numbers").reshape(self._n)
+        if ((action < 0) | (action >= self.n_actions)).any():
+            bad = action[(action < 0) | (action >= self.n_actions)][:5].tolist()
+            raise ValueError(f"{name} expects actions in [0, {self.n_actions}), got {bad}.")
+        live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
+        if mask is not None:
+            live = live & mask
+        following, reward, ended = self._transition(state, action, self.task.reshape(-1))
+        self._steps = self._steps + live
+        self._state = torch.where(live, following, state)
+        self._terminated = self._terminated | (live & ended)
+        self._truncated = self._truncated | (live & ~ended & (self._steps >= self.episode_length))
+        return self._observe().set(REWARD, torch.where(live, reward, 0.0).reshape(*self.batch_size, 1))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        if kwargs:
+            raise TypeError(f"{type(self).__name__}.reset() takes no keywords, got {sorted(kwargs)}.")
+        mask = read_mask("_reset", tensordict, self._n)
+        fresh = torch.ones(self._n, dtype=torch.bool, device=self.device) if mask is None else mask
+        number = self._number_episodes(fresh)
+        # Even counters draw a start, odd ones a task.
+        task = random_index(self._key, 2 * number + 1, self.n_tasks) if self._fixed_task is None else self._fixed_task
+        start = self._start(number, task)
+        if self._state is None:
+            if not fresh.all():
+                raise RuntimeError(
+                    f"The first reset of {type(self).__name__} must reset every row, got a partial '_reset' mask: call "
+                    f"reset() once without it."
+                )
+            off = torch.zeros_like(fresh)
+            self._state, self._task, self._number = start, task, number
+            self._terminated, self._truncated, self._steps = off, off, torch.zeros_like(number)
+        else:
+            self._state = torch.where(fresh, start, self._state)
+            self._task = torch.where(fresh, task, self._task)
+            self._number = torch.where(fresh, number, self._number)
+            self._terminated, self._truncated = self._terminated & ~fresh, self._truncated & ~fresh
+            self._steps = torch.where(fresh, 0, self._steps)
+        return self._observe()
+
+    def _observe(self) -> TensorDict:
+        batch, terminated, truncated = self.batch_size, self._terminated, self._truncated
+        out = {
+            OBSERVATION: self._observation(self._begun()).reshape(*batch, -1),
+            TERMINATED: terminated.reshape(*batch, 1).clone(),
+            TRUNCATED: truncated.reshape(*batch, 1).clone(),
+            DONE: (terminated | truncated).reshape(*batch, 1),
+        }
+        return TensorDict(out, batch_size=batch, device=self.device)
