@@ -113,6 +113,8 @@ def test_held_out_comments_with_texts_of_the_training_data_are_left_out():
     assert (trained.tested, trained.accuracy, trained.majority) == (2, 0.5, 1.0)
     with pytest.raises(ValueError, match="None of 4 held-out comments"):
         train_upvote_baseline(train, train)
+    with pytest.raises(ValueError, match="None of 4 held-out comments"):  # before anything is trained
+        train_upvote_baseline(train, train, steps=0)
 
 
 def test_tfidf_files(tmp_path):
@@ -216,6 +218,29 @@ def test_encoders_without_a_pooler():
     gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="GPT2Model has no pooler"):
         UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
+
+
+def test_no_training_without_comments_to_test_on():
+    data, epochs = generated(50), []
+    tokenizer = word_tokenizer(data.comments)
+    with pytest.raises(ValueError, match=r"None of \d+ held-out comments"):
+        train_upvote_model(data, data, encoder(tokenizer), tokenizer, report=lambda *epoch: epochs.append(epoch))
+    assert epochs == []
+
+
+def test_a_model_is_tested_where_it_was_trained(monkeypatch):
+    calls = []
+    move, test = UpvoteNetwork.cpu, UpvoteModel._probabilities
+    monkeypatch.setattr(UpvoteNetwork, "cpu", lambda self: calls.append("moves") or move(self))
+    monkeypatch.setattr(UpvoteModel, "_probabilities", lambda *texts: calls.append("tests") or test(*texts))
+    small_run(UpvoteTraining())
+    assert calls == ["tests", "moves"]
+
+
+def test_no_comments_to_train_on():
+    tokenizer = word_tokenizer(["a b"])
+    with pytest.raises(ValueError, match="All 0 comments are on one side"):
+        train_upvote_model(RedditComments([], [], []), generated(5), encoder(tokenizer), tokenizer)
 
 
 def test_comments_on_one_side_of_the_cutoff():

@@ -65,7 +65,7 @@ class ClassifierReward:
             raise ValueError(f"{model} has the labels {sorted(labels.values())}, got values of {sorted(values)}.")
         for label, value in values.items():
             finite(f"values[{label!r}]", value, low=None)
-        self._values = torch.tensor([values[labels[place]] for place in range(len(labels))])
+        self._values = torch.tensor([values[labels[place]] for place in range(len(labels))], dtype=torch.float32)
 
     @torch.no_grad()
     def __call__(self, texts: list[str]) -> Tensor:
