@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 
@@ -183,8 +184,11 @@ def test_labels_that_do_not_exclude_each_other(classifier_folder):
 
 def test_any_text_has_a_class(classifier_folder):
     folder, _, _ = classifier_folder()
-    texts = [text for text in UNREADABLE if text.strip("\0 ")] + ["a " * 500]
-    assert ClassifierReward(folder, VALUES)(texts).isfinite().all()
+    texts = [*UNREADABLE, "a " * 500]
+    found = ClassifierReward(folder, VALUES)(texts)
+    assert found.isfinite().all()
+    alone = torch.cat([ClassifierReward(folder, VALUES, batch_size=1)([text]) for text in texts])
+    assert alone.tolist() == pytest.approx(found.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +211,11 @@ def test_wrong_classifier_options(classifier_folder, values, options, message):
 def test_a_folder_without_a_classifier(tmp_path):
     with pytest.raises(OSError, match="no readable text classification model"):
         ClassifierReward(tmp_path, VALUES, local_files_only=True)
+
+
+def test_a_classifier_that_asks_for_code_from_elsewhere(classifier_folder):
+    folder, _, _ = classifier_folder()
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
+    with pytest.raises(OSError, match="asks for code from elsewhere: attn_implementation is 'someone/kernel'"):
+        ClassifierReward(folder, VALUES)

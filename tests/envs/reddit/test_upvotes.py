@@ -22,7 +22,7 @@ from torchrl_lang.envs.reddit.rewards import (
     train_upvote_baseline,
     train_upvote_model,
 )
-from torchrl_lang.storage import FileError
+from torchrl_lang.storage import FileError, write_checksums
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]
@@ -133,6 +133,17 @@ def test_tfidf_files(tmp_path):
         TfidfModel.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: train_tfidf_model(TEXTS, LABELS), lambda: small_run(UpvoteTraining())[0].model]
+)
+def test_folders_whose_files_are_not_verified(make, tmp_path):
+    model = make()
+    model.save(tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").write_text('{"files": {}}')
+    with pytest.raises(FileError, match=r"checksums\.json does not list \['.*\.json', .*\.safetensors'"):
+        type(model).load(tmp_path / "model")
+
+
 def small_run(options, pairs=60):
     data = generated(pairs)
     tokenizer = word_tokenizer(data.comments)
@@ -179,6 +190,8 @@ def test_thresholds_and_batches():
     model = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=cut, batch_size=1)
     assert torch.allclose(model.probabilities(texts), found, atol=1e-6)  # padding does not matter
     assert trained.model(texts).tolist() == [float(value >= 0.5) for value in found]
+    empty = model.probabilities([""])  # without any token
+    assert torch.allclose(empty, trained.model.probabilities(["well, thanks", ""])[1:], atol=1e-6)
     whole = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=None)
     assert torch.equal(whole(texts), found)
 
@@ -212,6 +225,12 @@ def test_upvote_files(tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_size": 16}))
     with pytest.raises(FileError, match=r"config\.json differs"):
         UpvoteModel.load(tmp_path / "model")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
+    write_checksums(tmp_path / "model")
+    with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
+        UpvoteModel.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="batch_size"):
+        UpvoteModel.load(tmp_path / "model", batch_size=0)
 
 
 def test_encoders_without_a_pooler():
