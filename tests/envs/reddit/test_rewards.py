@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 
 import pytest
@@ -219,3 +220,9 @@ def test_a_classifier_that_asks_for_code_from_elsewhere(classifier_folder):
     config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
     with pytest.raises(OSError, match="asks for code from elsewhere: attn_implementation is 'someone/kernel'"):
         ClassifierReward(folder, VALUES)
+
+
+@pytest.mark.slow
+def test_rewards_without_a_language_model_do_not_wait_for_transformers():
+    code = "import sys, torchrl_lang.envs.reddit.rewards as _; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
