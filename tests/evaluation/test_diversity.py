@@ -77,3 +77,15 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary():
     for parameter in lm.parameters():
         torch.nn.init.zeros_(parameter)
     assert perplexity(language_actor(lm), rows) == pytest.approx(tokenizer.vocab_size, rel=1e-5)
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(math.nan, math.nan), (1e4, math.inf)])
+def test_models_without_numbers_and_impossible_tokens(bias, expected):
+    tokenizer = CharTokenizer.from_alphabet("abc")
+    rows = to_rows([Episode([Turn("ab", reward=0.0)], True)], tokenizer, 8)
+    lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=8)
+    head = torch.nn.Linear(8, tokenizer.vocab_size)  # all weight on the padding token, which the agent never writes
+    torch.nn.init.constant_(head.weight, 0.0)
+    head.bias.data = bias * torch.eye(tokenizer.vocab_size)[tokenizer.control.pad]
+    lm.set_output_embeddings(head)
+    assert perplexity(language_actor(lm), rows) == pytest.approx(expected, nan_ok=True)

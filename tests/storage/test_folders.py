@@ -10,10 +10,14 @@ from safetensors.torch import save_file
 from tests.kills import kills
 from tests.processes import Program
 from torchrl_lang.storage import (
+    FileError,
     folder_lock,
     is_unfinished,
+    refuse_content,
     remove_folder,
     remove_leftovers,
+    verify_checksums,
+    write_checksums,
     write_file,
     write_folder,
 )
@@ -159,3 +163,22 @@ def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_d
     with pytest.raises(OSError, match=r"File too large: '.*config.json'"):
         write_file(tmp_path / "config.json", "x" * 10_000)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_replaced(tmp_path):
+    refuse_content(tmp_path)
+    refuse_content(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="is not empty: give another folder"):
+        refuse_content(tmp_path)
+    with pytest.raises(FileExistsError, match="is a file: give another folder"):
+        refuse_content(tmp_path / "file")
+
+
+def test_files_that_checksums_have_to_list(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a").write_text("a")
+    write_checksums(tmp_path)
+    assert verify_checksums(tmp_path, remedy="save it again", needs=["parts/a"]) == ["parts/a"]
+    with pytest.raises(FileError, match=r"checksums\.json does not list \['b', 'c'\]: save it again"):
+        verify_checksums(tmp_path, remedy="save it again", needs=("c", "parts/a", "b"))

@@ -6,9 +6,11 @@ import http.client
 import json
 import os
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
@@ -18,10 +20,12 @@ from urllib.parse import urlsplit
 from torchrl_lang.functional.checks import finite, positive
 from torchrl_lang.storage import one_line, shorten
 
-__all__ = ["Clock", "JSONOverHTTP"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "JSONOverHTTP", "Secret"]
 
 _TRANSIENT = (408, 429)
 """Statuses below 500 on which a request is sent again."""
+_SHORTEST_KEY = 8
+"""Characters of the shortest key that replies are searched for: "x", of a server that takes any, is in many words."""
 
 
 class Clock(Protocol):
@@ -41,8 +45,28 @@ class _SystemClock:
     sleep = staticmethod(time.sleep)
 
 
+SYSTEM_CLOCK = _SystemClock()
+_JITTER = random.SystemRandom()  # it has no state that copies and forked processes would share
+
+
 def _nothing() -> None:
     pass
+
+
+class Secret(str):
+    """A text that representations do not show, such as the local variables in a traceback.
+
+    Examples:
+        >>> from torchrl_lang.envs.http_json import Secret
+        >>> key = Secret("sk-1")
+        >>> {"key": key}, f"Bearer {key}"
+        ({'key': '***'}, 'Bearer sk-1')
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
 
 
 class _Reply(NamedTuple):
@@ -88,8 +112,13 @@ class JSONOverHTTP:
         longest_wait: float = 5.0,
         longest_asked_wait: float = 60.0,
         before: Callable[[], object] = _nothing,
-        clock: Clock = _SystemClock(),  # noqa: B008  # it has no state
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if set(url) & set("@?#"):  # it would stand in errors and representations
+            raise ValueError(
+                "The address of a server must be without user, password, query and fragment, which are not sent: got "
+                "one with '@', '?' or '#', not shown here because it may hold a password."
+            )
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"Expected the address of a server, such as 'http://localhost:5000', got {url!r}.")
@@ -105,7 +134,6 @@ class JSONOverHTTP:
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._process = os.getpid()
-        self._jitter = random.Random()
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
@@ -118,9 +146,10 @@ class JSONOverHTTP:
             path: below the server's address.
             body: what to send.
             content_type: of the body.
-            key: sent as ``Authorization: Bearer``; it appears in no error, even if the server repeats it.
+            key: sent as ``Authorization: Bearer``. Where the server repeats one of 8 characters or more, errors and
+                what this method returns have ``***`` instead. Give a :class:`Secret`: tracebacks do not show it.
         """
-        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
+        authorization = {} if key is None else {"Authorization": Secret(f"Bearer {key}")}
         return self._ask("POST", path, body, {"Content-Type": content_type, **authorization}, key)
 
     def close(self) -> None:
@@ -141,16 +170,17 @@ class JSONOverHTTP:
                 self.close()  # other connections to a server that has ended would fail as well
                 problem = one_line(Exception(_without(str(error) or type(error).__name__, key)))
             else:
+                reply = reply._replace(content=_without_key(reply.content, key))
                 if reply.status < 500 and reply.status not in _TRANSIENT:
-                    return self._content(path, reply, key)
-                problem, asked_wait = _problem(reply, key), reply.retry_after
+                    return self._content(path, reply)
+                problem, asked_wait = _problem(reply), reply.retry_after
             if asked_wait > self.longest_asked_wait:
                 raise ConnectionError(
                     f"{self.url}{path} asks to wait {asked_wait:g} seconds, longer than longest_asked_wait="
                     f"{self.longest_asked_wait:g} ({problem}). Try again later, or allow longer waits."
                 )
             if attempt < self.retries:
-                wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * self._jitter.uniform(0.5, 1)
+                wait = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt, 60)) * _JITTER.uniform(0.5, 1)
                 self._clock.sleep(max(wait, asked_wait))
         raise ConnectionError(
             f"{self.url}{path} answered none of {self.retries + 1} requests, the last one with: {problem}. Check that "
@@ -175,27 +205,32 @@ class JSONOverHTTP:
         self._idle.append(connection)
         return reply
 
-    def _content(self, path: str, reply: _Reply, key: str | None) -> Any:
+    def _content(self, path: str, reply: _Reply) -> Any:
         if reply.status != 200:
-            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply, key)}.")
+            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply)}.")
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError) as error:
-            reason = str(error)  # its object holds the reply, which may repeat the key
-        raise ValueError(f"{self.url}{path} replied {_shown(reply.content, key)}, expected JSON ({reason}).")
+            raise ValueError(f"{self.url}{path} replied {shorten(reply.content)}, expected JSON ({error}).") from error
 
 
-def _problem(reply: _Reply, key: str | None) -> str:
+def _problem(reply: _Reply) -> str:
     """The status and the message of an error, which is JSON with the field ``error`` where the server is ours."""
     try:
-        message = _without(str(json.loads(reply.content)["error"]), key)
+        message = str(json.loads(reply.content)["error"])
     except (ValueError, RecursionError, LookupError, TypeError):
-        message = _shown(reply.content, key)
+        message = shorten(reply.content)
     return f"status {reply.status}: {message}"
 
 
-def _shown(content: bytes, key: str | None) -> str:
-    return shorten(content.replace(key.encode(), b"***") if key else content)
+def _without_key(content: bytes, key: str | None) -> bytes:
+    r"""A reply without the key, however often it escapes it: in JSON, ``\/`` and ``\u002f`` are ``/`` too."""
+    if key is None or len(key) < _SHORTEST_KEY:
+        return content
+    with suppress(ValueError, RecursionError):
+        content = json.dumps(json.loads(content)).encode()  # as ASCII; replies may be UTF-16
+    characters = [b"(?:%b|u%04x)" % (re.escape(character.encode()), ord(character)) for character in key]
+    return re.sub(rb"\\*".join(characters), b"***", content, flags=re.IGNORECASE)
 
 
 def _without(text: str, key: str | None) -> str:
@@ -212,5 +247,5 @@ def _asked_wait(headers: Message) -> float:
         until = parsedate_to_datetime(asked)
         now = parsedate_to_datetime(headers["Date"]) if headers.get("Date") else datetime.now(UTC)
         return max((until - now).total_seconds(), 0.0)
-    except (ValueError, TypeError):  # of a date with a time zone and one without
+    except (ValueError, TypeError, OverflowError):  # of a date with a time zone and one without, or a far one
         return 0.0

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
@@ -70,7 +71,7 @@ def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size:
         batch_size: rows at a time.
 
     Returns:
-        At least 1; infinity if a token is impossible.
+        At least 1; infinity if a token is impossible, NaN if the actor's logits are.
 
     Raises:
         ValueError: the rows have no token of the agent.
@@ -86,7 +87,7 @@ def perplexity(actor: TensorDictModuleBase, rows: TensorDictBase, *, batch_size:
         True
     """
     loss = imitation_loss(actor, rows, batch_size=batch_size)
-    return math.exp(loss) if loss < math.log(1e300) else math.inf
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
 
 
 def _ngrams(texts: Iterable[str], n: int) -> Counter[tuple[str, ...]]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from torchrl_lang.storage import Fields, FileError, TensorHeader, file_in, read_json, read_tensor_headers
+from torchrl_lang.storage import (
+    Fields,
+    FileError,
+    TensorHeader,
+    check_model_config,
+    file_in,
+    nested_fields,
+    read_json,
+    read_tensor_headers,
+)
 from torchrl_lang.storage.errors import one_line, shorten
 
 __all__ = ["REMEDY", "TRUST", "check_model_folder"]
@@ -41,7 +49,7 @@ def check_model_folder(folder: Path) -> None:
     config = Fields.read(folder / _CONFIG, remedy=REMEDY)
     _refuse_other_kinds(folder)
     _check_type(config)
-    _check_values(config)
+    check_model_config(config)
     if (folder / "generation_config.json").exists():
         read_json(folder / "generation_config.json", remedy=REMEDY)
     files = {path: read_tensor_headers(path, remedy=REMEDY) for path in _weight_files(folder)}
@@ -74,21 +82,6 @@ def _check_type(config: Fields) -> None:
         raise config.error(f"names the model type {shorten(kind)}, not a causal language model of transformers")
 
 
-def _check_values(config: Fields) -> None:
-    """Reject fields that refer to files outside the folder, and dtypes that weights cannot have."""
-    if "transformers_weights" in config.content:
-        raise config.error(f"names another file of weights, {shorten(config.content['transformers_weights'])}")
-    for name, value in _fields(config.content):
-        if name.endswith("_implementation") and "/" in str(value):
-            raise FileError(
-                config.path, f"asks for code from elsewhere: {name} is {shorten(value)}", "delete the field"
-            )
-        if name in ("dtype", "torch_dtype") and value not in (None, "auto"):
-            dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else None
-            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-                raise config.error(f'has {shorten(value)} as "{name}", expected a dtype such as "float32"')
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder."""
     if (folder / _WEIGHTS).exists():
@@ -108,7 +101,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _described(config: Fields, tensors: int) -> PreTrainedModel:
     """The model that a configuration describes, on the meta device, for weights with ``tensors`` tensors."""
-    for name, value in _fields(config.content):
+    for name, value in nested_fields(config.content):
         if _COUNTS.search(name) and isinstance(value, int) and value > max(tensors, _MANY):
             raise config.error(f'has {shorten(value)} as "{name}", but the weights have {tensors} tensors')
     try:
@@ -137,11 +130,3 @@ def _check_dtypes(lm: PreTrainedModel, files: _Files) -> None:
         for name, header in headers.items():
             if name.removeprefix(prefix) in parameters and not header.dtype.startswith(("F", "BF")):
                 raise FileError(path, f"holds {name} as {header.dtype}, expected floating-point numbers", REMEDY)
-
-
-def _fields(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All fields of a configuration, including nested ones, except those of quantization."""
-    for name, value in content.items():
-        yield name, value
-        if isinstance(value, Mapping) and name != "quantization_config":
-            yield from _fields(value)

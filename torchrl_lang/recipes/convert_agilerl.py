@@ -13,6 +13,7 @@ from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import evaluation_of
 from torchrl_lang.recipes.options import required, write_options
 from torchrl_lang.recipes.task_options import TaskOptions
+from torchrl_lang.storage import refuse_content
 
 __all__ = ["ConvertAgileRL", "main"]
 
@@ -38,8 +39,7 @@ def main(options: ConvertAgileRL) -> Path:
         ValueError: the agent has another number of tokens than the dataset, or positions for less than its rows.
     """
     check_place(options.out)
-    if options.out.exists() and any(options.out.iterdir()):
-        raise FileExistsError(f"{options.out} is not empty: give another folder as out.")
+    refuse_content(options.out)
     agent, dataset = read_agilerl(options.source), load_dataset(options.data)
     evaluation = evaluation_of(dataset, open_task(dataset, options.given_task()), options.data)
     config, rows = agent.policy.config, dataset.rows["tokens"].shape[-1]

@@ -3,7 +3,14 @@
 from torchrl_lang.storage.columns import parse_rows
 from torchrl_lang.storage.errors import FileError, one_line, shorten
 from torchrl_lang.storage.fields import Fields
-from torchrl_lang.storage.folders import is_unfinished, remove_folder, remove_leftovers, write_file, write_folder
+from torchrl_lang.storage.folders import (
+    is_unfinished,
+    refuse_content,
+    remove_folder,
+    remove_leftovers,
+    write_file,
+    write_folder,
+)
 from torchrl_lang.storage.locks import folder_lock
 from torchrl_lang.storage.manifests import (
     CHECKSUMS,
@@ -14,6 +21,7 @@ from torchrl_lang.storage.manifests import (
     write_json,
     write_manifest,
 )
+from torchrl_lang.storage.model_configs import check_model_config, nested_fields
 from torchrl_lang.storage.readers import (
     TensorHeader,
     file_digest,
@@ -30,11 +38,13 @@ __all__ = [
     "CHECKSUMS",
     "Fields",
     "FileError",
+    "check_model_config",
     "file_digest",
     "file_in",
     "folder_lock",
     "is_unfinished",
     "json_digest",
+    "nested_fields",
     "one_line",
     "parse_rows",
     "read_json",
@@ -45,6 +55,7 @@ __all__ = [
     "read_tensors",
     "read_text",
     "regular_file",
+    "refuse_content",
     "remove_folder",
     "remove_leftovers",
     "shorten",

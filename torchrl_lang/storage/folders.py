@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from torchrl_lang.storage.locks import folder_lock
 
-__all__ = ["is_unfinished", "remove_folder", "remove_leftovers", "write_file", "write_folder"]
+__all__ = ["is_unfinished", "refuse_content", "remove_folder", "remove_leftovers", "write_file", "write_folder"]
 
 
 def temporary_prefix(target: Path) -> str:
@@ -27,6 +27,29 @@ def is_unfinished(target: str | Path) -> bool:
     """Whether a process is writing ``target`` or was killed while writing it."""
     target = Path(target)
     return any(target.parent.glob(glob.escape(temporary_prefix(target)) + "*"))
+
+
+def refuse_content(target: str | Path) -> None:
+    """Reject a target of :func:`write_folder` in which there is something, which would be replaced.
+
+    Raises:
+        FileExistsError: the target is a file, or a folder that is not empty.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import refuse_content
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     refuse_content(home)
+        ...     _ = (pathlib.Path(home) / "config.json").write_text("{}")
+        ...     refuse_content(home)
+        Traceback (most recent call last):
+            ...
+        FileExistsError: ... is not empty: give another folder, or delete it.
+    """
+    target = Path(target)
+    if target.is_file() or (target.exists() and any(target.iterdir())):
+        kind = "a file" if target.is_file() else "not empty"
+        raise FileExistsError(f"{target} is {kind}: give another folder, or delete it.")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +113,19 @@ def write_checksums(folder: str | Path) -> None:
     write_json(folder / CHECKSUMS, {"files": files})
 
 
-def verify_checksums(folder: str | Path, *, remedy: str) -> list[str]:
+def verify_checksums(folder: str | Path, *, remedy: str, needs: Iterable[str] = ()) -> list[str]:
     """Compare the files of a folder with its ``checksums.json``; files added later are ignored.
 
     Args:
         folder: holds ``checksums.json``.
         remedy: what the user can do if a file differs, for the error message.
+        needs: names that ``checksums.json`` must list, with ``/`` between folders: of the files that are read.
 
     Returns:
         The names of the files that ``checksums.json`` lists.
 
     Raises:
-        FileError: a file is missing or differs, or ``checksums.json`` itself is damaged.
+        FileError: a file is missing or differs, or ``checksums.json`` itself is damaged or lists too few.
 
     Examples:
         >>> import pathlib, tempfile
@@ -141,6 +142,9 @@ def verify_checksums(folder: str | Path, *, remedy: str) -> list[str]:
     """
     folder = Path(folder)
     files = Fields.read(folder / CHECKSUMS, remedy=remedy).object("files")
+    unlisted = sorted(set(needs) - set(files.content))
+    if unlisted:
+        raise FileError(folder / CHECKSUMS, f"does not list {unlisted}", remedy)
     for name in files.content:
         entry, path = files.object(name), file_in(folder, name, remedy=remedy, links=True)
         size, digest = entry.take("size", int), entry.take("sha256", str)

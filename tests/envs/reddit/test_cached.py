@@ -118,8 +118,22 @@ def test_another_table_and_a_folder(tmp_path):
         file.execute("CREATE TABLE rewards (name TEXT)")
     with pytest.raises(FileError, match="is no cache of rewards"):
         CachedReward(Lengths(), tmp_path / "other.sqlite", model="m")(["a"])
-    with pytest.raises(FileError, match="is no cache of rewards"):
-        CachedReward(Lengths(), tmp_path, model="m")
+    for path in (tmp_path, tmp_path / "other.sqlite" / "below"):
+        with pytest.raises(FileError, match=r"cannot be used .*: try again, or give another file\.$"):
+            CachedReward(Lengths(), path, model="m")
+
+
+def test_a_file_that_another_process_locks_is_not_to_be_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchrl_lang.envs.reddit.rewards.cached._PATIENCE", 0.01)
+    path = tmp_path / "rewards.sqlite"
+    reward = CachedReward(Lengths(), path, model="m")
+    with sqlite3.connect(path) as file:
+        file.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(
+            FileError, match=r"cannot be used \(database is locked\): try again, or give another file\.$"
+        ):
+            reward(["a"])
+    assert reward(["a"]).item() == 1.0
 
 
 def test_wrong_rewards_are_not_stored(tmp_path):

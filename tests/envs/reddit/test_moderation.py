@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
 import time
 import traceback
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,16 @@ from torchrl_lang.envs.reddit.rewards import CachedReward, ModerationAPIReward, 
 
 KEY = "sk-secret/0123456789abcdefghijklmnopqrstuvwxyz"
 LONG_KEY = "sk-" + "0123456789" * 20
+BACKSLASH_KEY = 'sk-back\\slash/"0123456789\\'
+
+
+def escaped(key):
+    """As PHP writes it in JSON."""
+    return json.dumps(key)[1:-1].replace("/", r"\/")
+
+
+def numbers(key):
+    return "".join(rf"\u{ord(character):04X}" for character in key)
 
 
 class Clock:
@@ -144,7 +156,9 @@ def test_retry_after_as_a_date(ahead, low, high):
 
 def test_retry_after_that_cannot_be_read():
     clock = Clock()
-    with Scripted(*[(429, {}, ("Retry-After", text)) for text in ("soon", "-5", "")], reply(0.75)) as server:
+    far = "Mon, 23 Nov 2020 10:00:00 +99999999999999999999"
+    unreadable = ("soon", "-5", "", far)
+    with Scripted(*[(429, {}, ("Retry-After", text)) for text in unreadable], reply(0.75)) as server:
         client(server, clock, first_wait=0.5, longest_wait=0.5)(["a"])
     assert max(clock.waits) <= 0.5
 
@@ -188,7 +202,7 @@ def test_replies_that_are_none_of_the_protocol_are_errors_at_once(bad, score, me
     assert clock.waits == []
 
 
-@pytest.mark.parametrize("key", [KEY, LONG_KEY])
+@pytest.mark.parametrize("key", [KEY, LONG_KEY, BACKSLASH_KEY])
 @pytest.mark.parametrize(
     "bad",
     [
@@ -200,24 +214,45 @@ def test_replies_that_are_none_of_the_protocol_are_errors_at_once(bad, score, me
         lambda key: (200, {"results": [key]}),
         lambda key: (200, {"results": key}),
         lambda key: ("raw", f"Authorization {key}\r\n".encode()),  # no HTTP
+        lambda key: (200, {"results": [{"category_scores": {key: 0.5}}]}),
+        lambda key: (200, f'{{"results": [{{"category_scores": {{"{escaped(key)}": 0.5}}}}]}}'.encode()),
+        lambda key: (200, {"results": [{"category_scores": {"hate": key}}]}),
+        lambda key: (401, f'{{"detail": "no key {escaped(key)}"}}'.encode()),
+        lambda key: (401, f'{{"detail": "no key {escaped(key)}"}}'.encode("utf-16")),
+        lambda key: (401, f'{{"detail": "no key {escaped(key)}'.encode()),  # no JSON
+        lambda key: (401, f'"{numbers(key)}"'.encode()),
+        lambda key: (401, f"{numbers(key)}".encode()),  # no JSON
+        lambda key: (401, {"error": {"message": key}}),
+        lambda key: (401, {"error": json.dumps({"message": key}).replace("/", r"\/")}),
     ],
 )
 def test_the_key_appears_nowhere(bad, key, monkeypatch, caplog, capfd):
     """Not in errors, their causes and arguments, in logs, output or representations."""
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with caplog.at_level(logging.DEBUG), Scripted(*[bad(key)] * 2) as server:
-        reward = client(server, retries=1)
+        reward = client(server, retries=1, score="hate")
         with pytest.raises((ValueError, ConnectionError)) as error:
             reward(["a"])
-    shown = "".join(traceback.format_exception(error.value)) + caplog.text + "".join(capfd.readouterr())
+    own = error.value.__traceback__.tb_next  # the frames of this test hold the key
+    with_locals = traceback.TracebackException(type(error.value), error.value, own, capture_locals=True)
+    shown = "".join(with_locals.format()) + caplog.text + "".join(capfd.readouterr())
     found, seen = error.value, set()
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         shown += repr(found) + repr(vars(found))
         found = found.__cause__ or found.__context__
     shown += repr(reward) + str(vars(reward)) + str(vars(reward._http))
-    assert key[:8] not in shown
+    shown, plain = shown.replace("\\", ""), key.replace("\\", "")
+    assert plain[:8] not in shown
+    assert plain[-8:] not in shown
     assert server.headers[0]["Authorization"] == f"Bearer {key}"
+
+
+@pytest.mark.parametrize("key", ["m", "1", "results", "0.75"])
+def test_short_keys_of_servers_that_take_any(key, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with Scripted(reply(0.75)) as server:
+        assert client(server, score="harassment")(["a"]).tolist() == [0.75]
 
 
 @pytest.mark.parametrize("value", ["", "  "])
@@ -256,6 +291,43 @@ def test_a_token_bucket_fills_while_nothing_is_taken():
     assert clock.waits == [0.25, 0.25, 0.25]
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])  # noqa: S301
+def test_copies_limit_their_own_requests(copied, monkeypatch):
+    waits = []
+    monkeypatch.setattr("torchrl_lang.envs.http_json._SystemClock.sleep", waits.append)
+    with Scripted(*[reply(0.1)] * 4) as server:
+        reward = ModerationAPIReward(f"{server.url}/v1", "m", rate=1e-3, burst=2, batch_size=1)
+        same = copied(reward)
+        assert same(["a", "b"]).tolist() == reward(["a", "b"]).tolist()
+    assert len(waits) == (2 if copied is copy.copy else 0)  # a shallow copy shares the bucket
+    assert repr(same) == repr(reward)
+
+
+def test_a_copied_bucket_does_not_count_from_the_clock_of_another_machine():
+    clock = Clock()
+    bucket = TokenBucket(1.0, burst=2, clock=clock)
+    bucket.take()
+    state = bucket.__getstate__()
+    clock.now = 5.0  # seconds after a restart
+    other = TokenBucket.__new__(TokenBucket)
+    other.__setstate__(state)
+    other.take()
+    assert clock.waits == []
+    other.take()
+    assert clock.waits == [1.0]
+
+
+def test_copies_wait_differently():
+    waits = []
+    for http in (first := JSONOverHTTP("http://localhost:1"), copy.deepcopy(first)):
+        clock = Clock()
+        http.retries, http._clock = 4, clock
+        with pytest.raises(ConnectionError):
+            http.get("/")
+        waits.append(clock.waits)
+    assert not set(waits[0]) & set(waits[1])
+
+
 def test_a_cache_keeps_what_has_been_scored(tmp_path):
     with Scripted(reply(0.1, 0.2), (400, {}), reply(0.3)) as server:
         inner = client(server, score="harassment")
@@ -282,6 +354,23 @@ def test_a_cache_keeps_what_has_been_scored(tmp_path):
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
         ModerationAPIReward(**{"base_url": "http://localhost:1", "model": "m", **options})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:PASS@host/v1",
+        "https://PASS@host/v1",
+        "https://host/v1?key=PASS",
+        "https://host/v1#PASS",
+        "user:PASS@host",
+        "host?key=PASS",
+    ],
+)
+def test_addresses_with_parts_that_are_not_sent(url):
+    with pytest.raises(ValueError, match="without user, password, query and fragment") as error:
+        ModerationAPIReward(url, "m")
+    assert "PASS" not in str(error.value)
 
 
 def test_other_clients_have_no_key():

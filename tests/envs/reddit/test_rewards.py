@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 import sys
 
 import pytest
 import torch
 
-from torchrl_lang.envs.reddit import RedditComments
+from torchrl_lang.envs.reddit import RedditComments, rewards_of
 from torchrl_lang.envs.reddit.rewards import (
     ClassifierReward,
     Noised,
+    ProbabilityReward,
     ProfanityReward,
-    Scaled,
     ScoreReward,
     SentimentReward,
     ThreeLevels,
@@ -71,12 +73,33 @@ def test_noise_leaves_the_global_random_stream():
 
 
 def test_scale_and_shift():
-    assert Scaled(constant(0.0, 1.0, 2.0), scale=-5.0, shift=1.0)(list("abc")).tolist() == [1.0, -4.0, -9.0]
-    with pytest.raises(ValueError, match="scale must be a finite number"):
-        Scaled(constant(0.0), scale=math.inf)
+    assert rewards_of(constant(0.0, 1.0, 2.0), list("abc"), scale=-5.0, shift=1.0).tolist() == [1.0, -4.0, -9.0]
+    for name in ("scale", "shift"):
+        with pytest.raises(ValueError, match=f"{name} must be a finite number"):
+            rewards_of(constant(0.0), ["a"], **{name: math.inf})
 
 
-@pytest.mark.parametrize("wrap", [ThreeLevels, Noised, Scaled])
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [([0.0, 10**400], {}), ([0.0, 1e39], {}), ([0.0, 1e38], {"scale": -10.0}), ([0.0, math.nan], {"scale": 0.0})],
+)
+def test_rewards_that_are_not_finite(values, options):
+    with pytest.raises(ValueError, match="Rewards must be finite, got"):
+        rewards_of(lambda texts: values, ["a", "b"], **options)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_probabilities_that_are_no_numbers(threshold):
+    class Broken(ProbabilityReward):
+        def _probabilities(self, texts):
+            return torch.tensor([0.75, math.nan])
+
+    with pytest.raises(ValueError, match="must be finite, got nan for 'b'"):
+        Broken(threshold)(["a", "b"])
+    assert Broken(threshold)([]).shape == (0,)
+
+
+@pytest.mark.parametrize("wrap", [ThreeLevels, Noised])
 def test_wrong_inner_rewards(wrap):
     with pytest.raises(ValueError, match="one number for each of 2 texts"):
         wrap(constant(1.0))(["a", "b"])
@@ -138,6 +161,8 @@ def test_expected_value_of_a_classifier(classifier_folder):
         weights = [math.exp(logit) for logit in logits_of(model, tokenizer, text).tolist()]
         assert value == pytest.approx((weights[0] - 0.5 * weights[1] - 2 * weights[2]) / sum(weights), abs=1e-5)
     assert ClassifierReward(str(folder), VALUES)([]).shape == (0,)
+    integers = {label: int(value * 2) for label, value in VALUES.items()}
+    assert ClassifierReward(folder, integers)(texts).tolist() == pytest.approx((found * 2).tolist(), abs=1e-5)
     assert len({round(value, 3) for value in found.tolist()}) > 1
 
 
@@ -160,8 +185,11 @@ def test_labels_that_do_not_exclude_each_other(classifier_folder):
 
 def test_any_text_has_a_class(classifier_folder):
     folder, _, _ = classifier_folder()
-    texts = [text for text in UNREADABLE if text.strip("\0 ")] + ["a " * 500]
-    assert ClassifierReward(folder, VALUES)(texts).isfinite().all()
+    texts = [*UNREADABLE, "a " * 500]
+    found = ClassifierReward(folder, VALUES)(texts)
+    assert found.isfinite().all()
+    alone = torch.cat([ClassifierReward(folder, VALUES, batch_size=1)([text]) for text in texts])
+    assert alone.tolist() == pytest.approx(found.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -184,3 +212,17 @@ def test_wrong_classifier_options(classifier_folder, values, options, message):
 def test_a_folder_without_a_classifier(tmp_path):
     with pytest.raises(OSError, match="no readable text classification model"):
         ClassifierReward(tmp_path, VALUES, local_files_only=True)
+
+
+def test_a_classifier_that_asks_for_code_from_elsewhere(classifier_folder):
+    folder, _, _ = classifier_folder()
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
+    with pytest.raises(OSError, match="asks for code from elsewhere: attn_implementation is 'someone/kernel'"):
+        ClassifierReward(folder, VALUES)
+
+
+@pytest.mark.slow
+def test_rewards_without_a_language_model_do_not_wait_for_transformers():
+    code = "import sys, torchrl_lang.envs.reddit.rewards as _; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

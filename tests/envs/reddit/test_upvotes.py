@@ -22,7 +22,7 @@ from torchrl_lang.envs.reddit.rewards import (
     train_upvote_baseline,
     train_upvote_model,
 )
-from torchrl_lang.storage import FileError
+from torchrl_lang.storage import FileError, write_checksums
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]
@@ -113,6 +113,8 @@ def test_held_out_comments_with_texts_of_the_training_data_are_left_out():
     assert (trained.tested, trained.accuracy, trained.majority) == (2, 0.5, 1.0)
     with pytest.raises(ValueError, match="None of 4 held-out comments"):
         train_upvote_baseline(train, train)
+    with pytest.raises(ValueError, match="None of 4 held-out comments"):  # before anything is trained
+        train_upvote_baseline(train, train, steps=0)
 
 
 def test_tfidf_files(tmp_path):
@@ -129,6 +131,17 @@ def test_tfidf_files(tmp_path):
         TfidfModel.load(tmp_path / "model")
     with pytest.raises(FileError, match="missing"):
         TfidfModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: train_tfidf_model(TEXTS, LABELS), lambda: small_run(UpvoteTraining())[0].model]
+)
+def test_folders_whose_files_are_not_verified(make, tmp_path):
+    model = make()
+    model.save(tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").write_text('{"files": {}}')
+    with pytest.raises(FileError, match=r"checksums\.json does not list \['.*\.json', .*\.safetensors'"):
+        type(model).load(tmp_path / "model")
 
 
 def small_run(options, pairs=60):
@@ -177,6 +190,8 @@ def test_thresholds_and_batches():
     model = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=cut, batch_size=1)
     assert torch.allclose(model.probabilities(texts), found, atol=1e-6)  # padding does not matter
     assert trained.model(texts).tolist() == [float(value >= 0.5) for value in found]
+    empty = model.probabilities([""])  # without any token
+    assert torch.allclose(empty, trained.model.probabilities(["well, thanks", ""])[1:], atol=1e-6)
     whole = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=None)
     assert torch.equal(whole(texts), found)
 
@@ -210,12 +225,41 @@ def test_upvote_files(tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_size": 16}))
     with pytest.raises(FileError, match=r"config\.json differs"):
         UpvoteModel.load(tmp_path / "model")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
+    write_checksums(tmp_path / "model")
+    with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
+        UpvoteModel.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="batch_size"):
+        UpvoteModel.load(tmp_path / "model", batch_size=0)
 
 
 def test_encoders_without_a_pooler():
     gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="GPT2Model has no pooler"):
         UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
+
+
+def test_no_training_without_comments_to_test_on():
+    data, epochs = generated(50), []
+    tokenizer = word_tokenizer(data.comments)
+    with pytest.raises(ValueError, match=r"None of \d+ held-out comments"):
+        train_upvote_model(data, data, encoder(tokenizer), tokenizer, report=lambda *epoch: epochs.append(epoch))
+    assert epochs == []
+
+
+def test_a_model_is_tested_where_it_was_trained(monkeypatch):
+    calls = []
+    move, test = UpvoteNetwork.cpu, UpvoteModel._probabilities
+    monkeypatch.setattr(UpvoteNetwork, "cpu", lambda self: calls.append("moves") or move(self))
+    monkeypatch.setattr(UpvoteModel, "_probabilities", lambda *texts: calls.append("tests") or test(*texts))
+    small_run(UpvoteTraining())
+    assert calls == ["tests", "moves"]
+
+
+def test_no_comments_to_train_on():
+    tokenizer = word_tokenizer(["a b"])
+    with pytest.raises(ValueError, match="All 0 comments are on one side"):
+        train_upvote_model(RedditComments([], [], []), generated(5), encoder(tokenizer), tokenizer)
 
 
 def test_comments_on_one_side_of_the_cutoff():

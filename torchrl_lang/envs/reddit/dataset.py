@@ -183,10 +183,8 @@ class RedditComments:
         Raises:
             ValueError: there is another number of rewards, or one is not finite.
         """
-        finite("scale", scale, low=None)
-        finite("shift", shift, low=None)
         given: Callable[[list[str]], object] = reward if callable(reward) else lambda texts: reward
-        values = rewards_of(given, self.comments) * scale + shift
+        values = rewards_of(given, self.comments, scale=scale, shift=shift)
         return [
             Episode([*([Turn(parent)] if include_parent and parent else []), Turn(comment, value)], terminated=True)
             for parent, comment, value in zip(self.parents, self.comments, values.tolist(), strict=True)

@@ -76,7 +76,7 @@ class RedditEnv(PromptEnv):
         finite("shift", shift, low=None)
         super().__init__(
             data.parents if include_parent else [""] * len(data),
-            partial(_scaled, reward, scale, shift),
+            partial(_rewards, reward, scale, shift),
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -87,5 +87,5 @@ class RedditEnv(PromptEnv):
         )
 
 
-def _scaled(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:
-    return rewards_of(reward, comments) * scale + shift
+def _rewards(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:
+    return rewards_of(reward, comments, scale=scale, shift=shift)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from torchrl_lang.functional.checks import finite
 from torchrl_lang.storage import shorten
 
 __all__ = ["TextReward", "rewards_of"]
@@ -28,24 +29,32 @@ class TextReward(Protocol):
         """The values of texts, float32 ``[N]`` on the CPU."""
 
 
-def rewards_of(reward: Callable[[list[str]], object], texts: Sequence[str]) -> Tensor:
-    """The rewards of texts, float32 ``[N]``, checked.
+def rewards_of(
+    reward: Callable[[list[str]], object], texts: Sequence[str], *, scale: float = 1.0, shift: float = 0.0
+) -> Tensor:
+    """``scale * reward + shift`` of texts, float32 ``[N]``, checked; the ILQL paper's toxicity reward has the scale -5.
 
     Args:
         reward: a :class:`TextReward`, or a function that returns a list.
         texts: the texts.
+        scale: the factor.
+        shift: added to the product.
 
     Raises:
-        ValueError: the reward does not return one finite number for each text.
+        ValueError: the reward does not return one finite number for each text, or the result is not finite.
 
     Examples:
         >>> from torchrl_lang.envs.reddit import rewards_of
         >>> rewards_of(lambda texts: [len(text) for text in texts], ["a", "bcd"])
         tensor([1., 3.])
     """
+    finite("scale", scale, low=None)
+    finite("shift", shift, low=None)
     found = reward(list(texts))
     try:
-        values = torch.as_tensor(found, dtype=torch.float32, device="cpu").detach()
+        values = torch.as_tensor(found, dtype=torch.float32, device="cpu").detach() * scale + shift
+    except OverflowError as error:
+        raise ValueError(f"Rewards must be finite, got {shorten(found)}.") from error
     except (TypeError, ValueError, RuntimeError):
         values = torch.empty(0, 0)
     if values.shape != (len(texts),):

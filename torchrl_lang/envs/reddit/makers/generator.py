@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torchrl_lang.envs.reddit.files import FILES
 from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, WORDS
 from torchrl_lang.functional.checks import within
-from torchrl_lang.storage import write_file, write_folder
+from torchrl_lang.storage import refuse_content, write_file, write_folder
 
 __all__ = ["GeneratedComment", "generate_reddit_comments", "generated_comments"]
 
@@ -130,8 +130,7 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
         (50, 40)
     """
     comments = generated_comments(pairs, seed=seed, **rates)
-    if Path(folder).exists() and any(Path(folder).iterdir()):
-        raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+    refuse_content(folder)
     random = Random(f"files {seed}")
     order = random.sample(range(pairs), pairs)
     with write_folder(folder) as target:

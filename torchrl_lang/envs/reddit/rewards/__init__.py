@@ -16,7 +16,7 @@ from torchrl_lang.envs.reddit.rewards.upvote_training import (
     train_upvote_baseline,
     train_upvote_model,
 )
-from torchrl_lang.envs.reddit.rewards.wrappers import Noised, Scaled, ThreeLevels
+from torchrl_lang.envs.reddit.rewards.wrappers import Noised, ThreeLevels
 
 __all__ = [
     "CachedReward",
@@ -25,7 +25,6 @@ __all__ = [
     "Noised",
     "ProbabilityReward",
     "ProfanityReward",
-    "Scaled",
     "ScoreReward",
     "SentimentReward",
     "TfidfModel",

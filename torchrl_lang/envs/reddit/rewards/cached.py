@@ -18,6 +18,15 @@ __all__ = ["CachedReward"]
 
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
+_UNUSABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+}
+"""Errors in which the file's content, which may have been paid for, is as it was."""
 _REMEDY = "give another file, or delete it: its rewards are then computed again"
 
 
@@ -36,7 +45,7 @@ class CachedReward:
         batch_size: texts to score and store at a time.
 
     Raises:
-        FileError: the file is no such cache or cannot be written.
+        FileError: the file is no such cache, or cannot be read or written now.
         ValueError: the reward returns a number that is not finite, or another number of them.
 
     Examples:
@@ -91,6 +100,11 @@ class CachedReward:
             with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as file, file:
                 yield file
         except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0)  # the low byte is the kind, the others are details
+            if isinstance(error, OSError) or code & 0xFF in _UNUSABLE:
+                raise FileError(
+                    self.path, f"cannot be used ({one_line(error)})", "try again, or give another file"
+                ) from error
             raise FileError(self.path, f"is no cache of rewards ({one_line(error)})", _REMEDY) from error
 
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
 from torchrl_lang.functional.checks import at_least_one, finite, one_of
-from torchrl_lang.storage import one_line
+from torchrl_lang.storage import Fields, check_model_config, one_line
 
 __all__ = ["ClassifierReward"]
 
@@ -65,7 +64,7 @@ class ClassifierReward:
             raise ValueError(f"{model} has the labels {sorted(labels.values())}, got values of {sorted(values)}.")
         for label, value in values.items():
             finite(f"values[{label!r}]", value, low=None)
-        self._values = torch.tensor([values[labels[place]] for place in range(len(labels))])
+        self._values = torch.tensor([values[labels[place]] for place in range(len(labels))], dtype=torch.float32)
 
     @torch.no_grad()
     def __call__(self, texts: list[str]) -> Tensor:
@@ -81,7 +80,11 @@ class ClassifierReward:
 
 
 def _load(name: str, local_files_only: bool) -> tuple[Any, Any]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer  # their import takes a second
+
     try:
+        if Path(name).is_dir():
+            check_model_config(Fields.read(Path(name) / "config.json", remedy="save the model again"))
         model = AutoModelForSequenceClassification.from_pretrained(
             name, trust_remote_code=False, use_safetensors=True, local_files_only=local_files_only
         )

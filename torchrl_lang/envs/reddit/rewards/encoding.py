@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 __all__ = ["encoded_batches"]
 
 
 def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_length: int) -> Iterator[Any]:
     """The texts in order, tokenized in batches, padded to the longest of each, and cut at ``max_length`` tokens.
+
+    A text without tokens, such as ``""`` for a tokenizer that adds no special ones, is read as one padding token.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a padding token.
@@ -23,4 +27,10 @@ def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_l
     max_length = min(max_length, tokenizer.model_max_length)
     for first in range(0, len(texts), batch_size):
         part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + batch_size]]  # surrogates
-        yield tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        batch = tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        if not batch["input_ids"].numel():
+            token = torch.full((len(part), 1), tokenizer.pad_token_id)
+            batch = type(batch)({"input_ids": token, "attention_mask": torch.zeros_like(token)})
+        mask = batch["attention_mask"]
+        mask[:, 0] |= ~mask.any(-1)  # attention over nothing is undefined
+        yield batch

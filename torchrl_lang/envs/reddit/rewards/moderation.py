@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.data.json_checks import read_number
-from torchrl_lang.envs.http_json import Clock, JSONOverHTTP
+from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock, JSONOverHTTP, Secret
 from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
 from torchrl_lang.functional.checks import at_least_one
 
@@ -69,7 +68,7 @@ class ModerationAPIReward:
         burst: int = 5,
         retries: int = 6,
         longest_wait: float = 30.0,
-        clock: Clock = time,
+        clock: Clock = SYSTEM_CLOCK,
         **connection: Any,
     ) -> None:
         at_least_one("batch_size", batch_size)
@@ -118,10 +117,10 @@ class ModerationAPIReward:
             raise ValueError(f"{place} without a score of {self.score!r}; its categories are {sorted(scores)}.")
         return read_number(scores[self.score], f"The score of {self.score}")
 
-    def _key(self) -> str | None:
+    def _key(self) -> Secret | None:
         if self.key_variable is None:
             return None
-        key = os.environ.get(self.key_variable, "").strip()
+        key = Secret(os.environ.get(self.key_variable, "").strip())
         if not key:
             raise ValueError(
                 f"The environment variable {self.key_variable} holds no key: set it, or key_variable=None."

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from torchrl_lang.envs.reddit.text_reward import rewards_of
 from torchrl_lang.functional.checks import within
 
 __all__ = ["ProbabilityReward"]
@@ -19,7 +20,7 @@ class ProbabilityReward(ABC):
         threshold: the reward is 1 where the probability is at least this, else 0; None: it is the probability itself.
 
     Raises:
-        ValueError: the threshold is not in [0, 1].
+        ValueError: the threshold is not in [0, 1]; on calls, a probability is not finite.
 
     Examples:
         >>> import torch
@@ -38,7 +39,7 @@ class ProbabilityReward(ABC):
 
     def probabilities(self, texts: list[str]) -> Tensor:
         """The probabilities for texts, float32 ``[N]`` on the CPU."""
-        return self._probabilities(texts) if texts else torch.zeros(0)
+        return rewards_of(self._probabilities, texts) if texts else torch.zeros(0)
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The rewards of texts, float32 ``[N]``."""

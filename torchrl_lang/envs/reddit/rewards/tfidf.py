@@ -19,6 +19,7 @@ from torchrl_lang.storage import (
     FileError,
     read_manifest,
     read_tensors,
+    refuse_content,
     verify_checksums,
     write_checksums,
     write_folder,
@@ -88,8 +89,7 @@ class TfidfModel(ProbabilityReward):
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        if Path(folder).exists() and any(Path(folder).iterdir()):
-            raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+        refuse_content(folder)
         with write_folder(folder) as target:
             tensors = {"idf": self.idf, "weight": self.weight, "bias": torch.tensor([self.bias])}
             save_file(tensors, target / _WEIGHTS)
@@ -105,7 +105,7 @@ class TfidfModel(ProbabilityReward):
             FileError: a file is missing, damaged or does not fit the other.
         """
         folder = Path(folder)
-        verify_checksums(folder, remedy=_REMEDY)
+        verify_checksums(folder, remedy=_REMEDY, needs=(_CONFIG, _WEIGHTS))
         config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
         tensors = read_tensors(folder / _WEIGHTS, remedy=_REMEDY)
         threshold = None if config.content.get("threshold") is None else config.take("threshold", float)

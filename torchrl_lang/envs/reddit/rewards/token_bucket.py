@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
+from typing import Any
 
-from torchrl_lang.envs.http_json import Clock
+from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock
 from torchrl_lang.functional.checks import at_least_one, positive
 
 __all__ = ["TokenBucket"]
@@ -13,6 +13,8 @@ __all__ = ["TokenBucket"]
 
 class TokenBucket:
     """Lets ``burst`` requests pass at once, and ``rate`` per second in the long run; threads may share it.
+
+    Copies have tokens of their own.
 
     Args:
         rate: tokens that are added per second.
@@ -38,7 +40,7 @@ class TokenBucket:
         waits 0.5
     """
 
-    def __init__(self, rate: float, *, burst: int = 1, clock: Clock = time) -> None:
+    def __init__(self, rate: float, *, burst: int = 1, clock: Clock = SYSTEM_CLOCK) -> None:
         positive("rate", rate)
         at_least_one("burst", burst)
         self.rate, self.burst, self._clock = rate, burst, clock
@@ -54,3 +56,10 @@ class TokenBucket:
             wait = -self._tokens / self.rate  # below 0 tokens are promised to calls that wait
         if wait > 0:
             self._clock.sleep(wait)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+        self._counted = self._clock.monotonic()  # another machine counts from another moment

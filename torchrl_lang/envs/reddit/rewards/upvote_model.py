@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
 
 from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import (
+    Fields,
     FileError,
+    check_model_config,
     one_line,
     read_manifest,
     read_tensors,
+    refuse_content,
     verify_checksums,
     write_checksums,
     write_folder,
@@ -27,6 +29,7 @@ from torchrl_lang.storage import (
 __all__ = ["UpvoteModel", "UpvoteNetwork"]
 
 _CONFIG, _HEAD, _VERSION = "upvote_model.json", "head.safetensors", 1
+_NEEDS = (_CONFIG, _HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
 _REMEDY = "train and save the model again"
 
 
@@ -115,8 +118,7 @@ class UpvoteModel(ProbabilityReward):
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        if Path(folder).exists() and any(Path(folder).iterdir()):
-            raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+        refuse_content(folder)
         with write_folder(folder) as target:
             self.network.encoder.save_pretrained(target / "encoder")
             self.tokenizer.save_pretrained(target / "tokenizer")
@@ -130,10 +132,15 @@ class UpvoteModel(ProbabilityReward):
         """Load what :meth:`save` saved, on the CPU.
 
         Raises:
-            FileError: a file is missing, damaged or does not fit the others.
+            FileError: a file is missing, damaged or does not fit the others, or asks for code from elsewhere.
+            ValueError: the batch size is out of range.
         """
+        from transformers import AutoModel, AutoTokenizer  # their import takes a second
+
+        at_least_one("batch_size", batch_size)
         folder = Path(folder)
-        verify_checksums(folder, remedy=_REMEDY)
+        verify_checksums(folder, remedy=_REMEDY, needs=_NEEDS)
+        check_model_config(Fields.read(folder / "encoder" / "config.json", remedy=_REMEDY))
         config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
         head = read_tensors(folder / _HEAD, remedy=_REMEDY)
         threshold = None if config.content.get("threshold") is None else config.take("threshold", float)

@@ -131,6 +131,7 @@ def train_upvote_model(
         1
     """
     options = UpvoteTraining() if options is None else options
+    new = _unseen(train, held_out)
     labels = _labels(train, options.cutoff)
     device = torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -139,8 +140,10 @@ def train_upvote_model(
         for epoch, loss in _epochs(network, tokenizer, train, labels, options, device):
             if report is not None:
                 report(epoch, loss)
-    model = UpvoteModel(network.cpu(), tokenizer, threshold=options.threshold, max_length=options.max_length)
-    return _tested(model, train, held_out, options.cutoff)
+    model = UpvoteModel(network, tokenizer, threshold=options.threshold, max_length=options.max_length)
+    tested = _tested(model, new, options.cutoff)
+    network.cpu()
+    return tested
 
 
 def train_upvote_baseline(
@@ -166,10 +169,11 @@ def train_upvote_baseline(
     Raises:
         ValueError: as for :func:`train_upvote_model`.
     """
+    new = _unseen(train, held_out)
     model: TfidfModel = train_tfidf_model(
         train.comments, _labels(train, cutoff).bool().tolist(), threshold=threshold, **options
     )
-    return _tested(model, train, held_out, cutoff)
+    return _tested(model, new, cutoff)
 
 
 def _labels(data: RedditComments, cutoff: float) -> Tensor:
@@ -186,7 +190,7 @@ def _epochs(
     device: torch.device,
 ) -> Iterator[tuple[int, float]]:
     """Train; the number and the mean loss of each epoch."""
-    if labels.min() == labels.max():
+    if len(set(labels.tolist())) != 2:
         raise ValueError(f"All {len(labels)} comments are on one side of cutoff={options.cutoff}: nothing to learn.")
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=options.rate)
@@ -209,11 +213,16 @@ def _epochs(
         yield epoch, total / len(train)
 
 
-def _tested(model: ProbabilityReward, train: RedditComments, held_out: RedditComments, cutoff: float) -> TrainedUpvotes:
+def _unseen(train: RedditComments, held_out: RedditComments) -> RedditComments:
+    """The held-out comments whose text is not in the training data."""
     seen = set(train.comments)
     new = held_out.take(place for place, text in enumerate(held_out.comments) if text not in seen)
     if not len(new):
         raise ValueError(f"None of {len(held_out)} held-out comments has a text that is not in the training data.")
+    return new
+
+
+def _tested(model: ProbabilityReward, new: RedditComments, cutoff: float) -> TrainedUpvotes:
     labels = _labels(new, cutoff)
     right = (model.probabilities(list(new.comments)) >= 0.5).float() == labels
     upvoted = float(labels.mean())

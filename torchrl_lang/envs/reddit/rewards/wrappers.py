@@ -1,4 +1,4 @@
-"""Rewards made of other rewards: three levels, noise, scale and shift."""
+"""Rewards made of other rewards: three levels and noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
 from torchrl_lang.functional.checks import finite
 
-__all__ = ["Noised", "Scaled", "ThreeLevels"]
+__all__ = ["Noised", "ThreeLevels"]
 
 
 class ThreeLevels:
@@ -68,28 +68,3 @@ class Noised:
         found = rewards_of(self.reward, texts)
         drawn = 2.0 * torch.randint(2, found.shape, generator=self._generator)
         return torch.where(found == 1, drawn, found)
-
-
-class Scaled:
-    """``scale * reward + shift``; the ILQL paper's toxicity reward has the scale -5.
-
-    Args:
-        reward: any reward.
-        scale: the factor.
-        shift: added to the product.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.reddit.rewards import Scaled
-        >>> Scaled(lambda texts: torch.tensor([0.0, 2.0]), scale=-5.0)(["a", "b"])
-        tensor([  0., -10.])
-    """
-
-    def __init__(self, reward: TextReward, *, scale: float = 1.0, shift: float = 0.0) -> None:
-        finite("scale", scale, low=None)
-        finite("shift", shift, low=None)
-        self.reward, self.scale, self.shift = reward, scale, shift
-
-    def __call__(self, texts: list[str]) -> Tensor:
-        """The rewards of texts, float32 ``[N]``."""
-        return rewards_of(self.reward, texts) * self.scale + self.shift

@@ -15,7 +15,7 @@ from torchrl_lang.envs.visual_dialogue.hdf5 import write_hdf5
 from torchrl_lang.envs.visual_dialogue.makers.attributes import ATTRIBUTES, CAPTIONS, YES_NO, Attribute
 from torchrl_lang.envs.visual_dialogue.makers.images import image_features
 from torchrl_lang.functional.checks import at_least_one, within
-from torchrl_lang.storage import write_file, write_folder
+from torchrl_lang.storage import refuse_content, write_file, write_folder
 
 __all__ = ["SPLITS", "generate_visual_dialogues"]
 
@@ -68,8 +68,7 @@ def generate_visual_dialogues(
         at_least_one(f"splits[{name!r}]", many)
     within("feature_size", feature_size, _LEAST_FEATURES, 1 << 20)
     within("yes_no", yes_no, 0.0, 1.0)
-    if Path(folder).exists() and any(Path(folder).iterdir()):
-        raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+    refuse_content(folder)
     features = dict[str, np.ndarray]()
     with write_folder(folder) as target:
         first = 1

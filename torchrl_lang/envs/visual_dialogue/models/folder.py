@@ -13,11 +13,11 @@ from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
 from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
 from torchrl_lang.storage import (
-    CHECKSUMS,
     Fields,
     FileError,
     read_manifest,
     read_tensors,
+    refuse_content,
     verify_checksums,
     write_checksums,
     write_folder,
@@ -79,8 +79,7 @@ def save_dialogue_models(models: SavedDialogueModels, folder: str | Path) -> Non
             f"The guesser has features of size {guesser.config['feature_size']}, the answerer of size "
             f"{answerer.config['feature_size']}: train both on the same features."
         )
-    if Path(folder).exists() and any(Path(folder).iterdir()):
-        raise FileExistsError(f"{folder} is not empty: give another folder, or delete it.")
+    refuse_content(folder)
     with write_folder(folder) as target:
         parts: dict[str, nn.Module] = {"guesser": guesser, "answerer": answerer}
         for name, part in parts.items():
@@ -100,16 +99,13 @@ def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
         FileError: a file is missing, damaged or does not fit the others.
     """
     folder = Path(folder)
-    listed = verify_checksums(folder, remedy=_REMEDY)
+    verify_checksums(folder, remedy=_REMEDY, needs=(_CONFIG, "guesser.safetensors", "answerer.safetensors"))
     config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
     names = config.list_of("words", str)
     try:
         words = WordIndex(names)
     except ValueError as error:
         raise config.error(f'has wrong "words" ({error})') from error
-    missing = {_CONFIG, "guesser.safetensors", "answerer.safetensors"} - set(listed)
-    if missing:
-        raise FileError(folder / CHECKSUMS, f"does not list {sorted(missing)}", _REMEDY)
     with torch.device("meta"):  # so that sizes from a file cannot exhaust the memory
         guesser = ImageGuesser(len(words), **_sizes(config.object("guesser")))
         answerer = Answerer(len(words), **_sizes(config.object("answerer")))
