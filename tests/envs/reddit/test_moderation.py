@@ -296,7 +296,7 @@ def test_copies_limit_their_own_requests(copied, monkeypatch):
     waits = []
     monkeypatch.setattr("torchrl_lang.envs.http_json._SystemClock.sleep", waits.append)
     with Scripted(*[reply(0.1)] * 4) as server:
-        reward = ModerationAPIReward(f"{server.url}/v1", "m", rate=1e-3, burst=2, batch_size=1)
+        reward = ModerationAPIReward(f"{server.url}/v1", "m", rate=0.5, burst=2, batch_size=1)
         same = copied(reward)
         assert same(["a", "b"]).tolist() == reward(["a", "b"]).tolist()
     assert len(waits) == (2 if copied is copy.copy else 0)  # a shallow copy shares the bucket
