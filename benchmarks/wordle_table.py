@@ -18,40 +18,14 @@ from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_intervals
 from torchrl_lang.envs.wordle import example_tweets
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
-from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
-from torchrl_lang.recipes.demo.parallel import run_in_parallel
-from torchrl_lang.recipes.load_run import FinishedRun, load_run
-from torchrl_lang.recipes.run_policy import methods_of
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.offline_methods import METHODS, decodings, planned_runs, train_missing
 from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import write_file
 
-METHODS: dict[str, list[str]] = {
-    "BC": ["bc"],
-    "BC best 30 %": ["bc", "--fraction", "0.3"],
-    "BC best 20 %": ["bc", "--fraction", "0.2"],
-    "BC best 10 %": ["bc", "--fraction", "0.1"],
-    "DT": ["dt"],
-    "DT, return to go": ["dt", "--mode", "decremented"],
-    "Monte-Carlo returns": ["monte-carlo"],
-    "single-step": ["single-step"],
-    "AWAC": ["awac"],
-    "CQL": ["cql"],
-    "BCQ": ["bcq"],
-    "psi": ["psi"],
-    "Q-SFT": ["qsft"],
-    "OREO": ["oreo"],
-    "CHAI": ["chai"],
-    "ILQL, utterances": ["utterance-ilql"],
-    "ILQL": ["ilql"],
-}
-"""Names in the table, and the arguments of ``train``."""
-
-STARTS = {"Q-SFT": "BC", "OREO": "BC", "CHAI": "BC"}
-"""Methods that start from another one's run."""
-
-POLICY_ALONE = ("AWAC",)
-"""Methods whose values train the policy and do not decode."""
+NAMES: dict[str, str] = {method.title: name for name, method in METHODS.items()}
+"""Titles of the methods in the table, and their names."""
 
 DATA: dict[str, dict[str, Any]] = {
     "mediocre": {"player": "mediocre"},
@@ -60,8 +34,6 @@ DATA: dict[str, dict[str, Any]] = {
 }
 """Names of the datasets, and options of ``generate wordle``."""
 
-TEMPERATURES = (0.2, 0.5, 1.0)
-CANDIDATES = (4, 8, 16)
 CHOICE, REPORT = 1_000_000, 2_000_000
 """Seeds of the games on which the decoding is chosen, and of those that are reported; the training's seed is added."""
 
@@ -107,20 +79,8 @@ def train(setting: Setting, folder: Path, data: str, methods: Sequence[str], see
         "layers": setting.layers,
         "width": setting.width,
     }
-    words = [str(word) for name, value in shared.items() for word in (f"--{name}", value)]
-    missing = {method: words for method in methods if not (folder / place(method) / "model").exists()}
-    for method, start in STARTS.items():
-        if method in missing:
-            missing[method] = [*words, "--start", str(folder / place(start))]
-            missing |= {} if (folder / place(start) / "model").exists() else {start: words}
-    for later in (False, True):
-        chosen = {method: more for method, more in missing.items() if (method in STARTS) == later}
-        run_in_parallel(
-            {
-                method: ["train", *METHODS[method], "--out", str(folder / place(method)), *more]
-                for method, more in chosen.items()
-            }
-        )
+    places = {name: folder / place(method.title) for name, method in METHODS.items()}
+    train_missing(planned_runs([NAMES[method] for method in methods], places, shared))
 
 
 def place(method: str) -> str:
@@ -138,31 +98,11 @@ def score(setting: Setting, folder: Path, method: str, seed: int) -> None:
     def mean_return(policy: TensorDictModuleBase, games: int, first: int) -> float:
         return finished.task.evaluate(policy, games=games, seed=first + seed)[0].mean_return
 
-    policies = dict(decodings(finished, by_values=method not in POLICY_ALONE))
+    policies = dict(decodings(finished, by_values=METHODS[NAMES[method]].by_values))
     chosen = max(policies, key=lambda name: mean_return(policies[name], setting.choice_games, CHOICE))
     found = {"decoding": chosen, "return": mean_return(policies[chosen], setting.report_games, REPORT)}
     print(f"{folder.name}, {method}: {found['return']:.2f} ({chosen})", flush=True)
     write_file(path, json.dumps(found) + "\n")
-
-
-def decodings(finished: FinishedRun, *, by_values: bool = True) -> Iterator[tuple[str, TensorDictModuleBase]]:
-    """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way."""
-    if finished.has_values and by_values:
-        for beta in finished.betas:
-            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
-        return
-    if "best_of" in methods_of(finished.model):
-        for candidates in CANDIDATES:
-            yield f"best of {candidates}", finished.policy(method="best_of", seed=0, candidates=candidates)
-        return
-    returns = finished.model.heads.get("returns")
-    targets = sorted({returns.target, returns.high}) if isinstance(returns, ReturnEmbedding) else [None]
-    for target in targets:
-        asked = {} if target is None else {"target_return": target}
-        about = "" if target is None else f", return {target:.2f}"
-        yield f"greedy{about}", finished.policy(method="greedy", **asked)
-        for temperature in TEMPERATURES:
-            yield f"sampled at {temperature:g}{about}", finished.policy(seed=0, temperature=temperature, **asked)
 
 
 def score_scripted(setting: Setting, folder: Path, seed: int) -> None:
@@ -184,7 +124,7 @@ def collect(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         parts = [part for part in found if part.name.rpartition("-")[0] == data]
         scripted = [_read(part / "scripted.json") for part in parts]
         players: dict[str, Any] = {"data": [one and one["data"] for one in scripted]}
-        for method in METHODS:
+        for method in NAMES:
             scores = [_read(part / place(method) / "score.json") for part in parts]
             players[method] = [one and one["return"] for one in scores]
             players[f"{method}: decoding"] = [one and one["decoding"] for one in scores]
@@ -236,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wordle_table", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/wordle_table"), help="folder of all runs")
     parser.add_argument("--data", nargs="*", choices=DATA, default=list(DATA), help="datasets to run (default: all)")
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="methods (default: all)")
+    parser.add_argument("--methods", nargs="*", choices=NAMES, default=list(NAMES), help="methods (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="training seeds, each with its own dataset")
     parser.add_argument("--quick", action="store_true", help="20 words and short runs, a few minutes; not recorded")
     for name, default in FULL._asdict().items():

@@ -86,9 +86,13 @@ WHOLE: dict[str, tuple[str, Load]] = {
     "convert-agilerl": ("make a run of an agent of AgileRL's ILQL", _recipe("convert_agilerl", "ConvertAgileRL")),
     "demo": ("generate, train and compare on Wordle in ten minutes", _recipe("demo", "Demo")),
     "textworld": ("the same on TextWorld in half an hour", _recipe("textworld_demo", "TextWorldDemo")),
+    "visual_dialogue": (
+        "the same on visual dialogue under three rewards",
+        _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
+    ),
 }
 """Commands that take options alone."""
-RESUMABLE = ("train", "prepare", "demo", "textworld")
+RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue")
 
 
 class Terminated(KeyboardInterrupt):

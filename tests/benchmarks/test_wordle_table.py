@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks import wordle_table
-from benchmarks.wordle_table import QUICK, collect, decodings, place, run, summaries, text
+from benchmarks.wordle_table import NAMES, QUICK, collect, place, run, summaries, text
+from torchrl_lang.recipes import offline_methods
 from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.offline_methods import METHODS, decodings
 
 TINY = QUICK._replace(words=4, games=60, steps=2, choice_games=4, report_games=8, width=8)
 
@@ -19,15 +22,15 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
     def in_process(waiting):
         from torchrl_lang.__main__ import main
 
-        commands.append(list(waiting))
+        commands.append([Path(name).name for name in waiting])
         for words in waiting.values():
             assert main(words) == 0
 
-    monkeypatch.setattr(wordle_table, "run_in_parallel", in_process)
+    monkeypatch.setattr(offline_methods, "run_in_parallel", in_process)
     run(TINY, tmp_path, ["mediocre"], ["BC"], 2)
     first = (tmp_path / "mediocre-0" / "bc" / "score.json").read_text()
     results = run(TINY, tmp_path, ["mediocre"], ["BC", "ILQL"], 1)
-    assert [methods for methods in commands if methods] == [["BC"], ["BC"], ["ILQL"]]
+    assert commands == [["bc"], ["bc"], ["ilql"]]
     assert (tmp_path / "mediocre-0" / "bc" / "score.json").read_text() == first
     players = results["returns"]["mediocre"]
     assert players["ILQL"][1] is None
@@ -50,8 +53,8 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
         for words in waiting.values():
             assert main(words) == 0
 
-    monkeypatch.setattr(wordle_table, "run_in_parallel", in_process)
-    methods = [method for method in wordle_table.METHODS if "best" not in method]
+    monkeypatch.setattr(offline_methods, "run_in_parallel", in_process)
+    methods = [method for method in NAMES if "best" not in method]
     players = run(TINY, tmp_path, ["mediocre"], methods, 1)["returns"]["mediocre"]
     assert all(players[method][0] >= -6 for method in methods)
     ways = {
@@ -66,16 +69,16 @@ def test_every_method_trains_and_is_decoded_in_its_own_ways(tmp_path, monkeypatc
     assert all("return" in name for name in ways["DT"])
 
 
-@pytest.mark.parametrize("method", wordle_table.STARTS)
+@pytest.mark.parametrize("method", [method.title for method in METHODS.values() if method.start is not None])
 def test_the_run_that_a_method_starts_from_is_trained(tmp_path, monkeypatch, method):
     commands = []
-    monkeypatch.setattr(wordle_table, "run_in_parallel", commands.append)
+    monkeypatch.setattr(offline_methods, "run_in_parallel", commands.append)
     wordle_table.train(TINY, tmp_path, "mediocre", [method], 0)
     first, second = commands
-    assert list(first) == ["BC"]
-    assert second[method][-2:] == ["--start", str(tmp_path / "bc")]
+    assert list(first) == [str(tmp_path / "bc")]
+    assert second[str(tmp_path / place(method))][-2:] == ["--start", str(tmp_path / "bc")]
 
 
 def test_each_method_has_a_folder_of_its_own():
-    assert len({place(method) for method in wordle_table.METHODS}) == len(wordle_table.METHODS)
+    assert len({place(method) for method in NAMES}) == len(NAMES) == len(METHODS)
     assert place("BC best 30 %") == "bc_best_30"

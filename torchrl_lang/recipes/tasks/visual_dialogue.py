@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,9 +38,9 @@ from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.storage import Fields
 
-__all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask"]
+__all__ = ["YES_NO", "VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
 
-_DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
+YES_NO: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
@@ -213,19 +213,27 @@ class VisualDialogueTask(Task):
 
     def summary(self, records: GameRecords, name: str) -> Summary:
         """Metrics of dialogues: rounds, the final percentile or distance, shares of yes-or-no answers by definition."""
-        rounds = played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), self.tokenizer())
+        return self.summary_of(records, rounds_of(records, self.tokenizer()), name)
+
+    def summary_of(self, records: GameRecords, rounds: Sequence[Sequence[Round]], name: str) -> Summary:
+        """:meth:`summary` of dialogues whose rounds are known; the rows of ``records`` are not read."""
         final = {"rank": "percentile", "distance": "distance"}[self.measure]
         metrics: dict[str, Any] = {
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
             final: lambda records: percentiles_by_round(_progress(records))[:, -1],
         }
-        for kind in _DEFINITIONS:
+        for kind in YES_NO:
             metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
         return summarize(records, name=name, won=self.won, metrics=metrics)
 
     def number_of_games(self, split: str | None) -> int:
         """Number of dialogues of a split."""
         return len(self.data(split or self.splits[0]))
+
+
+def rounds_of(records: GameRecords, tokenizer: Tokenizer) -> list[list[Round]]:
+    """Questions and replies of each played dialogue."""
+    return played_rounds(records.rows.copy().set(TERMINATED, records.terminated[:, None]), tokenizer)
 
 
 @lru_cache(maxsize=4)
@@ -239,5 +247,5 @@ def _progress(records: GameRecords) -> Tensor:
     return records.kept.get(PROGRESS)
 
 
-def _yes_no(rounds: list[list[Round]], kind: Penalty, records: GameRecords) -> Tensor:
+def _yes_no(rounds: Sequence[Sequence[Round]], kind: Penalty, records: GameRecords) -> Tensor:
     return yes_no_rate(rounds, kind)

@@ -1,0 +1,364 @@
+"""The visual dialogue demo: nothing is done twice, choices are made on other scenes, and the figures are right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import load_dataset, row_returns
+from torchrl_lang.envs.visual_dialogue import Round
+from torchrl_lang.recipes import offline_methods, prepare_visual_dialogue
+from torchrl_lang.recipes.offline_methods import METHODS
+from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
+from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
+from torchrl_lang.recipes.visual_dialogue_demo.checks import check
+from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
+from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
+from torchrl_lang.recipes.visual_dialogue_demo.players import CHOICE, REPORT, UNGUIDED, play
+from torchrl_lang.recipes.visual_dialogue_demo.report import format_comparison, format_cross_rewards
+from torchrl_lang.storage import FileError
+
+SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 6, "eval-games": 13}
+RUNS = {"bc", "best-30-none", "best-30-hard", "ilql-none", "ilql-hard"}
+
+
+def command(home, out, *more, methods=("bc", "best-30", "ilql"), rewards=("none", "hard")):
+    sizes = [str(word) for name, value in SMALL.items() for word in (f"--{name}", value)]
+    names = ["--methods", *methods, "--rewards", *rewards]
+    return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *sizes, *more])
+
+
+class Trainings:
+    """Trains in this process, and remembers what."""
+
+    def __init__(self, stop_after=None):
+        self.done, self.stop_after = [], stop_after
+
+    def __call__(self, commands):
+        for out, words in commands.items():
+            if len(self.done) == self.stop_after:
+                raise KeyboardInterrupt
+            assert main(words) == 0
+            self.done.append(Path(out).name)
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    found = Trainings()
+    monkeypatch.setattr(offline_methods, "run_in_parallel", found)
+    return found
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """The games that were played, outside of trainings."""
+    calls, real = [], VisualDialogueTask.evaluate
+
+    def evaluate(self, policy, **options):
+        if options.get("split"):
+            calls.append((options["split"], options["seed"], options["games"]))
+        return real(self, policy, **options)
+
+    monkeypatch.setattr(VisualDialogueTask, "evaluate", evaluate)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def finished(prepared_dialogues, tmp_path_factory):
+    """A demo from end to end; tests must not write into it."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline_methods, "run_in_parallel", Trainings())
+        assert command(prepared_dialogues, out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def task(prepared_dialogues):
+    return VisualDialogueTask(str(prepared_dialogues))
+
+
+def results_of(out):
+    return {
+        name: part for name, part in json.loads((out / "results.json").read_text()).items() if "minutes" not in name
+    }
+
+
+# -- from end to end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_that_is_promised_is_there(finished):
+    results, report = results_of(finished), (finished / "report.txt").read_text()
+    titles = {"BC", "BC best 30 %", "ILQL", "ILQL beta 0", "dialogues of the data", "random questions"}
+    for penalty in ("none", "hard"):
+        players = results[penalty]["players"]
+        assert set(players) == titles
+        for player in players.values():
+            assert player["games"] == 13
+            assert player["return_error"] >= 0
+            assert {"rounds", "percentile", "yes_no_soft", "yes_no_hard", "yes_no_conservative"} == set(
+                player["metrics"]
+            )
+            assert len(player["percentile_by_round"]) == 11
+        curve = results[penalty]["return_by_beta_on_validation_scenes"]["ILQL"]
+        assert list(curve) == ["0", "1", "2", "4", "8", "16"]
+        assert set(results[penalty]["advantages"]) == {"highest", "lowest"}
+        assert f"Reward {penalty!r}, 13 dialogues" in report
+        captions = (finished / "transcripts" / f"{penalty}.txt").read_text().split("scene ")[1:]
+        assert len(captions) == 5
+        assert all("\nBC, " in scene and "\nILQL, " in scene for scene in captions)
+    assert len(results["checks"]) == 2
+    assert results["checks"][1]["yes_no"] is not None
+    assert "hard: ILQL asks " in report
+    assert (finished / "pictures.png").stat().st_size > 10_000
+    assert {path.name for path in (finished / "seed-0").iterdir()} == RUNS
+
+
+@pytest.mark.slow
+def test_a_second_call_does_nothing_again(prepared_dialogues, copied, trainings, evaluations):
+    before = results_of(copied)
+    assert command(prepared_dialogues, copied) == 0
+    assert trainings.done == []
+    assert evaluations == []
+    assert results_of(copied) == before
+
+
+@pytest.mark.slow
+def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copied, trainings, evaluations):
+    assert command(prepared_dialogues, copied, methods=("bc", "chai"), rewards=("conservative",)) == 0
+    assert trainings.done == ["chai-conservative"]  # it starts from BC's run
+    assert sorted(split for split, *_ in evaluations if split == "val") == ["val"] * 3  # three numbers of candidates
+    assert "CHAI" in results_of(copied)["conservative"]["players"]
+    assert main(["visual_dialogue", "--out", str(copied), "--folder", str(prepared_dialogues), "--steps", "3"]) == 2
+
+
+@pytest.mark.slow
+def test_interrupted_calls_continue(prepared_dialogues, finished, tmp_path, monkeypatch, capsys):
+    cut, rest = Trainings(stop_after=2), Trainings()
+    monkeypatch.setattr(offline_methods, "run_in_parallel", cut)
+    assert command(prepared_dialogues, tmp_path / "out") == 130
+    assert "the same command continues" in capsys.readouterr().err
+    monkeypatch.setattr(offline_methods, "run_in_parallel", rest)
+    saved, real = [], PlayedDialogues.save
+
+    def save(self, path):
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        saved.append(path)
+        real(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlayedDialogues, "save", save)
+        assert command(prepared_dialogues, tmp_path / "out") == 130
+    assert set(cut.done) | set(rest.done) == RUNS
+    assert len(cut.done) + len(rest.done) == len(RUNS)
+    times = {path: path.stat().st_mtime_ns for path in saved}
+    rest.done.clear()
+    assert command(prepared_dialogues, tmp_path / "out") == 0
+    assert rest.done == []
+    assert {path: path.stat().st_mtime_ns for path in saved} == times
+    assert results_of(tmp_path / "out") == results_of(finished)
+
+
+@pytest.mark.slow
+def test_decodings_are_chosen_on_other_scenes_than_those_of_the_report(prepared_dialogues, copied, evaluations):
+    for path in (copied / "seed-0").rglob("*.json"):
+        if path.name == "choice.json" or path.parent.name == "test":
+            path.unlink()
+    (copied / "random_questions.json").unlink()
+    assert command(prepared_dialogues, copied) == 0
+    assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
+    assert {games for split, _, games in evaluations if split == "val"} == {6}
+    assert len([1 for split, *_ in evaluations if split == "val"]) == 4 * 3 + 6 * 2
+    played = [1 for split, *_ in evaluations if split == "test"]
+    assert len(played) == 1 + len(list((copied / "seed-0").glob("*/test/*.json")))  # each once, and the random player
+    results = results_of(copied)
+    for penalty in ("none", "hard"):
+        for name in ("bc", f"best-30-{penalty}", f"ilql-{penalty}"):
+            choice = json.loads((copied / "seed-0" / name / "choice.json").read_text())
+            allowed = {way: found[penalty] for way, found in choice.items() if way != "greedy, beta 0"}
+            title = METHODS[name.removesuffix(f"-{penalty}")].title
+            (chosen,) = results[penalty]["players"][title]["decodings"]
+            assert allowed[chosen] == max(allowed.values())
+    assert UNGUIDED == "greedy, beta 0"
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+YES_NO = {
+    "none": lambda answer: False,
+    "hard": lambda answer: answer in ("yes", "no"),
+    "conservative": lambda answer: any(part in answer for part in ("not", "n't", "yes", "no", "think so")),
+}
+"""The definitions, as far as the generated answers need them."""
+
+
+@pytest.mark.slow
+def test_the_cross_reward_table_by_a_plain_loop(finished):
+    results = results_of(finished)["cross_rewards"]
+    for trained in ("none", "hard"):
+        for title, run in (("BC", "bc"), ("BC best 30 %", f"best-30-{trained}"), ("ILQL", f"ilql-{trained}")):
+            (way,) = results_of(finished)[trained]["players"][title]["decodings"]
+            name = way.replace(",", "").replace(" ", "_")
+            played = json.loads((finished / "seed-0" / run / "test" / f"{name}.json").read_text())
+            for penalty in ("none", "hard"):
+                returns = []
+                for rounds in played["rounds"]:
+                    total = 1.0 - len(rounds)
+                    for _, answer in rounds:
+                        total -= 2.0 * bool(YES_NO[penalty](answer))
+                    returns.append(total)
+                mean = sum(returns) / 13
+                error = math.sqrt(sum((each - mean) ** 2 for each in returns) / 12 / 13)
+                assert results[title][trained][penalty] == pytest.approx([mean, error])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("penalty", ["none", "soft", "hard", "conservative"])
+def test_returns_and_figures_are_those_of_the_environment(task, tmp_path, penalty):
+    own = VisualDialogueTask(task.folder, penalty=penalty, image=False)
+    policy = task.player("data", 0).policy
+    summary, records = own.evaluate(policy, split="test", games=13, seed=5)
+    play(task, policy, 13, 5, on=("test", 0)).save(tmp_path / "played.json")  # under the reward "none"
+    played = PlayedDialogues.load(tmp_path / "played.json")
+    assert torch.equal(played.returns(penalty), records.returns)
+    found = played.summary(summary.name, task, penalty)
+    for name in ("games", "mean_return", "return_error", "win_rate", "mean_turns", "metrics"):
+        assert getattr(found, name) == getattr(summary, name)
+
+
+@pytest.mark.parametrize("penalty", ["none", "hard"])
+def test_dialogues_of_the_data_are_those_of_its_rows(task, prepared_dialogues, tmp_path, penalty):
+    words = ["--folder", str(prepared_dialogues), "--out", str(tmp_path / "data"), "--penalty", penalty, "--no-image"]
+    assert main(["generate", "visual_dialogue", *words]) == 0
+    data = PlayedDialogues.of_dataset(task, "train", 48)
+    assert torch.equal(data.returns(penalty), row_returns(load_dataset(tmp_path / "data")[:]).float())
+    assert len(PlayedDialogues.of_dataset(task, "train", 7)) == 7
+
+
+def made(*dialogues):
+    """Dialogues of answers; each gains an eighth in every round from 0.5 on."""
+    progress = torch.zeros(len(dialogues), 11)
+    progress[:, 0] = 0.5
+    for place, answers in enumerate(dialogues):
+        progress[place, 1 : 1 + len(answers)] = 0.125
+    return PlayedDialogues(
+        [[Round("is it?", answer) for answer in answers] for answers in dialogues], progress, [True] * len(dialogues)
+    )
+
+
+BC = made(["yes", "red", "no"], ["red", "no"])  # none: -2 -1; hard: -6 -3
+ILQL = made(["red"], ["red", "blue"])  # none and hard: 0 -1
+OTHER = made(["no"], ["no"])  # none: 0 0; hard: -2 -2
+
+
+def compared(penalty):
+    rows = [Row("BC", [BC], ["greedy"], imitates=True), Row("ILQL", [ILQL], ["greedy, beta 1"])]
+    return Comparison(penalty, [*rows, Row("other", [OTHER], imitates=True)], {"ILQL": {"0": [-2.0], "1": [-1.0]}})
+
+
+def test_checks_worked_out_by_hand(task):
+    none, hard = check(compared("none"), task), check(compared("hard"), task)
+    assert (none.imitation, none.mean_return, none.imitation_return) == ("other", -0.5, 0.0)
+    assert not none.beats
+    assert none.yes_no is None
+    # -0.5 ± 0.5 is beside BC's -4.5 ± 1.5 ahead by 4 - 2 sqrt(2.5) = 0.84, beside the other's -2 ± 0 by 1.5 - 1 = 0.5.
+    assert (hard.imitation, hard.two_errors, hard.beats) == ("other", 1.0, True)
+    assert (hard.yes_no, hard.yes_no_of_bc, hard.yes_no_ratio) == (0.0, 1.5, 0.0)
+    assert hard.percentile_gain == pytest.approx(1.5 / 8 - 2.5 / 8)
+    assert hard.percentile_error == pytest.approx(math.hypot(0.0625, 0.0625))
+    assert "beats every imitation" in str(hard)
+    assert "a ratio of 0.00. Its final percentile minus BC's is -0.125 ± 0.088." in str(hard)
+    assert check(Comparison("none", compared("none").rows[:1], {}), task) is None
+
+
+def test_tables_of_several_seeds(task):
+    rows = [Row("BC", [BC, OTHER], ["greedy", "sampled at 1"]), Row("ILQL", [ILQL, ILQL], ["greedy"] * 2)]
+    hard = Comparison("hard", rows, {"ILQL": {"0": [-2.0, -1.0], "1": [-1.0, 0.0]}})
+    summary = rows[0].summary(task, "hard")
+    assert (summary.name, summary.games) == ("BC", 4)  # the seeds have different decodings
+    assert summary.mean_return == pytest.approx((-6 - 3 - 2 - 2) / 4)
+    assert summary.return_error == pytest.approx(1.25)  # of -4.5 and -2
+    assert rows[1].name == "ILQL, greedy"
+    text = format_comparison(hard, task)
+    assert "-4.50, -2.00" in text
+    assert "ILQL, return by beta on validation scenes: 0: -1.50, 1: -0.50" in text
+    players = hard.as_dict(task)["players"]
+    assert players["BC"]["returns_of_seeds"] == [-4.5, -2.0]
+    assert players["BC"]["percentile_by_round"][:3] == pytest.approx([0.5, 0.625, (0.75 * 2 + 0.625 * 2) / 4])
+
+
+def test_the_text_of_the_cross_reward_table(task):
+    both = [compared("none"), compared("hard")]
+    found = cross_rewards(both, task, "BC")["none"]
+    assert found == {"none": pytest.approx((-1.5, 0.5)), "hard": pytest.approx((-4.5, 1.5))}
+    lines = format_cross_rewards(both, task).splitlines()
+    assert lines[1].split("  ")[0] == "player"
+    assert [line.split() for line in lines if line.startswith("ILQL")][1] == (
+        ["ILQL", "hard", *["-0.50", "±", "0.50"] * 2]
+    )
+    assert not any(line.startswith("other") for line in lines)  # it was not trained
+
+
+# -- options and files -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_of_dialogues(tmp_path):
+    path = tmp_path / "played.json"
+    for content in ('{"rounds": [[]], "terminated": [true]}', '{"rounds": [[]], "progress": [[1]], "terminated": [1]}'):
+        path.write_text(content)
+        with pytest.raises(FileError, match=r"holds no played dialogues .*: delete it: the dialogues are played again"):
+            PlayedDialogues.load(path)
+
+
+def test_unknown_methods(tmp_path, capsys):
+    assert main(["visual_dialogue", "--out", str(tmp_path / "out"), "--methods", "bc", "magic"]) == 2
+    assert "methods='magic' is unknown" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_folder_one_is_prepared(tmp_path, monkeypatch):
+    asked = []
+
+    def prepare(options):
+        asked.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare_visual_dialogue, "main", prepare)
+    assert main(["visual_dialogue", "--out", str(tmp_path / "out")]) == 130
+    assert [options.out for options in asked] == [tmp_path / "out" / "prepared"]
+    assert VisualDialogueDemo().folder is None
+
+
+def test_runs_of_one_seed(prepared_dialogues, tmp_path, monkeypatch):
+    found = []
+
+    def stop(runs):
+        found.extend(runs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        importlib.import_module("torchrl_lang.recipes.visual_dialogue_demo.main"), "train_missing", stop
+    )
+    assert command(prepared_dialogues, tmp_path, "--seeds", "2", methods=("ilql", "chai"), rewards=("hard",)) == 130
+    assert [str(run.out.relative_to(tmp_path)) for run in found] == [
+        f"seed-{seed}/{name}" for seed in (0, 1) for name in ("ilql-hard", "chai-hard", "bc")
+    ]
+    assert [run.options["data"].name for run in found] == ["hard", "hard", "none"] * 2
+    assert found[1].options["start"] == found[2].out
+    assert [run.options["seed"] for run in found] == [0] * 3 + [1] * 3
+    images = [load_dataset(tmp_path / "data" / name).rows.get("prefix", None) for name in ("hard", "none")]
+    assert images == [None, None]

@@ -1,0 +1,5 @@
+"""The visual dialogue demo: imitation and ILQL under three rewards, on scenes that nobody was trained on."""
+
+from torchrl_lang.recipes.visual_dialogue_demo.main import VisualDialogueDemo, main
+
+__all__ = ["VisualDialogueDemo", "main"]
