@@ -131,4 +131,6 @@ def read_figures(content: Any) -> Figures:
         TypeError: one is no number.
     """
     values = {field.name: content[field.name] for field in fields(Figures)}
-    return Figures(**{name: value if name in ("comments", "entropy") else float(value) for name, value in values.items()})
+    return Figures(
+        **{name: value if name in ("comments", "entropy") else float(value) for name, value in values.items()}
+    )

@@ -70,7 +70,7 @@ class RedditGames(Options):
 
     def corpus(self) -> Path:
         """Where generated comments are."""
-        return Path(f"reddit-comments-{self.pairs}-{self.corpus_seed}")
+        raise ValueError("Give --folder: `generate reddit` writes generated comments to one beside its dataset.")
 
 
 @with_defaults(batch=1024)
