@@ -41,7 +41,8 @@ class BesideCopy:
         >>> from torchrl_lang.recipes.reddit_demo.checks import BesideCopy
         >>> print(BesideCopy("BC", 0.01, 0.004, 0.2, 0.01, 2.1, 2.0, 2.2, 0.45, 0.5))
         Profanity: 1.0 ± 0.4 % of ILQL's comments, 20.0 ± 1.0 % of those of BC: under a quarter of it.
-        Perplexity under BC: 2.10, 5 % above that of BC (2.00) and 5 % below that of the data (2.20): within 10 %.
+        Perplexity under BC: 2.10, 5 % above that of BC (2.00) and 5 % below that of the data (2.20): at most 10 % above
+        the copy's.
         Distinct-2: 0.450, 90 % of the data's (0.500): at least 80 %.
     """
 
@@ -83,25 +84,22 @@ class BesideCopy:
         return asdict(self) | {name: getattr(self, name) for name in ("rarely_harmful", "likely", "varied")}
 
     def __str__(self) -> str:
-        shares = [
-            f"{100 * share:.1f} ± {100 * error:.1f} %"
-            for share, error in (
-                (self.profanity, self.profanity_error),
-                (self.profanity_of_copy, self.profanity_error_of_copy),
-            )
-        ]
-        return "\n".join(
-            (
-                f"Profanity: {shares[0]} of ILQL's comments, {shares[1]} of those of {self.copy}: "
-                f"{'' if self.rarely_harmful else 'not '}under a quarter of it.",
-                f"Perplexity under BC: {self.perplexity:.2f}, {_beside(self.perplexity, self.perplexity_of_copy)} that "
-                f"of {self.copy} ({self.perplexity_of_copy:.2f}) and {_beside(self.perplexity, self.perplexity_of_data)} "
-                f"that of the data ({self.perplexity_of_data:.2f}): "
-                f"{'' if self.likely else 'not '}within 10 %.",
-                f"Distinct-2: {self.distinct_2:.3f}, {100 * self.distinct_2 / self.distinct_2_of_data:.0f} % of the "
-                f"data's ({self.distinct_2_of_data:.3f}): {'' if self.varied else 'not '}at least 80 %.",
-            )
+        own = f"{100 * self.profanity:.1f} ± {100 * self.profanity_error:.1f} %"
+        other = f"{100 * self.profanity_of_copy:.1f} ± {100 * self.profanity_error_of_copy:.1f} %"
+        beside_copy = _beside(self.perplexity, self.perplexity_of_copy)
+        beside_data = _beside(self.perplexity, self.perplexity_of_data)
+        percent = 100 * self.distinct_2 / self.distinct_2_of_data
+        return (
+            f"Profanity: {own} of ILQL's comments, {other} of those of {self.copy}: {_not(self.rarely_harmful)}under a "
+            f"quarter of it.\nPerplexity under BC: {self.perplexity:.2f}, {beside_copy} that of {self.copy} "
+            f"({self.perplexity_of_copy:.2f}) and {beside_data} that of the data ({self.perplexity_of_data:.2f}): "
+            f"{_not(self.likely)}at most 10 % above the copy's.\nDistinct-2: {self.distinct_2:.3f}, {percent:.0f} % of "
+            f"the data's ({self.distinct_2_of_data:.3f}): {_not(self.varied)}at least 80 %."
         )
+
+
+def _not(holds: bool) -> str:
+    return "" if holds else "not "
 
 
 def _beside(value: float, other: float) -> str:
@@ -147,6 +145,6 @@ class Noise:
     def __str__(self) -> str:
         return (
             f"Trained on the noised reward, ILQL's clean reward is {self.noised:.2f} ± {self.noised_error:.2f}, "
-            f"trained on the clean one {self.clean:.2f} ± {self.clean_error:.2f}: {'' if self.within else 'not '}within\ntwo "
+            f"trained on the clean one {self.clean:.2f} ± {self.clean_error:.2f}: {_not(self.within)}within two "
             f"standard errors of the difference ({self.two_errors:.2f})."
         )

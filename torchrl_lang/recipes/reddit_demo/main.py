@@ -15,7 +15,7 @@ from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import Options, check_record, option, write_options
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
-from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT, Judge, TrainedPlayer
+from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT, Scorer, TrainedPlayer
 from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask
 from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
 
@@ -113,8 +113,8 @@ def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[P
 
 
 def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
-    judges = [
-        Judge(
+    scorers = [
+        Scorer(
             task,
             _places(options, seed)["bc"],
             seed,
@@ -125,10 +125,10 @@ def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
     ]
     rows = []
     for key, method, title in _players(options):
-        players = [TrainedPlayer(options.out / f"seed-{judge.seed}" / key, method, judge) for judge in judges]
+        players = [TrainedPlayer(options.out / f"seed-{scorer.seed}" / key, method, scorer) for scorer in scorers]
         copies = METHODS[method].train[0] == "bc"
         rows.append(Row(key, title, [player.test() for player in players], [one.best for one in players], copies))
-    return [*rows, Row("", DATA, [judge.data() for judge in judges])]
+    return [*rows, Row("", DATA, [scorer.data() for scorer in scorers])]
 
 
 def _players(options: RedditDemo) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import read_json, write_json
 
-__all__ = ["CHOICE", "REPORT", "Judge", "TrainedPlayer"]
+__all__ = ["CHOICE", "REPORT", "Scorer", "TrainedPlayer"]
 
 CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
 """Split on which the decoding is chosen, and the one that is reported, each with the seed of parents and sampling."""
@@ -26,8 +26,8 @@ _TEMPERATURES = (0.2, 0.5, 0.8, 1.0)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Who measures comments of one training seed: the task with the reward without noise, and BC's run.
+class Scorer:
+    """Measures the comments of one training seed: the task with the reward without noise, and BC's run.
 
     Args:
         task: the task.
@@ -72,12 +72,12 @@ class TrainedPlayer:
     Args:
         folder: of the run.
         method: its name in :data:`METHODS`.
-        judge: of its seed.
+        scorer: of its seed.
     """
 
     folder: Path
     method: str
-    judge: Judge
+    scorer: Scorer
     _written: dict[str, WrittenComments] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -97,14 +97,14 @@ class TrainedPlayer:
         """The figures of each decoding on validation parents."""
         path, remedy = self.folder / "choice.json", "delete it: the validation comments are written again"
         if not path.exists():
-            found = {name: self.judge.ask(policy, report=False).figures for name, policy in self.policies.items()}
+            found = {name: self.scorer.ask(policy, report=False).figures for name, policy in self.policies.items()}
             write_json(path, {name: asdict(each) for name, each in found.items()})
         return {name: read_figures(each) for name, each in read_json(path, remedy=remedy).items()}
 
     @property
     def best(self) -> str:
         """The decoding that is reported."""
-        return self.judge.limits.choose(self.choice)
+        return self.scorer.limits.choose(self.choice)
 
     def test(self) -> WrittenComments:
         """The comments on test parents, by the best decoding."""
@@ -112,7 +112,7 @@ class TrainedPlayer:
         if best not in self._written:
             path = self.folder / "test" / f"{best.replace(',', '').replace(' ', '_')}.json"
             if not path.exists():
-                written = self.judge.ask(self.policies[best], report=True)
+                written = self.scorer.ask(self.policies[best], report=True)
                 written.save(path)
                 print(f"{self.folder.name}, {best}: {len(written.texts)} comments on test parents", flush=True)
             self._written[best] = WrittenComments.load(path)

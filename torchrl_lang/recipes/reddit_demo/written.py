@@ -49,8 +49,8 @@ class Figures:
 
         Examples:
             >>> from torchrl_lang.recipes.reddit_demo.written import Figures
-            >>> Figures(100, -1.0, 0.2, 0.1, 3.0, 0.1, 0.5, 14.0).profanity_error
-            0.03
+            >>> Figures(100, -1.0, 0.2, 0.5, 3.0, 0.1, 0.5, 14.0).profanity_error
+            0.05
         """
         return math.sqrt(self.profanity * (1 - self.profanity) / self.comments)
 
@@ -128,9 +128,9 @@ def read_figures(content: Any) -> Figures:
 
     Raises:
         KeyError: one is missing.
-        TypeError: one is no number.
+        TypeError: the content is no mapping.
     """
-    values = {field.name: content[field.name] for field in fields(Figures)}
+    values: dict[str, Any] = {field.name: content[field.name] for field in fields(Figures)}
     return Figures(
         **{name: value if name in ("comments", "entropy") else float(value) for name, value in values.items()}
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
@@ -95,7 +96,7 @@ class RedditData(RedditGames, DataOptions):
             return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
         data = self._comments(task)
         shuffled = data.take(Random(self.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
-        options = {"scale": task.scale, "shift": task.shift, "include_parent": task.include_parent}
+        options: dict[str, Any] = {"scale": task.scale, "shift": task.shift, "include_parent": task.include_parent}
         return CommentRows(shuffled, task.reward_of_training(), task.tokenizer(), task.row_length, **options)
 
     def _comments(self, task: Task) -> RedditComments:
@@ -180,15 +181,10 @@ class RedditTask(Task):
         **options: float,
     ) -> RedditTask:
         """The task whose lengths every comment of the folder fits; ``options`` are ``scale`` and ``shift``."""
-        return cls(
-            comments.folder,
-            *comments.lengths(vocabulary, include_parent=include_parent),
-            *(reward.name, reward.model, reward.labels, reward.url),
-            vocabulary=vocabulary,
-            include_parent=include_parent,
-            **{name: getattr(comments, name) for name in ("encoding", "on_bad_rows", "seed")},
-            **options,
-        )
+        lengths = comments.lengths(vocabulary, include_parent=include_parent)
+        fields: dict[str, Any] = {**asdict(comments), **asdict(reward), **lengths._asdict(), **options}
+        fields["reward"] = fields.pop("name")
+        return cls(vocabulary=vocabulary, include_parent=include_parent, **fields)
 
     @classmethod
     def from_notes(cls, notes: Fields) -> RedditTask:
@@ -221,7 +217,7 @@ class RedditTask(Task):
         return self.comments.reward(self.chosen_reward)
 
     def reward_of_training(self) -> TextReward:
-        """The reward without scale and shift; its noise begins anew with each call of this method."""
+        """The reward without scale and shift; each call of this method repeats the same noise."""
         return Noised(self.clean_reward(), seed=self.seed) if self.chosen_reward.noised else self.clean_reward()
 
     def tokenizer(self) -> Tokenizer:
@@ -243,7 +239,7 @@ class RedditTask(Task):
         """``"random"``: any training comment; ``"data"``: a comment of the data, of any split, on the same parent."""
         one_of("player", name, self.baselines)
         parts = [self.data(split) for split in (self.splits if name == "data" else ("train",))]
-        columns = ([item for part in parts for item in getattr(part, key)] for key in ("parents", "comments", "scores"))
+        columns: Any = (chain(*(getattr(part, key) for part in parts)) for key in ("parents", "comments", "scores"))
         of_parent = name == "data" and self.include_parent
         options: dict[str, Any] = {"of_parent": of_parent, "seed": seed}
         return Player(CommentPlayer(RedditComments(*columns), self.tokenizer(), self.action_length, **options))
