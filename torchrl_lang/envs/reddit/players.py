@@ -33,13 +33,14 @@ class CommentPlayer(TensorDictModuleBase):
         ValueError: on calls, a comment does not fit an action, or with ``of_parent`` a parent has none.
 
     Examples:
+        >>> import torch
         >>> from torchrl_lang.data import CharTokenizer
         >>> from torchrl_lang.envs.reddit import CommentPlayer, RedditComments, RedditEnv
         >>> data = RedditComments(["a", "b"], ["ab", "ba"], [1, 1])
         >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> env = RedditEnv(data, lambda texts: [0.0] * len(texts), tokenizer, row_length=9, action_length=3)
         >>> player = CommentPlayer(data, tokenizer, 3, of_parent=True, seed=0)
-        >>> tokenizer.decode(player(env.reset(game_seed=1))["action"][0])
+        >>> tokenizer.decode(player(env.reset(game_seed=torch.tensor([1])))["action"][0])
         'ba</a>'
     """
 

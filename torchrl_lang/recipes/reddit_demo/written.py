@@ -131,6 +131,4 @@ def read_figures(content: Any) -> Figures:
         TypeError: the content is no mapping.
     """
     values: dict[str, Any] = {field.name: content[field.name] for field in fields(Figures)}
-    return Figures(
-        **{name: value if name in ("comments", "entropy") else float(value) for name, value in values.items()}
-    )
+    return Figures(**values)
