@@ -46,7 +46,7 @@ def train(recipe, data, out, *more):
 def test_list_names_every_recipe(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    named = ("generate wordle", "train bc", "train ilql", "play wordle", "demo", "textworld")
+    named = ("generate wordle", "train bc", "train ilql", "play wordle", "demo", "textworld", "visual_dialogue: Visual")
     assert all(name in out for name in named)
 
 

@@ -38,9 +38,9 @@ from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder
 from torchrl_lang.schema import TERMINATED
 from torchrl_lang.storage import Fields
 
-__all__ = ["YES_NO", "VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
+__all__ = ["VisualDialogueData", "VisualDialoguePlay", "VisualDialogueTask", "rounds_of"]
 
-YES_NO: tuple[Penalty, ...] = ("soft", "hard", "conservative")
+_DEFINITIONS: tuple[Penalty, ...] = ("soft", "hard", "conservative")
 """Of yes-or-no answers, whose shares an evaluation shows."""
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1200, "eval_every": 600, "eval_games": 200}
@@ -222,7 +222,7 @@ class VisualDialogueTask(Task):
             "rounds": lambda records: torch.tensor([float(len(each)) for each in rounds]),
             final: lambda records: percentiles_by_round(_progress(records))[:, -1],
         }
-        for kind in YES_NO:
+        for kind in _DEFINITIONS:
             metrics[f"yes_no_{kind}"] = partial(_yes_no, rounds, kind)
         return summarize(records, name=name, won=self.won, metrics=metrics)
 

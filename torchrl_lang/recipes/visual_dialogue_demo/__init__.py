@@ -1,4 +1,4 @@
-"""The visual dialogue demo: imitation and ILQL under three rewards, on scenes that nobody was trained on."""
+"""The visual dialogue demo: imitation and ILQL under three rewards, on scenes without training dialogues."""
 
 from torchrl_lang.recipes.visual_dialogue_demo.main import VisualDialogueDemo, main
 

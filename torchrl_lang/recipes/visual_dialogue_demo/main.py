@@ -40,14 +40,14 @@ _IMITATIONS = [name for name, method in METHODS.items() if method.train[0] == "b
 
 @dataclass(frozen=True, kw_only=True)
 class VisualDialogueDemo(Options):
-    """Visual dialogue: BC and ILQL under three rewards on scenes nobody was trained on, in forty minutes."""
+    """Visual dialogue: BC and ILQL under three rewards, a table on test scenes for each, in half an hour."""
 
     out: Path = option(Path("runs/visual_dialogue"), "folder of all results; the same command continues")
     folder: Path | None = option(None, "folder that `prepare visual_dialogue` filled; none: prepare one in --out")
     rewards: tuple[Penalty, ...] = option(("none", "hard", "conservative"), "rewards to train and to evaluate on")
     methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
     seeds: int = option(1, "training seeds, from 0 on", at_least=1)
-    steps: int = option(3000, "training steps of each run", at_least=1)
+    steps: int = option(VisualDialogueTask.presets["bc"]["steps"], "training steps of each run", at_least=1)
     eval_every: int | None = option(
         None, "steps between checkpoints, the best of which plays; none: one after the last step", at_least=1
     )

@@ -30,7 +30,7 @@ def _draw_percentiles(axes: Any, comparison: Comparison) -> None:
         values = row.percentiles()
         style = "-" if row.decodings else "--"
         axes.plot(range(len(values)), values, style, linewidth=1.5, label=row.name)
-    axes.set(xlabel="round", title=f"percentile by round, trained on {comparison.penalty!r}")
+    axes.set(xlabel="round", title=f"percentile by round, reward {comparison.penalty!r}")
     tidy(axes)
 
 
