@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.recipes import offline_methods
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
@@ -24,14 +27,14 @@ from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import FileError
 
-SIZES = {"pairs": 300, "steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-comments": 6, "comments": 12}
+SIZES = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-comments": 6, "comments": 12}
 RUNS = {"bc", "best-10", "best-scores", "ilql", "ilql-noised"}
 TITLES = {"BC", "BC best 10 %", "BC best 10 % by scores", "ILQL", "ILQL, noised reward", DATA}
 
 
-def command(out, *more, methods=("bc", "best-10", "ilql")):
+def command(home, out, *more, methods=("bc", "best-10", "ilql")):
     sizes = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
-    return main(["reddit", "--out", str(out), "--methods", *methods, *sizes, *more])
+    return main(["reddit", "--out", str(out), "--folder", str(home), "--methods", *methods, *sizes, *more])
 
 
 class Trainings:
@@ -70,19 +73,26 @@ def evaluations(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def home(tmp_path_factory):
+    """A folder of 300 comments."""
+    folder = tmp_path_factory.mktemp("reddit") / "comments"
+    generate_reddit_comments(folder, 300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(home, tmp_path_factory):
     """A demo from end to end; tests must not write into it."""
     pytest.importorskip("profanity_check", reason="needs the extra reddit")
     out = tmp_path_factory.mktemp("demo") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offline_methods, "run_in_parallel", Trainings())
-        assert command(out) == 0
+        assert command(home, out) == 0
     return out
 
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """A copy, whose files refer to the comments of the original."""
     return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
@@ -152,7 +162,7 @@ def test_figures_by_plain_loops(finished):
         rewards = [-5.0 * level for level in levels]
         mean = sum(rewards) / 12
         words = [text.split() for text in written["texts"]]
-        pairs = [pair for each in words for pair in zip(each, each[1:], strict=False)]
+        pairs = [pair for each in words for pair in pairwise(each)]
         found = results[title]
         assert found["mean_reward"] == pytest.approx(mean)
         assert found["reward_error"] == pytest.approx(math.sqrt(sum((r - mean) ** 2 for r in rewards) / 11 / 12))
@@ -182,19 +192,19 @@ def test_perplexity_of_the_data_by_a_plain_loop(finished):
 
 
 @pytest.mark.slow
-def test_a_second_call_does_nothing_again(finished, trainings, evaluations):
+def test_a_second_call_does_nothing_again(home, finished, trainings, evaluations):
     before = results_of(finished)
-    assert command(finished) == 0
+    assert command(home, finished) == 0
     assert trainings.done == []
     assert evaluations == []
     assert results_of(finished) == before
 
 
 @pytest.mark.slow
-def test_interrupted_calls_continue(finished, tmp_path, monkeypatch, capsys):
+def test_interrupted_calls_continue(home, finished, tmp_path, monkeypatch, capsys):
     cut, rest = Trainings(stop_after=2), Trainings()
     monkeypatch.setattr(offline_methods, "run_in_parallel", cut)
-    assert command(tmp_path / "out") == 130
+    assert command(home, tmp_path / "out") == 130
     assert "the same command continues" in capsys.readouterr().err
     monkeypatch.setattr(offline_methods, "run_in_parallel", rest)
     saved, real = [], WrittenComments.save
@@ -207,22 +217,22 @@ def test_interrupted_calls_continue(finished, tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(WrittenComments, "save", save)
-        assert command(tmp_path / "out") == 130
+        assert command(home, tmp_path / "out") == 130
     assert set(cut.done) | set(rest.done) == RUNS
     assert len(cut.done) + len(rest.done) == len(RUNS)
     times = {path: path.stat().st_mtime_ns for path in saved}
-    assert command(tmp_path / "out") == 0
+    assert command(home, tmp_path / "out") == 0
     assert len(rest.done) == len(RUNS) - 2
     assert {path: path.stat().st_mtime_ns for path in saved} == times
     assert results_of(tmp_path / "out")["players"] == results_of(finished)["players"]
 
 
 @pytest.mark.slow
-def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(copied, trainings, evaluations):
+def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, copied, trainings, evaluations):
     for path in (copied / "seed-0").rglob("*.json"):
         if path.name == "choice.json" or path.parent.name == "test":
             path.unlink()
-    assert command(copied) == 0
+    assert command(home, copied) == 0
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
     assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
     assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 5 * 5
@@ -240,15 +250,28 @@ def of_bc(out):
 
 
 @pytest.mark.slow
-def test_other_methods_by_name(copied, trainings, capsys):
-    assert command(copied, methods=("awac",)) == 0
+def test_other_methods_by_name(home, copied, trainings, capsys):
+    assert command(home, copied, methods=("awac",)) == 0
     assert trainings.done == ["awac"]
     assert set(results_of(copied)["players"]) == {"BC", "AWAC", DATA}  # BC measures perplexity
     assert results_of(copied)["checks"] == []
-    assert main(["reddit", "--out", str(copied), "--steps", "3"]) == 2
+    assert command(home, copied, "--steps", "3") == 2
     assert "holds a run with other options" in capsys.readouterr().err
     assert main(["reddit", "--out", str(copied), "--methods", "magic"]) == 2
     assert "methods='magic' is unknown" in capsys.readouterr().err
+
+
+def test_comments_are_generated_once(tmp_path, monkeypatch):
+    pytest.importorskip("profanity_check", reason="needs the extra reddit")
+
+    def stop(runs):
+        assert {run.out.name for run in runs} == {*RUNS, "best-30"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
+    for _ in range(2):
+        assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
+    assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150
 
 
 # -- figures, worked out by hand --------------------------------------------------------------------------------------
@@ -308,7 +331,7 @@ def test_both_copies_are_named(tmp_path):
     assert (second.copy, second.rarely_harmful) == ("best-scores", True)
     assert noise.noised == -2.5
     assert [each.copy for each in checks([rows[0], rows[3], rows[5]])] == ["bc"]
-    assert checks(rows[:3]) == []
+    assert checks([*rows[:3], rows[5]]) == []
     text = format_report(rows, comments=100)
     assert "20.0 ± 4.0 %" in text
     assert len(set(map(len, text.splitlines()[2:9]))) == 1  # columns are aligned
