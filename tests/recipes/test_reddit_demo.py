@@ -241,7 +241,9 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
         choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())
         figures = {name: Figures(**each) for name, each in choice.items()}
         assert any(name.startswith("greedy") for name in figures)
-        assert results_of(copied)["players"][title]["decodings"] == [limits.choose(figures)]
+        (chosen,) = results_of(copied)["players"][title]["decodings"]
+        assert chosen == limits.choose(figures)
+        assert results_of(copied)["players"][title]["keeps_limits"] == (limits.excess(figures[chosen]) <= 1)
 
 
 def of_bc(out):
@@ -335,6 +337,9 @@ def test_both_copies_are_named(tmp_path):
     text = format_report(rows, comments=100)
     assert "20.0 ± 4.0 %" in text
     assert len(set(map(len, text.splitlines()[2:9]))) == 1  # columns are aligned
+    assert "No decoding keeps them" not in text
+    rows[2] = replace(rows[2], keeps_limits=False)
+    assert "No decoding keeps them of: best-scores." in format_report(rows, comments=100)
     write_side_by_side(tmp_path / "side.txt", rows, parents=1)
     blocks = (tmp_path / "side.txt").read_text().strip().splitlines()
     assert blocks[0] == "parent: a parent"

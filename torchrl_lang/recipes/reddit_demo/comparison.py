@@ -29,6 +29,8 @@ class Row:
     """Of each training seed; none for a player that was not trained."""
     copies: bool = False
     """Whether it copies the data or a part of them."""
+    keeps_limits: bool = True
+    """Whether the decodings of all seeds keep the limits of the choice."""
 
     @property
     def name(self) -> str:
@@ -44,7 +46,7 @@ class Row:
         """All figures, for JSON."""
         seeds = [asdict(each.figures) for each in self.written]
         own = asdict(self.figures) | {"profanity_error": self.figures.profanity_error}
-        return {**own, "decodings": list(self.decodings), "seeds": seeds}
+        return {**own, "decodings": list(self.decodings), "keeps_limits": self.keeps_limits, "seeds": seeds}
 
 
 def _row(rows: Sequence[Row], key: str) -> Row | None:
@@ -94,7 +96,9 @@ def format_report(rows: Sequence[Row], *, comments: int) -> str:
         texts.append("  ".join([name.ljust(first), *map(str.rjust, cells, others)]))
     head = f"{comments} comments on test parents for each training seed, reward without noise; perplexity under BC"
     table = "\n".join([head, "", texts[0], "-" * len(texts[0]), *texts[1:]])
-    return "\n\n".join([table, RULE, *map(str, checks(rows))])
+    outside = ", ".join(row.title for row in rows if not row.keeps_limits)
+    rule = f"{RULE} No decoding keeps them of: {outside}." if outside else RULE
+    return "\n\n".join([table, rule, *map(str, checks(rows))])
 
 
 def write_side_by_side(path: Path, rows: Sequence[Row], *, parents: int = 20) -> None:

@@ -126,8 +126,9 @@ def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
     rows = []
     for key, method, title in _players(options):
         players = [TrainedPlayer(options.out / f"seed-{scorer.seed}" / key, method, scorer) for scorer in scorers]
-        copies = METHODS[method].train[0] == "bc"
-        rows.append(Row(key, title, [player.test() for player in players], [one.best for one in players], copies))
+        written, best = [player.test() for player in players], [player.best for player in players]
+        copies, kept = METHODS[method].train[0] == "bc", all(player.keeps_limits for player in players)
+        rows.append(Row(key, title, written, best, copies=copies, keeps_limits=kept))
     return [*rows, Row("", DATA, [scorer.data() for scorer in scorers])]
 
 

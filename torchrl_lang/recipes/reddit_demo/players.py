@@ -106,6 +106,11 @@ class TrainedPlayer:
         """The decoding that is reported."""
         return self.scorer.limits.choose(self.choice)
 
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether that decoding keeps the limits."""
+        return self.scorer.limits.excess(self.choice[self.best]) <= 1
+
     def test(self) -> WrittenComments:
         """The comments on test parents, by the best decoding."""
         best = self.best
