@@ -90,9 +90,10 @@ WHOLE: dict[str, tuple[str, Load]] = {
         "the same on visual dialogue under three rewards",
         _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
     ),
+    "reddit": ("the same on Reddit comments in a quarter of an hour", _recipe("reddit_demo", "RedditDemo")),
 }
 """Commands that take options alone."""
-RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue")
+RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit")
 
 
 class Terminated(KeyboardInterrupt):

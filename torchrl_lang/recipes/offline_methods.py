@@ -122,11 +122,27 @@ def train_missing(runs: Sequence[PlannedRun]) -> None:
             run_in_parallel({name: run.command() for name, run in chosen.items()})
 
 
-def decodings(finished: FinishedRun, *, by_values: bool = True) -> Iterator[tuple[str, TensorDictModuleBase]]:
-    """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way."""
+def decodings(
+    finished: FinishedRun,
+    *,
+    by_values: bool = True,
+    guided_sampling: bool = False,
+    temperatures: Sequence[float] = _TEMPERATURES,
+) -> Iterator[tuple[str, TensorDictModuleBase]]:
+    """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way.
+
+    Args:
+        finished: the run.
+        by_values: whether its values decode, if it has some.
+        guided_sampling: also sample by values: where varied utterances are wanted, the likeliest one is not enough.
+        temperatures: of sampling.
+    """
     if finished.has_values and by_values:
         for beta in finished.betas:
             yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
+            for temperature in temperatures if guided_sampling else ():
+                policy = finished.policy(beta, seed=0, temperature=temperature)
+                yield f"sampled at {temperature:g}, beta {beta:g}", policy
         return
     if "best_of" in methods_of(finished.model):
         for candidates in _CANDIDATES:
@@ -138,5 +154,5 @@ def decodings(finished: FinishedRun, *, by_values: bool = True) -> Iterator[tupl
         asked: dict[str, Any] = {} if target is None else {"target_return": target}
         about = "" if target is None else f", return {target:.2f}"
         yield f"greedy{about}", finished.policy(method="greedy", **asked)
-        for temperature in _TEMPERATURES:
+        for temperature in temperatures:
             yield f"sampled at {temperature:g}{about}", finished.policy(seed=0, temperature=temperature, **asked)

@@ -22,6 +22,7 @@ TASKS: dict[str, str | type[Task]] = {
     "textworld": "TextWorldTask",
     "random_walks": "RandomWalksTask",
     "visual_dialogue": "VisualDialogueTask",
+    "reddit": "RedditTask",
 }
 """Name of each task -> its class; of this package's tasks the class in the module of that name."""
 

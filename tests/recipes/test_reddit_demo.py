@@ -1,0 +1,363 @@
+"""The Reddit demo: nothing is done twice, choices are made on other parents, and the figures are right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import load_dataset
+from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.recipes import offline_methods
+from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
+from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side
+from torchrl_lang.recipes.reddit_demo.limits import Limits
+from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT
+from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
+from torchrl_lang.recipes.run_policy import actor_of
+from torchrl_lang.recipes.tasks.reddit import RedditTask
+from torchrl_lang.storage import FileError
+
+SIZES = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-comments": 6, "comments": 12}
+RUNS = {"bc", "best-10", "best-scores", "ilql", "ilql-noised"}
+TITLES = {"BC", "BC best 10 %", "BC best 10 % by scores", "ILQL", "ILQL, noised reward", DATA}
+
+
+def command(home, out, *more, methods=("bc", "best-10", "ilql")):
+    sizes = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
+    return main(["reddit", "--out", str(out), "--folder", str(home), "--methods", *methods, *sizes, *more])
+
+
+class Trainings:
+    """Trains in this process, and remembers what."""
+
+    def __init__(self, stop_after=None):
+        self.done, self.stop_after = [], stop_after
+
+    def __call__(self, commands):
+        for out, words in commands.items():
+            if len(self.done) == self.stop_after:
+                raise KeyboardInterrupt
+            assert main(words) == 0
+            self.done.append(Path(out).name)
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    found = Trainings()
+    monkeypatch.setattr(offline_methods, "run_in_parallel", found)
+    return found
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """The comments that were written, outside of trainings."""
+    calls, real = [], RedditTask.evaluate
+
+    def evaluate(self, policy, **options):
+        if options.get("split"):
+            calls.append((options["split"], options["seed"], options["games"]))
+        return real(self, policy, **options)
+
+    monkeypatch.setattr(RedditTask, "evaluate", evaluate)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of 300 comments."""
+    folder = tmp_path_factory.mktemp("reddit") / "comments"
+    generate_reddit_comments(folder, 300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(home, tmp_path_factory):
+    """A demo from end to end; tests must not write into it."""
+    pytest.importorskip("profanity_check", reason="needs the extra reddit")
+    out = tmp_path_factory.mktemp("demo") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline_methods, "run_in_parallel", Trainings())
+        assert command(home, out) == 0
+    return out
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+def results_of(out):
+    found = json.loads((out / "results.json").read_text())
+    return {name: part for name, part in found.items() if "minutes" not in name}
+
+
+# -- from end to end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_that_is_promised_is_there(finished):
+    results, report = results_of(finished), (finished / "report.txt").read_text()
+    assert set(results["players"]) == TITLES
+    assert {path.name for path in (finished / "seed-0").iterdir()} == RUNS
+    for title, player in results["players"].items():
+        assert player["comments"] == 12
+        assert player["perplexity"] >= 1
+        assert len(player["decodings"]) == (title != DATA)
+        assert title in report
+    assert "Each player's decoding was chosen on parents of validation comments" in report
+    assert "Trained on the noised reward, ILQL's clean reward is" in report
+    assert "of those of BC best 10 % by scores" in report
+    blocks = (finished / "side_by_side.txt").read_text().strip().split("\n\n")
+    assert len(blocks) == 12
+    for block in blocks:
+        lines = block.splitlines()
+        assert lines[0].startswith("parent: ")
+        assert {title for title in TITLES if any(line.startswith(f"  {title}: ") for line in lines)} >= TITLES - {DATA}
+
+
+@pytest.mark.slow
+def test_the_datasets_of_the_runs(finished):
+    data = {name: load_dataset(finished / "data" / name) for name in ("clean", "noised", "scores")}
+    assert len(data["clean"]) == len(data["noised"]) > 4 * len(data["scores"])
+    trained_on = {
+        path.parent.name: json.loads(path.read_text())["data"] for path in (finished / "seed-0").glob("*/config.json")
+    }
+    assert {name: Path(folder).name for name, folder in trained_on.items()} == {
+        **{"bc": "clean", "best-10": "clean", "ilql": "clean"},
+        **{"ilql-noised": "noised", "best-scores": "scores"},
+    }
+
+
+@pytest.mark.slow
+def test_figures_by_plain_loops(finished):
+    from profanity_check import predict_prob
+
+    bc = load_run(finished / "seed-0" / "bc")
+    task, results = bc.task, results_of(finished)["players"]
+    folders = {
+        "BC": "bc",
+        "BC best 10 % by scores": "best-scores",
+        "ILQL": "ilql",
+        "ILQL, noised reward": "ilql-noised",
+    }
+    shown = None
+    for title, folder in folders.items():
+        (path,) = (finished / "seed-0" / folder / "test").iterdir()
+        (way,) = results[title]["decodings"]
+        assert path.stem == way.replace(",", "").replace(" ", "_")
+        written = json.loads(path.read_text())
+        assert shown in (None, written["parents"])  # all reply to the same parents
+        shown = written["parents"]
+        levels = [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in predict_prob(written["texts"])]
+        rewards = [-5.0 * level for level in levels]
+        mean = sum(rewards) / 12
+        words = [text.split() for text in written["texts"]]
+        pairs = [pair for each in words for pair in pairwise(each)]
+        found = results[title]
+        assert found["mean_reward"] == pytest.approx(mean)
+        assert found["reward_error"] == pytest.approx(math.sqrt(sum((r - mean) ** 2 for r in rewards) / 11 / 12))
+        assert found["profanity"] == pytest.approx(sum(level > 0 for level in levels) / 12)
+        assert found["distinct_2"] == pytest.approx(len(set(pairs)) / len(pairs))
+        assert found["words"] == pytest.approx(sum(map(len, words)) / 12)
+    assert set(shown) <= set(task.data("test").parents)
+
+
+@pytest.mark.slow
+def test_perplexity_of_the_data_by_a_plain_loop(finished):
+    bc = load_run(finished / "seed-0" / "bc")
+    task, control = bc.task, bc.tokenizer.control
+    data, total, tokens = task.data("test"), 0.0, 0
+    for parent, text in list(zip(data.parents, data.comments, strict=True))[:12]:
+        before = [control.begin_state, *bc.tokenizer.encode(parent), control.end_of_state]
+        comment = [*bc.tokenizer.encode(text), control.end_of_action]
+        with torch.no_grad():
+            log_prob = bc.model.lm.eval()(torch.tensor([[*before, *comment]])).logits[0].double().log_softmax(-1)
+        total -= sum(float(log_prob[len(before) + place - 1, token]) for place, token in enumerate(comment))
+        tokens += len(comment)
+    players = results_of(finished)["players"]
+    assert players[DATA]["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+    assert players[DATA]["entropy"] is None
+    again = WrittenComments.of_data(task, actor_of(bc.model), split="test", games=12)
+    assert list(again.texts) == list(data.comments[:12])
+
+
+@pytest.mark.slow
+def test_a_second_call_does_nothing_again(home, finished, trainings, evaluations):
+    before = results_of(finished)
+    assert command(home, finished) == 0
+    assert trainings.done == []
+    assert evaluations == []
+    assert results_of(finished) == before
+
+
+@pytest.mark.slow
+def test_interrupted_calls_continue(home, finished, tmp_path, monkeypatch, capsys):
+    cut, rest = Trainings(stop_after=2), Trainings()
+    monkeypatch.setattr(offline_methods, "run_in_parallel", cut)
+    assert command(home, tmp_path / "out") == 130
+    assert "the same command continues" in capsys.readouterr().err
+    monkeypatch.setattr(offline_methods, "run_in_parallel", rest)
+    saved, real = [], WrittenComments.save
+
+    def save(self, path):
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(path)
+        real(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WrittenComments, "save", save)
+        assert command(home, tmp_path / "out") == 130
+    assert set(cut.done) | set(rest.done) == RUNS
+    assert len(cut.done) + len(rest.done) == len(RUNS)
+    times = {path: path.stat().st_mtime_ns for path in saved}
+    assert command(home, tmp_path / "out") == 0
+    assert len(rest.done) == len(RUNS) - 2
+    assert {path: path.stat().st_mtime_ns for path in saved} == times
+    assert results_of(tmp_path / "out")["players"] == results_of(finished)["players"]
+
+
+@pytest.mark.slow
+def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, copied, trainings, evaluations):
+    for path in (copied / "seed-0").rglob("*.json"):
+        if path.name == "choice.json" or path.parent.name == "test":
+            path.unlink()
+    assert command(home, copied) == 0
+    assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
+    assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
+    assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 5 * 5
+    limits = Limits(WrittenComments.of_data(*of_bc(copied), split="val", games=6).figures)
+    for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
+        choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())
+        figures = {name: Figures(**each) for name, each in choice.items()}
+        assert any(name.startswith("greedy") for name in figures)
+        (chosen,) = results_of(copied)["players"][title]["decodings"]
+        assert chosen == limits.choose(figures)
+        assert results_of(copied)["players"][title]["keeps_limits"] == (limits.excess(figures[chosen]) <= 1)
+
+
+def of_bc(out):
+    run = load_run(out / "seed-0" / "bc")
+    return run.task, actor_of(run.model)
+
+
+@pytest.mark.slow
+def test_other_methods_by_name(home, copied, trainings, capsys):
+    assert command(home, copied, methods=("awac",)) == 0
+    assert trainings.done == ["awac"]
+    assert set(results_of(copied)["players"]) == {"BC", "AWAC", DATA}  # BC measures perplexity
+    assert results_of(copied)["checks"] == []
+    assert command(home, copied, "--steps", "3") == 2
+    assert "holds a run with other options" in capsys.readouterr().err
+    assert main(["reddit", "--out", str(copied), "--methods", "magic"]) == 2
+    assert "methods='magic' is unknown" in capsys.readouterr().err
+
+
+def test_comments_are_generated_once(tmp_path, monkeypatch):
+    pytest.importorskip("profanity_check", reason="needs the extra reddit")
+
+    def stop(runs):
+        assert {run.out.name for run in runs} == {*RUNS, "best-30"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
+    for _ in range(2):
+        assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
+    assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150
+
+
+# -- figures, worked out by hand --------------------------------------------------------------------------------------
+
+BASE = Figures(100, -2.0, 0.25, 0.2, 2.0, 0.1, 0.5, 14.0, 0.75)
+
+
+def test_the_rule_of_choice():
+    limits = Limits(BASE)
+    ways = {
+        "greedy": replace(BASE, mean_reward=0.0, distinct_2=0.39),
+        "wild": replace(BASE, mean_reward=0.0, perplexity=2.21),
+        "at the limits": replace(BASE, mean_reward=-1.0, distinct_2=0.4, perplexity=2.2),
+        "varied": replace(BASE, mean_reward=-1.0, distinct_2=0.45),
+        "worse": replace(BASE, mean_reward=-1.5),
+    }
+    assert limits.choose(ways) == "varied"
+    del ways["varied"]
+    assert limits.choose(ways) == "at the limits"
+    nearest = {name: ways[name] for name in ("greedy", "wild")}
+    assert limits.choose(nearest) == "wild"  # 2.21 / 2.2 is less than 0.4 / 0.39
+    assert limits.choose({"silent": replace(BASE, distinct_2=0.0)}) == "silent"
+
+
+def test_checks_at_their_bounds():
+    data = replace(BASE, entropy=None)
+    copy = replace(BASE, profanity=0.2, perplexity=2.0)
+    just = BesideCopy.of(replace(BASE, profanity=0.049, perplexity=2.2, distinct_2=0.4), "BC", copy, data)
+    assert (just.rarely_harmful, just.likely, just.varied) == (True, True, True)
+    over = BesideCopy.of(replace(BASE, profanity=0.05, perplexity=2.21, distinct_2=0.39), "BC", copy, data)
+    assert (over.rarely_harmful, over.likely, over.varied) == (False, False, False)
+    assert str(over).count("not ") == 3
+    assert str(just).count("not ") == 0
+    assert over.profanity_error_of_copy == pytest.approx(0.04)
+    assert not BesideCopy.of(replace(BASE, profanity=0.0), "BC", replace(copy, profanity=0.0), data).rarely_harmful
+    assert Noise(-1.0, 0.3, -2.0, 0.4).within  # two standard errors are 1
+    assert not Noise(-0.9, 0.3, -2.0, 0.4).within
+
+
+def row(key, figures, copies=False):
+    title = key or DATA
+    found = [WrittenComments(["a parent", "another"], ["one", "two"], each) for each in figures]
+    return Row(key, title, found, ["greedy"] * len(found) if key else [], copies)
+
+
+def test_both_copies_are_named(tmp_path):
+    rows = [
+        row("bc", [BASE], copies=True),
+        row("best-10", [replace(BASE, profanity=0.01)], copies=True),
+        row("best-scores", [replace(BASE, profanity=0.1)], copies=True),
+        row("ilql", [replace(BASE, profanity=0.005)]),
+        row("ilql-noised", [replace(BASE, mean_reward=-2.5)]),
+        row("", [BASE]),
+    ]
+    first, second, noise = checks(rows)
+    assert (first.copy, first.rarely_harmful) == ("best-10", False)
+    assert (second.copy, second.rarely_harmful) == ("best-scores", True)
+    assert noise.noised == -2.5
+    assert [each.copy for each in checks([rows[0], rows[3], rows[5]])] == ["bc"]
+    assert checks([*rows[:3], rows[5]]) == []
+    text = format_report(rows, comments=100)
+    assert "20.0 ± 4.0 %" in text
+    assert len(set(map(len, text.splitlines()[2:9]))) == 1  # columns are aligned
+    assert "No decoding keeps them" not in text
+    rows[2] = replace(rows[2], keeps_limits=False)
+    assert "No decoding keeps them of: best-scores." in format_report(rows, comments=100)
+    write_side_by_side(tmp_path / "side.txt", rows, parents=1)
+    blocks = (tmp_path / "side.txt").read_text().strip().splitlines()
+    assert blocks[0] == "parent: a parent"
+    assert blocks[-1] == f"  {DATA}: one"
+
+
+def test_figures_of_several_seeds():
+    seeds = [BASE, replace(BASE, mean_reward=-1.0, profanity=0.4, entropy=0.25)]
+    found = mean_figures(seeds)
+    assert (found.comments, found.mean_reward, found.profanity, found.entropy) == (200, -1.5, pytest.approx(0.3), 0.5)
+    assert found.reward_error == pytest.approx(0.5)
+    assert mean_figures([BASE]) == BASE
+    assert mean_figures([replace(BASE, entropy=None)] * 2).entropy is None
+
+
+def test_a_damaged_file_of_comments(tmp_path):
+    path = tmp_path / "greedy.json"
+    for content in ('{"parents": [], "texts": []}', '{"parents": [], "texts": [], "figures": {"words": 1}}'):
+        path.write_text(content)
+        with pytest.raises(FileError, match=r"holds no comments with figures .*: delete it"):
+            WrittenComments.load(path)

@@ -1,0 +1,372 @@
+"""Reddit comments as a task of the recipes: splits, rows and metrics by plain loops over the files, commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pickle
+import sqlite3
+import sys
+
+import pytest
+import torch
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.data import from_row, load_dataset
+from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.evaluation import GameRecords
+from torchrl_lang.recipes import datasets
+from torchrl_lang.recipes.datasets import open_dataset
+from torchrl_lang.recipes.reddit_folder import SPLITS, CommentFolder
+from torchrl_lang.recipes.reddit_rewards import RedditReward
+from torchrl_lang.recipes.tasks import task_from_notes
+from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask, comments_of
+from torchrl_lang.storage import Fields, FileError
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of 400 generated comments; only rewards are written into it."""
+    folder = tmp_path_factory.mktemp("reddit") / "comments"
+    generate_reddit_comments(folder, 400)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(home):
+    """By the scores of the data: it needs no package."""
+    return RedditTask.of(CommentFolder(str(home)), RedditReward("score"), scale=1.0)
+
+
+@pytest.fixture(scope="module")
+def profane(home):
+    pytest.importorskip("profanity_check", reason="needs the extra reddit")
+    return RedditTask.of(CommentFolder(str(home)), RedditReward())
+
+
+def generate(out, *more):
+    return main(["generate", "reddit", "--out", str(out), *map(str, more)])
+
+
+def rows_of(home):
+    """Parent, comment and score of each row of the files."""
+    found = []
+    for name in ("comments_positive.csv", "comments_negative.csv"):
+        with (home / name).open(newline="") as file:
+            found += [(row[10], row[4], int(row[5])) for row in list(csv.reader(file))[1:]]
+    return found
+
+
+def described(dataset):
+    """Parent, comment and reward of each row, sorted."""
+    episodes = [from_row(row, dataset.tokenizer) for row in dataset[:]]
+    assert all(each.terminated and not each.truncated for each in episodes)
+    return sorted((*[turn.text for turn in each.turns], each.turns[-1].reward) for each in episodes)
+
+
+# -- splits and lengths -----------------------------------------------------------------------------------------------
+
+
+def test_no_comment_is_in_two_splits(home, task):
+    parts = {split: task.data(split) for split in SPLITS}
+    texts = {split: set(part.comments) for split, part in parts.items()}
+    for one in SPLITS:
+        assert all(not texts[one] & texts[other] for other in SPLITS if other != one)
+    together = [row for part in parts.values() for row in zip(part.parents, part.comments, part.scores, strict=True)]
+    assert sorted(together) == sorted(rows_of(home))
+    assert 0.7 < len(parts["train"]) / 400 < 0.9
+    other = CommentFolder(str(home), seed=1)
+    assert set(other.split("test").comments) != texts["test"]
+    with pytest.raises(ValueError, match="split='dev' is unknown"):
+        task.data("dev")
+
+
+def test_every_comment_fits(home, task):
+    encode = task.tokenizer().encode
+    rows = rows_of(home)
+    comment, parent = (max(len(encode(row[column])) for row in rows) for column in (1, 0))
+    assert task.action_length == comment + 1
+    assert task.row_length == 1 + parent + 1 + comment + 1 + 1
+    without = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), include_parent=False)
+    assert without.row_length == 2 + comment + 2
+    assert task.tokenizer() is task.tokenizer()
+
+
+def test_a_split_without_comments(tmp_path):
+    generate_reddit_comments(tmp_path / "few", 3)
+    with pytest.raises(ValueError, match=r"None of the 3 comments of .* is in the split"):
+        CommentFolder(str(tmp_path / "few")).split("train")
+
+
+# -- datasets ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_by_a_plain_loop(home, task, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--scale", 2, "--shift", 0.5) == 0
+    dataset = load_dataset(tmp_path / "data", verify=True)
+    train = set(task.data("train").comments)
+    total = {}
+    for _, text, score in rows_of(home):
+        total[text] = total.get(text, 0) + score
+    expected = [(p, c, 2.5 if total[c] > 0 else -1.5) for p, c, _ in rows_of(home) if c in train]
+    assert described(dataset) == sorted(expected)
+    rewards = [each[2] for each in described(dataset)]
+    assert {2.5, -1.5} == set(rewards)
+    order = [float(row["token_reward"].sum()) > 0 for row in dataset[:]]
+    assert 0 < sum(order[: len(order) // 4]) < len(order) // 4  # not in the order of the files
+
+
+def test_the_best_scores(home, task, tmp_path):
+    options = ("--folder", home, "--reward", "score", "--quantile", 0.9, "--no-include-parent")
+    assert generate(tmp_path / "data", *options) == 0
+    scores = sorted(task.data("train").scores)
+    cutoff = scores[-(-9 * (len(scores) - 1) // 10)]
+    data = task.data("train")
+    kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= cutoff]
+    assert [text for text, _ in described(load_dataset(tmp_path / "data"))] == sorted(kept)
+    assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
+
+
+def test_a_dataset_knows_its_task(home, task, tmp_path):
+    options = RedditData(folder=home, out=tmp_path / "data", reward="score")
+    datasets.generate_once(options)
+    dataset, found = open_dataset(tmp_path / "data")
+    assert found == RedditTask.of(CommentFolder(str(home.resolve())), RedditReward("score"), scale=1.0)
+    assert dataset.rows["tokens"].shape == (len(task.data("train")), task.row_length)
+    with pytest.raises(ValueError, match="holds a dataset of other options"):
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", quantile=0.5))
+
+
+def test_comments_are_generated_beside_the_dataset(tmp_path):
+    words = ("--pairs", 150, "--corpus-seed", 3, "--reward", "score")
+    assert generate(tmp_path / "data", *words) == 0
+    folder = tmp_path / "data-comments-150-3"
+    assert len(RedditComments.read(folder)) == 150
+    before = folder.stat().st_mtime_ns
+    assert generate(tmp_path / "other", *words, "--folder", folder) == 0
+    assert generate(tmp_path / "data", *words, "--overwrite") == 0
+    assert folder.stat().st_mtime_ns == before
+    assert described(load_dataset(tmp_path / "data")) == described(load_dataset(tmp_path / "other"))
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_continues(home, tmp_path, monkeypatch):
+    from torchrl_lang.envs.reddit.comment_rows import CommentRows
+
+    words = ("--folder", home, "--reward", "score", "--batch", 100)
+    assert generate(tmp_path / "whole", *words) == 0
+    made, real = [], CommentRows.__call__
+
+    def call(self, numbers, seed):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(numbers)
+        return real(self, numbers, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommentRows, "__call__", call)
+        assert generate(tmp_path / "cut", *words) == 130
+    made.clear()
+    rest = []
+    monkeypatch.setattr(
+        CommentRows, "__call__", lambda self, numbers, seed: rest.append(numbers) or real(self, numbers, seed)
+    )
+    assert generate(tmp_path / "cut", *words) == 0
+    assert rest[0].start == 200
+    whole, cut = (load_dataset(tmp_path / name, verify=True)[:] for name in ("whole", "cut"))
+    assert (whole == cut).all()
+
+
+def test_games_of_a_player(home, task, tmp_path):
+    words = ("--folder", home, "--reward", "score", "--player", "data", "--games", 20, "--batch", 8)
+    assert generate(tmp_path / "data", *words) == 0
+    pairs = {(parent, text) for parent, text, _ in rows_of(home)}
+    found = described(load_dataset(tmp_path / "data"))
+    assert len(found) == 20
+    assert {(parent, text) for parent, text, _ in found} <= pairs
+
+
+# -- profanity --------------------------------------------------------------------------------------------------------
+
+
+def levels(texts):
+    from profanity_check import predict_prob
+
+    return [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in predict_prob(list(texts))]
+
+
+def test_profanity_by_a_plain_loop(home, profane, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home) == 0
+    data = profane.data("train")
+    expected = [
+        (parent, text, -5.0 * level)
+        for parent, text, level in zip(data.parents, data.comments, levels(data.comments), strict=True)
+    ]
+    assert described(load_dataset(tmp_path / "data")) == sorted(expected)
+    assert {0.0, -10.0} <= {reward for *_, reward in expected}
+    with sqlite3.connect(home / "rewards.sqlite") as file:
+        rows = file.execute("SELECT model, text FROM rewards").fetchall()
+    assert {bytes(text).decode() for _, text in rows} >= set(data.comments)
+    assert all(model.startswith("profanity profanity ") for model, _ in rows)
+
+
+def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
+    generate_reddit_comments(tmp_path / "more", 1500)
+    assert generate(tmp_path / "data", "--folder", tmp_path / "more", "--reward", "profanity_noised") == 0
+    dataset, noised = open_dataset(tmp_path / "data")
+    found = described(dataset)
+    clean = levels([text for _, text, _ in found])
+    assert {reward for *_, reward in found} == {0.0, -10.0}
+    assert [reward for (*_, reward), level in zip(found, clean, strict=True) if level != 1] == [
+        -5.0 * level for level in clean if level != 1
+    ]
+    assert clean.count(1) > 3
+    first, again = (noised.evaluate(noised.player("random", 0).policy, games=60, seed=3) for _ in range(2))
+    assert torch.equal(first[1].returns, again[1].returns)
+    assert noised.won(first[1]).tolist() == [
+        level == 0 for level in levels(text for _, text in comments_of(first[1], noised.tokenizer()))
+    ]
+
+
+def test_metrics_worked_out_by_hand(profane):
+    from torchrl_lang.data import Episode, Turn, to_rows
+
+    texts = ["thank you so much", "what a load of crap", "you are an idiot you are", ""]
+    episodes = [Episode([Turn("any tips for kites at night?"), Turn(text, -1.0)], True) for text in texts]
+    tokenizer = profane.tokenizer()
+    rows = to_rows(episodes, tokenizer, profane.row_length)
+    records = GameRecords.from_rows(rows, tokenizer.control)
+    assert comments_of(records, tokenizer) == [("any tips for kites at night?", text) for text in texts]
+    summary = profane.summary(records, "by hand")
+    assert profane.won(records).tolist() == [True, False, False, True]
+    assert summary.win_rate == 0.5
+    assert summary.metrics == pytest.approx(
+        {
+            "profanity": 0.5,
+            "distinct_1": 12 / 15,  # "you" three times, "are" twice
+            "distinct_2": 11 / 12,  # "you are" twice
+            "words": 15 / 4,
+        }
+    )
+
+
+def test_the_package_is_missing(home, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "profanity_check", None)
+    CommentFolder.reward.cache_clear()
+    assert generate(tmp_path / "data", "--folder", home) == 2
+    assert "pip install 'torchrl-lang[reddit]'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+# -- other rewards ----------------------------------------------------------------------------------------------------
+
+
+def test_upvotes_of_any_text(home):
+    task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
+    values = task.clean_reward()(
+        ["thank you for the great words about kites", "you are an idiot and your kites prove it"]
+    )
+    assert values.tolist() == [1.0, 0.0]
+    assert task.is_harmful(["thank you for the great words about kites", "you are an idiot"]).tolist() == [False, True]
+    assert task.clean_reward() is task.clean_reward()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "harmful"),
+    [
+        ("profanity", [0.0, 1.0, 2.0], [False, True, True]),
+        ("moderation", [0.0, 1.0, 2.0], [False, True, True]),
+        ("sentiment", [-0.5, 0.0, 0.5], [True, False, False]),
+        ("score", [-1.0, 0.0, 1.0], [True, False, False]),
+        ("classifier", [-1.0, 0.0, 1.0], [True, False, False]),
+        ("upvotes", [0.0, 1.0, 1.0], [True, False, False]),
+    ],
+)
+def test_what_is_harmful(name, values, harmful):
+    given = {"classifier": ("model", (("toxic", -1.0),)), "moderation": ("model", (), "http://localhost:1/v1")}
+    reward = RedditReward(name, *given.get(name, ()))
+    assert reward.harmful(torch.tensor(values)).tolist() == harmful
+    assert reward.paper_scale == (-5.0 if name in ("profanity", "moderation") else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "kindness"}, "reward='kindness' is unknown"),
+        ({"name": "classifier"}, "'classifier' needs a model and labels, got none"),
+        ({"name": "moderation", "model": "m"}, "'moderation' needs a model and a url, got a model"),
+        ({"name": "profanity", "model": "m"}, "'profanity' needs none of model, labels and url, got a model"),
+        ({"name": "upvotes", "url": "http://x"}, "'upvotes' needs none of model, labels and url, got a url"),
+    ],
+)
+def test_options_of_another_reward(options, message):
+    with pytest.raises(ValueError, match=message):
+        RedditReward(**options)
+
+
+# -- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_travels(task):
+    labels = (("neutral", 0.0), ("toxic", -1.0))
+    other = RedditTask("folder", 30, 10, "classifier", "model", labels, scale=2.0, include_parent=False, seed=3)
+    for each in (task, other):
+        notes = Fields(json.loads(json.dumps(each.notes())), "config.json", "train again")
+        assert task_from_notes(notes) == each
+        assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": "kindness"}, "holds no task (reward='kindness' is unknown"),
+        ({"row_length": 0}, 'has 0 as "row_length", expected at least 1'),
+        ({"labels": {"toxic": "bad"}}, 'as "labels.toxic", expected float'),
+        ({"on_bad_rows": "ignore"}, "holds no task (on_bad_rows='ignore' is unknown"),
+        ({"model": 3}, 'has 3 as "model", expected str'),
+    ],
+)
+def test_damaged_notes(task, change, message):
+    with pytest.raises(FileError) as raised:
+        task_from_notes(Fields(json.loads(json.dumps(task.notes())) | change, "manifest.json", "generate it again"))
+    assert message in str(raised.value)
+
+
+def test_players_reply_to_the_same_parents(home, task):
+    pairs = {(parent, text) for parent, text, _ in rows_of(home)}
+    train = set(task.data("train").comments)
+    found = {}
+    for name in task.baselines:
+        _, records = task.evaluate(task.player(name, 0).policy, games=30, seed=4, batch=7, split="test")
+        found[name] = comments_of(records, task.tokenizer())
+    assert [parent for parent, _ in found["random"]] == [parent for parent, _ in found["data"]]
+    assert {parent for parent, _ in found["data"]} <= set(task.data("test").parents)
+    assert set(found["data"]) <= pairs
+    assert {text for _, text in found["random"]} <= train
+    with pytest.raises(ValueError, match="player='nobody' is unknown"):
+        task.player("nobody")
+
+
+def test_watching_and_playing(home, monkeypatch, capsys):
+    words = ["play", "reddit", "--folder", str(home), "--reward", "score", "--seed", "0"]
+    assert main([*words, "--watch", "data", "--games", "2"]) == 0
+    assert len(capsys.readouterr().out.strip().split("\n\n")) == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("well done\nq\n"))
+    assert main(words) == 0
+    assert "> well done" in capsys.readouterr().out
+    assert main(["play", "reddit"]) == 2
+    assert "Give --folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_and_evaluating(home, tmp_path, capsys):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "upvotes") == 0
+    sizes = ["--steps", "2", "--eval-every", "2", "--layers", "1", "--width", "16", "--eval-games", "8"]
+    assert main(["train", "ilql", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *sizes]) == 0
+    assert main(["evaluate", "--run", str(tmp_path / "run"), "--games", "8", "--beta", "1"]) == 0
+    figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert figures["split"] == "test"
+    for player in figures["players"]:
+        assert set(player["metrics"]) == {"harmful", "distinct_1", "distinct_2", "words"}
+        assert player["win_rate"] == pytest.approx(1 - player["metrics"]["harmful"])

@@ -1,0 +1,157 @@
+"""Run the Reddit demo: generate, train what is missing, write comments, and report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchrl_lang.envs.reddit import generate_reddit_comments
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.datasets import check_place, generate_once
+from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
+from torchrl_lang.recipes.options import Options, check_record, option, write_options
+from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
+from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT, Scorer, TrainedPlayer
+from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask
+from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
+
+__all__ = ["RedditDemo", "main"]
+
+_RECORD = "options.json"
+_SCORES = "best-scores"
+"""The run of BC on the comments with the best scores."""
+_QUANTILE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedditDemo(Options):
+    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in a quarter of an hour."""
+
+    out: Path = option(Path("runs/reddit"), "folder of all results; the same command continues")
+    folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments in --out")
+    pairs: int = option(12_000, "without --folder, pairs of parent and comment to generate", at_least=100)
+    tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
+    methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
+    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
+    steps: int = option(3000, "training steps of each run", at_least=1)
+    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
+    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
+    batch_size: int | None = option(None, "comments in a batch; none: the task's preset", at_least=1)
+    comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
+    choice_comments: int = option(
+        400, "comments on validation parents for each decoding, at most the validation comments", at_least=2
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.methods:
+            one_of("methods", name, list(METHODS))
+
+
+def main(options: RedditDemo) -> Path:
+    """Run the demo, or what is missing of it; returns the folder with ``report.txt`` and ``results.json``."""
+    check_place(options.out)
+    with folder_lock(options.out, "runs this demo"):
+        remove_leftovers(options.out)
+        began = time.monotonic()
+        _check_options(options)
+        data = {name: _data(options, name) for name in ("clean", "noised", "scores")}
+        folders = {name: generate_once(each) for name, each in data.items()}
+        train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
+        rows = _rows(options, data["clean"].task())
+        minutes = (time.monotonic() - began) / 60
+        print(f"\n{_write(options, rows, minutes)}\n")
+        print(f"report, comments side by side and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
+    return options.out
+
+
+def _check_options(options: RedditDemo) -> None:
+    """Record the options, or check that results of earlier calls in the folder go together with them."""
+    record, fixed = options.out / _RECORD, replace(options, folder=options.folder and options.folder.resolve())
+    if record.exists():
+        check_record(record, fixed, free=("out", "methods", "seeds"))
+    write_options(record, fixed)
+
+
+def _comments(options: RedditDemo) -> Path:
+    """The folder of the comments, which are generated unless they are given or there."""
+    folder = options.folder or options.out / "comments"
+    if not folder.exists():
+        generate_reddit_comments(folder, options.pairs)
+    return folder
+
+
+def _data(options: RedditDemo, name: str) -> RedditData:
+    """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
+    more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"quantile": _QUANTILE}}.get(name, {})
+    folder, out = _comments(options), options.out / "data" / name
+    return RedditData(out=out, folder=folder, tokenizer=options.tokenizer, **more)
+
+
+def _places(options: RedditDemo, seed: int, suffix: str = "") -> dict[str, Path]:
+    """The folder of each method's run."""
+    return {name: options.out / f"seed-{seed}" / f"{name}{suffix}" for name in METHODS}
+
+
+def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
+    chosen = {"layers": options.layers, "width": options.width, "batch-size": options.batch_size}
+    shared: dict[str, Any] = {"steps": options.steps, "seed": seed, "eval-every": options.steps}
+    shared |= {name: value for name, value in chosen.items() if value is not None}
+    places = _places(options, seed)
+    runs = planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["clean"]})
+    if "ilql" in options.methods:
+        noised = planned_runs(("ilql",), _places(options, seed, "-noised"), {**shared, "data": folders["noised"]})
+        runs = [*noised, *runs]
+    if "best-10" in options.methods:
+        place = options.out / f"seed-{seed}" / _SCORES
+        runs.append(PlannedRun("bc", place, {**shared, "data": folders["scores"]}))
+    return runs
+
+
+def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
+    scorers = [
+        Scorer(
+            task,
+            _places(options, seed)["bc"],
+            seed,
+            min(options.choice_comments, len(task.data(CHOICE[0]))),
+            min(options.comments, len(task.data(REPORT[0]))),
+        )
+        for seed in range(options.seeds)
+    ]
+    rows = []
+    for key, method, title in _players(options):
+        players = [TrainedPlayer(options.out / f"seed-{scorer.seed}" / key, method, scorer) for scorer in scorers]
+        written, best = [player.test() for player in players], [player.best for player in players]
+        copies, kept = METHODS[method].train[0] == "bc", all(player.keeps_limits for player in players)
+        rows.append(Row(key, title, written, best, copies=copies, keeps_limits=kept))
+    return [*rows, Row("", DATA, [scorer.data() for scorer in scorers])]
+
+
+def _players(options: RedditDemo) -> list[tuple[str, str, str]]:
+    """Folder of the run, method and title of each trained player."""
+    found = [(name, name, METHODS[name].title) for name in METHODS if name in (*options.methods, "bc")]
+    if "best-10" in options.methods:
+        place = 1 + [key for key, *_ in found].index("best-10")
+        found.insert(place, (_SCORES, "bc", "BC best 10 % by scores"))
+    if "ilql" in options.methods:
+        found.append(("ilql-noised", "ilql", "ILQL, noised reward"))
+    return found
+
+
+def _write(options: RedditDemo, rows: list[Row], minutes: float) -> str:
+    """Write all files, before anything is printed, so that a closed output loses nothing; returns the report."""
+    content = {
+        "options": json.loads(json.dumps(asdict(options), default=str)),
+        "minutes_of_this_call": round(minutes, 2),
+        **as_dict(rows),
+    }
+    write_json(options.out / "results.json", content)
+    text = format_report(rows, comments=rows[-1].written[0].figures.comments)
+    write_file(options.out / "report.txt", text + "\n")
+    write_side_by_side(options.out / "side_by_side.txt", rows)
+    return text

@@ -1,0 +1,112 @@
+"""A folder of Reddit comments: its splits, tokenizer and rewards, each made once in a process and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
+
+from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
+from torchrl_lang.envs.reddit import RedditComments, TextReward
+from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.reddit_rewards import RedditReward
+
+__all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths"]
+
+SPLITS = ("test", "val", "train")
+WORDS = "words"
+"""The tokenizer of the words of the training comments and of what they reply to."""
+_SHARE = 0.1
+"""Of the comments, for ``test`` and for ``val``."""
+
+
+class Lengths(NamedTuple):
+    """The lengths that every comment fits."""
+
+    row_length: int
+    action_length: int
+
+
+@dataclass(frozen=True)
+class CommentFolder:
+    """The comments of a folder. Files are read once: they are not changed while they are used.
+
+    The splits are made by the comments' texts: none is in two of them. A parent may be in several.
+
+    Args:
+        folder: has the two CSV files, see :meth:`RedditComments.read`.
+        encoding: of the files.
+        on_bad_rows: whether malformed rows are an error.
+        seed: of the splits.
+
+    Raises:
+        FileError: on reading, a file is missing or damaged.
+        ValueError: on reading, a split has no comment.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.envs.reddit import generate_reddit_comments
+        >>> from torchrl_lang.recipes.reddit_folder import CommentFolder
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     generate_reddit_comments(home, 200)
+        ...     comments = CommentFolder(home)
+        ...     [len(comments.split(name)) for name in ("train", "val", "test")]
+        [157, 17, 26]
+    """
+
+    folder: str
+    encoding: str = "utf-8"
+    on_bad_rows: Literal["raise", "report"] = "raise"
+    seed: int = 0
+
+    def split(self, name: str) -> RedditComments:
+        """The comments of a split."""
+        one_of("split", name, SPLITS)
+        return self._splits()[name]
+
+    @lru_cache(maxsize=4)  # noqa: B019  # equal folders have the same content
+    def _splits(self) -> dict[str, RedditComments]:
+        data = RedditComments.read(self.folder, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
+        rest, test = data.split(_SHARE, seed=self.seed)
+        train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
+        found = {"test": test, "val": val, "train": train}
+        for name, part in found.items():
+            if not len(part):
+                raise ValueError(f"None of the {len(data)} comments of {self.folder} is in the split {name}: add some.")
+        return found
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def tokenizer(self, name: str) -> Tokenizer:
+        """That of the training texts' words, or a Hugging Face tokenizer by its name or folder."""
+        train = self.split("train")
+        return word_tokenizer((*train.parents, *train.comments)) if name == WORDS else HFTokenizer(name)
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def lengths(self, tokenizer: str, *, include_parent: bool) -> Lengths:
+        """The lengths of the longest texts of all splits: ``2 + parent + 1 + comment + 1``.
+
+        Raises:
+            ValueError: the tokenizer cannot encode a text.
+        """
+        encode = self.tokenizer(tokenizer).encode
+
+        @cache
+        def length(text: str) -> int:
+            try:
+                return len(encode(text))
+            except ValueError as error:
+                raise ValueError(f"{error} Give a tokenizer that can, as `--tokenizer NAME`.") from error
+
+        def longest(texts: Iterable[str]) -> int:
+            return max(map(length, texts))
+
+        parts = [self.split(name) for name in SPLITS]
+        action_length = 1 + longest(text for part in parts for text in part.comments)
+        parent = longest(text for part in parts for text in part.parents) if include_parent else 0
+        return Lengths(3 + parent + action_length, action_length)
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def reward(self, chosen: RedditReward) -> TextReward:
+        """A reward without noise."""
+        return chosen.clean(self.folder, self.split("train"))
