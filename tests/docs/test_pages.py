@@ -22,6 +22,8 @@ TOLERANCE = {
     "tutorials/features.md": 0.15,
     "tutorials/offline_family.md": 0.6,
     "tutorials/random_walks.md": 0.25,
+    "tutorials/reddit.md": 0.25,
+    "tutorials/visual_dialogue.md": 0.4,
     "tutorials/wordle_experiments.md": 0.3,
     "tutorials/wordle_offline.md": 0.35,
     "tutorials/trust_values.md": 0.35,
@@ -49,6 +51,17 @@ def check_features(space):
     )
     assert seeing > 0.8
     assert blind < 0.2
+
+
+def check_reddit(space):
+    assert space["rates"]["ILQL, beta 4"] < space["rates"]["BC"] / 2
+    distinct = space["evaluation"].distinct_n
+    assert distinct(space["written"]["ILQL, beta 4"], 2) > 0.8 * distinct(space["written"]["held-out comments"], 2)
+
+
+def check_visual_dialogue(space):
+    returns = {name: records.returns.mean() for name, records in space["played"].items()}
+    assert returns["ILQL, beta 4"] > max(value for name, value in returns.items() if name != "ILQL, beta 4") + 1.5
 
 
 def check_offline_family(space):
@@ -107,7 +120,9 @@ CHECKS = {
     "tutorials/offline_family.md": check_offline_family,
     "tutorials/ppo_own_game.md": check_ppo_own_game,
     "tutorials/random_walks.md": check_random_walks,
+    "tutorials/reddit.md": check_reddit,
     "tutorials/trust_values.md": check_trust_values,
+    "tutorials/visual_dialogue.md": check_visual_dialogue,
     "tutorials/wordle_experiments.md": check_wordle_experiments,
     "tutorials/wordle_offline.md": check_wordle_offline,
 }

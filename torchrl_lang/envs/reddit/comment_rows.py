@@ -56,7 +56,7 @@ class CommentRows(GameMaker):
     ) -> None:
         super().__init__(tokenizer, row_length)
         self.data, self.include_parent = data, include_parent
-        self.rewards: Tensor = rewards_of(reward, data.comments) * scale + shift
+        self.rewards: Tensor = rewards_of(reward, data.comments, scale=scale, shift=shift)
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """See :meth:`GameMaker.__call__`."""

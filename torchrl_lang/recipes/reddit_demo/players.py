@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.offline_methods import METHODS, decodings
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments, read_figures
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import read_json, write_json
 
@@ -46,7 +46,7 @@ class Scorer:
     @cached_property
     def actor(self) -> TensorDictModuleBase:
         """The language model of BC's run."""
-        return actor_of(load_run(self.bc).model)
+        return saved_actor(load_run(self.bc).model)
 
     @cached_property
     def limits(self) -> Limits:

@@ -90,7 +90,7 @@ class WrittenComments:
         entropy: float | None,
     ) -> WrittenComments:
         texts = [text for _, text in pairs]
-        rewards = rewards_of(task.clean_reward(), texts).double() * task.scale + task.shift
+        rewards = rewards_of(task.clean_reward(), texts, scale=task.scale, shift=task.shift).double()
         found = Figures(
             comments=len(texts),
             mean_reward=float(rewards.mean()),

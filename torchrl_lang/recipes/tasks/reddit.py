@@ -49,8 +49,10 @@ class RedditGames(Options):
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
     url: str | None = option(None, "with --reward moderation, the base URL of the endpoint")
-    scale: float | None = option(None, "factor of the reward; none: -5 for profanity and moderation, else 1")
-    shift: float = option(0.0, "added to the scaled reward")
+    scale: float | None = option(
+        None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
+    )
+    shift: float = option(0.0, "added to the scaled reward", at_least=-1e6, at_most=1e6)
     include_parent: bool = option(True, "show the text that a comment replies to")
     tokenizer: str = option(WORDS, "words: those of the training texts; or name or folder of a Hugging Face tokenizer")
     encoding: str = option("utf-8", "of the CSV files")
