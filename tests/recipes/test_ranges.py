@@ -122,6 +122,6 @@ def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path
 
 def test_help_says_what_is_allowed(capsys):
     assert main(["train", "bc", "--help"]) == 0
-    assert "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32)" in " ".join(
+    assert "(default: 64; at least 1; wordle: 32; textworld: 32; visual_dialogue: 32; reddit: 32)" in " ".join(
         capsys.readouterr().out.split()
     )
