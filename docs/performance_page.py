@@ -83,6 +83,11 @@ SECTIONS = {
     ),
     "online": ("Online steps", "The share of an iteration that is neither the model nor the games."),
     "textworld_env": ("TextWorld", "Its engine runs in processes of its own."),
+    "visual_dialogue_server": (
+        "The server of visual dialogue",
+        "A server process with the small trained models, and clients on the same core. A scored question is a request "
+        "for an answer and the percentile that it leads to.",
+    ),
     "kl_transforms": (
         "KL transforms",
         "TorchRL's transforms need its wrappers around Qwen2 or Llama and lazily stacked data, so the comparison uses "
