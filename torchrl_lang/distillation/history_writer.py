@@ -51,9 +51,6 @@ class HistoryWriter:
         source: a description of the learners as JSON.
         resume: continue a history in ``folder``, which must have been begun with the same arguments.
 
-    Attributes:
-        recorded: number of steps of each stream recorded so far.
-
     Raises:
         FileExistsError: ``folder`` holds a history and ``resume`` is False, or something else, or another process is
             writing it.
