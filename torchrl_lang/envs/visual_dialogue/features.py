@@ -110,8 +110,9 @@ class ImageFeatures:
     def _open(self) -> Any:
         if self.path.suffix != ".npy":
             return open_hdf5(self.path, f"images_{self.split}", remedy=_REMEDY)
+        path = regular_file(self.path, _REMEDY)
         try:
-            return np.load(regular_file(self.path, _REMEDY), mmap_mode="r", allow_pickle=False)
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise FileError(self.path, f"is not a .npy file of numbers ({one_line(error)})", _REMEDY) from error
 

@@ -61,11 +61,11 @@ class RedditGames(Options):
 
     def task(self) -> RedditTask:
         """The task; comments are generated unless they are there."""
+        reward = RedditReward(self.reward, self.model, tuple(sorted(self.labels.items())), self.url)
         folder = self.corpus() if self.folder is None else self.folder
         if self.folder is None and not folder.exists():
             generate_reddit_comments(folder, self.pairs, seed=self.corpus_seed)
         comments = CommentFolder(str(folder.resolve()), self.encoding, self.on_bad_rows, self.split_seed)
-        reward = RedditReward(self.reward, self.model, tuple(sorted(self.labels.items())), self.url)
         scale = reward.paper_scale if self.scale is None else self.scale
         return RedditTask.of(
             comments, reward, self.tokenizer, scale=scale, shift=self.shift, include_parent=self.include_parent
