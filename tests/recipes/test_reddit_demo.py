@@ -16,6 +16,7 @@ import torch
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes import offline_methods
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
@@ -23,7 +24,6 @@ from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, forma
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
-from torchrl_lang.recipes.run_policy import actor_of
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import FileError
 
@@ -187,7 +187,7 @@ def test_perplexity_of_the_data_by_a_plain_loop(finished):
     players = results_of(finished)["players"]
     assert players[DATA]["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
     assert players[DATA]["entropy"] is None
-    again = WrittenComments.of_data(task, actor_of(bc.model), split="test", games=12)
+    again = WrittenComments.of_data(task, saved_actor(bc.model), split="test", games=12)
     assert list(again.texts) == list(data.comments[:12])
 
 
@@ -248,7 +248,7 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
 
 def of_bc(out):
     run = load_run(out / "seed-0" / "bc")
-    return run.task, actor_of(run.model)
+    return run.task, saved_actor(run.model)
 
 
 @pytest.mark.slow
