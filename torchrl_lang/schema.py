@@ -35,6 +35,7 @@ __all__ = [
     "ACTION",
     "ACTION_LOG_PROB",
     "ACTION_MASK",
+    "ACTION_PARAMETERS",
     "ATTENTION_MASK",
     "BEHAVIOR_LOG_PROB",
     "CANDIDATE_FEATURE",
@@ -46,6 +47,9 @@ __all__ = [
     "GROUP",
     "IS_EXAMPLE",
     "OBSERVATION",
+    "PREDICTED_LOG_PROB",
+    "PREDICTED_OBSERVATION",
+    "PREDICTED_REWARD",
     "PREFIX",
     "PREFIX_MASK",
     "PRIVILEGED",
@@ -123,6 +127,14 @@ EPISODE = "episode"
 """int64 ``[*B]``: number of a step's episode in its learning history, from 0."""
 EPISODE_STEP = "episode_step"
 """int64 ``[*B]``: number of a step in its episode, from 0."""
+ACTION_PARAMETERS = "action_parameters"
+"""float ``[*B, P]``: the parameters of a distribution of actions, such as logits."""
+PREDICTED_REWARD = "predicted_reward"
+"""float ``[*B, 1]``: a model's prediction of the reward of a step's action."""
+PREDICTED_OBSERVATION = "predicted_observation"
+"""float ``[*B, F]``: its prediction of the next observation; for integers, logits of the components side by side."""
+PREDICTED_LOG_PROB = "predicted_log_prob"
+"""float ``[*B]``: its prediction of the log-probability of the action under the policy that took it."""
 
 ROW_KEYS = (TOKENS, ATTENTION_MASK, ACTION_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""

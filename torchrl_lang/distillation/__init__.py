@@ -1,16 +1,44 @@
 """Algorithm distillation (arXiv 2210.14215): learning histories, and models that improve in their context."""
 
+from torchrl_lang.distillation.ad_loss import ADLoss
+from torchrl_lang.distillation.ad_saving import load_ad_model, save_ad_model
+from torchrl_lang.distillation.ad_transformer import ADTransformer
+from torchrl_lang.distillation.context_policy import ContextPolicy, OptimalPolicy, RandomPolicy
 from torchrl_lang.distillation.history import LearningHistory, load_history
+from torchrl_lang.distillation.history_actor import HistoryActor
 from torchrl_lang.distillation.history_windows import HistoryWindows
 from torchrl_lang.distillation.history_writer import HistoryWriter, record_history
+from torchrl_lang.distillation.in_context import episode_returns, evaluate_in_context
+from torchrl_lang.distillation.in_context_report import InContextReport, TaskResult, bootstrap_band, in_context_report
+from torchrl_lang.distillation.paired_test import PairedTest, paired_test
+from torchrl_lang.distillation.step_entries import Continuous, Discrete, entry_of_spec
 from torchrl_lang.distillation.task_split import TaskSplit, split_tasks
 
 __all__ = [
+    "ADLoss",
+    "ADTransformer",
+    "ContextPolicy",
+    "Continuous",
+    "Discrete",
+    "HistoryActor",
     "HistoryWindows",
     "HistoryWriter",
+    "InContextReport",
     "LearningHistory",
+    "OptimalPolicy",
+    "PairedTest",
+    "RandomPolicy",
+    "TaskResult",
     "TaskSplit",
+    "bootstrap_band",
+    "entry_of_spec",
+    "episode_returns",
+    "evaluate_in_context",
+    "in_context_report",
+    "load_ad_model",
     "load_history",
+    "paired_test",
     "record_history",
+    "save_ad_model",
     "split_tasks",
 ]

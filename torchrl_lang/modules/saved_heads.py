@@ -22,7 +22,7 @@ from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import Fields, FileError, read_tensors
 
-__all__ = ["HEADS", "Head", "describe_heads", "read_heads", "write_heads"]
+__all__ = ["HEADS", "Head", "describe_heads", "read_heads", "read_weights", "write_heads"]
 
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
@@ -71,27 +71,40 @@ def write_heads(path: Path, heads: Mapping[str, Head]) -> None:
 
 def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: str) -> dict[str, Head]:
     """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU."""
-    weights = read_tensors(path, remedy=remedy)
     heads = {name: _read_head(described.object(name), lm) for name in described.content}
-    expected = {
-        f"{name}.{key}": tuple(value.shape) for name, head in heads.items() for key, value in head.state_dict().items()
-    }
+    expected = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
+    weights = read_weights(path, expected, "heads", remedy=remedy)
+    for name, head in heads.items():
+        own = {key: weights[f"{name}.{key}"].clone() for key in head.state_dict()}
+        head.load_state_dict(own, assign=True)
+        head.eval()
+    return heads
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, remedy: str) -> dict[str, Tensor]:
+    """The weights in a file, if they have the names and shapes of ``expected``, which may be on the meta device.
+
+    Args:
+        path: a safetensors file.
+        expected: tensors by name.
+        owner: plural of what the weights belong to, for error messages.
+        remedy: what the user can do if the file cannot be read, for error messages.
+
+    Raises:
+        FileError: the file is damaged, holds other tensors, or some are not finite floating-point numbers.
+    """
+    weights = read_tensors(path, remedy=remedy)
+    shapes = {key: tuple(value.shape) for key, value in expected.items()}
     held = {key: tuple(value.shape) for key, value in weights.items()}
-    if differ := sorted(key for key in held.keys() | expected.keys() if held.get(key) != expected.get(key)):
-        found = ", ".join(
-            f"{key} {held.get(key, 'is missing')}, expected {expected.get(key, 'none')}" for key in differ
-        )
-        raise FileError(path, f"does not hold the heads' tensors: {found[:300]}", remedy)
+    if differ := sorted(key for key in held.keys() | shapes.keys() if held.get(key) != shapes.get(key)):
+        found = ", ".join(f"{key} {held.get(key, 'is missing')}, expected {shapes.get(key, 'none')}" for key in differ)
+        raise FileError(path, f"does not hold the {owner}' tensors: {found[:300]}", remedy)
     wrong = [key for key, value in weights.items() if not value.is_floating_point()]
     if wrong := wrong or non_finite(weights.items()):
         raise FileError(
             path, f"holds weights that are not finite floating-point numbers: {', '.join(wrong[:3])}", remedy
         )
-    for name, head in heads.items():
-        own: dict[str, Tensor] = {key: weights[f"{name}.{key}"].clone() for key in head.state_dict()}
-        head.load_state_dict(own, assign=True)
-        head.eval()
-    return heads
+    return weights
 
 
 def _read_head(fields: Fields, lm: PreTrainedModel) -> Head:

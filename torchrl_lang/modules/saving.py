@@ -19,7 +19,15 @@ from torchrl_lang.modules.language_model import load_causal_lm, non_finite, quie
 from torchrl_lang.modules.merging import base_module, merged_copy
 from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, read_heads, write_heads
 from torchrl_lang.modules.trunk import Trunk, unwrapped
-from torchrl_lang.storage import CHECKSUMS, Fields, FileError, verify_checksums, write_checksums, write_folder
+from torchrl_lang.storage import (
+    CHECKSUMS,
+    Fields,
+    FileError,
+    check_replaceable,
+    verify_checksums,
+    write_checksums,
+    write_folder,
+)
 
 __all__ = [
     "CARD",
@@ -114,7 +122,7 @@ def write_model(
     """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
     folder, tokenizer = Path(folder), described["tokenizer"]
     target = folder.resolve()  # replace the folder that a link points to, not the link
-    _check_replaceable(target)
+    check_replaceable(target, MANIFEST)
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
     read = model if value_lm is None else unwrapped(value_lm)
     manifest = {"version": _VERSION, "heads": describe_heads(heads, read), **described}
@@ -238,21 +246,3 @@ def language_model_around(trunk: Trunk, head: nn.Module | None = None) -> PreTra
     if output.bias is not None:
         output.bias = nn.Parameter(torch.zeros(output.bias.shape))
     return lm
-
-
-def _check_replaceable(target: Path) -> None:
-    """Raise if ``target`` is anything but a saved model."""
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise FileExistsError(f"{target} is a file: give a folder for the model.")
-    found = {path.name for path in target.iterdir()}
-    if not found:
-        return
-    remedy = "give another folder, or delete it"
-    if not {CHECKSUMS, MANIFEST} <= found:
-        raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
-    listed = {name.split("/")[0] for name in Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content}
-    others = sorted(found - listed - {CHECKSUMS})
-    if others:
-        raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")

@@ -14,6 +14,7 @@ from torchrl_lang.storage.folders import (
 from torchrl_lang.storage.locks import folder_lock
 from torchrl_lang.storage.manifests import (
     CHECKSUMS,
+    check_replaceable,
     json_digest,
     read_manifest,
     verify_checksums,
@@ -39,6 +40,7 @@ __all__ = [
     "Fields",
     "FileError",
     "check_model_config",
+    "check_replaceable",
     "file_digest",
     "file_in",
     "folder_lock",

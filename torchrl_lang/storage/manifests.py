@@ -15,6 +15,7 @@ from torchrl_lang.storage.readers import file_digest, file_in
 
 __all__ = [
     "CHECKSUMS",
+    "check_replaceable",
     "json_digest",
     "read_manifest",
     "verify_checksums",
@@ -153,3 +154,41 @@ def verify_checksums(folder: str | Path, *, remedy: str, needs: Iterable[str] = 
         if path.stat().st_size != size or file_digest(path) != digest:
             raise FileError(path, f"differs from what {CHECKSUMS} records", remedy)
     return list(files.content)
+
+
+def check_replaceable(target: str | Path, manifest: str) -> None:
+    """Raise unless ``target`` is missing, an empty folder, or a saved model without other files beside it.
+
+    Args:
+        target: the folder to write.
+        manifest: name of the file that describes a saved model.
+
+    Raises:
+        FileExistsError: there is something else, which would be deleted.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import check_replaceable
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     check_replaceable(home, "model.json")
+        ...     _ = (pathlib.Path(home) / "notes.txt").write_text("keep")
+        ...     check_replaceable(home, "model.json")
+        Traceback (most recent call last):
+            ...
+        FileExistsError: ... holds files, but no model that this library saved: give another folder, or delete it.
+    """
+    target = Path(target)
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{target} is a file: give a folder for the model.")
+    found = {path.name for path in target.iterdir()}
+    if not found:
+        return
+    remedy = "give another folder, or delete it"
+    if not {CHECKSUMS, manifest} <= found:
+        raise FileExistsError(f"{target} holds files, but no model that this library saved: {remedy}.")
+    listed = {name.split("/")[0] for name in Fields.read(target / CHECKSUMS, remedy=remedy).object("files").content}
+    others = sorted(found - listed - {CHECKSUMS})
+    if others:
+        raise FileExistsError(f"{target} holds other files than its model, such as {others[0]}: {remedy}.")

@@ -1,0 +1,99 @@
+"""Save and load algorithm-distillation models: weights as safetensors, everything else as JSON, no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from torchrl_lang.distillation.ad_transformer import ADTransformer
+from torchrl_lang.distillation.step_entries import entry_from_json
+from torchrl_lang.modules.language_model import non_finite
+from torchrl_lang.modules.saved_heads import read_weights
+from torchrl_lang.storage import (
+    CHECKSUMS,
+    Fields,
+    check_replaceable,
+    read_manifest,
+    verify_checksums,
+    write_checksums,
+    write_folder,
+    write_manifest,
+)
+
+__all__ = ["load_ad_model", "save_ad_model"]
+
+_MANIFEST, _WEIGHTS, _VERSION = "ad_model.json", "model.safetensors", 1
+_REMEDY = "save the model again, or copy the folder again"
+_SIZES = ("context", "episode_length", "width", "layers", "heads")
+
+
+def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mapping[str, Any] | None = None) -> Path:
+    """Write a model to ``folder``, atomically.
+
+    The weights are written to ``model.safetensors``, the constructor's arguments to ``ad_model.json``, and the SHA-256
+    of both to ``checksums.json``.
+
+    Args:
+        folder: created if it does not exist. A saved model is replaced when the new one is complete; other folders are
+            not changed.
+        model: the model.
+        trained_on: a description of its training as JSON, such as the numbers of the tasks.
+
+    Raises:
+        ValueError: some weights are not finite.
+        FileExistsError: ``folder`` contains other files than a saved model's.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.distillation import ADTransformer, Discrete, load_ad_model, save_ad_model
+        >>> model = ADTransformer(Discrete([9, 9]), Discrete([5]), context=60, episode_length=20, width=8, heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = load_ad_model(save_ad_model(folder, model))
+        >>> loaded.config() == model.config()
+        True
+    """
+    target = Path(folder).resolve()  # replace the folder that a link points to, not the link
+    check_replaceable(target, _MANIFEST)
+    weights = model.state_dict()
+    if wrong := non_finite(weights.items()):
+        raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
+    with write_folder(target) as new:
+        save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, new / _WEIGHTS)
+        config = {"version": _VERSION, "model": model.config(), "trained_on": dict(trained_on or {})}
+        write_manifest(new / _MANIFEST, config)
+        write_checksums(new)
+    return Path(folder)
+
+
+def load_ad_model(folder: str | Path) -> ADTransformer:
+    """Load a model that :func:`save_ad_model` wrote, on the CPU and in evaluation mode.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        FileError: a file is missing or damaged, or is not what was saved.
+    """
+    folder = Path(folder)
+    if not (folder / CHECKSUMS).is_file():
+        raise FileNotFoundError(f"There is no model in {folder}: {CHECKSUMS} is missing. Save one first.")
+    verify_checksums(folder, remedy=_REMEDY, needs=(_MANIFEST, _WEIGHTS))
+    config = read_manifest(folder / _MANIFEST, remedy=_REMEDY, version=_VERSION).object("model")
+    model = _empty_model(config)
+    weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's layers", remedy=_REMEDY)
+    model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
+    return model.eval()
+
+
+def _empty_model(config: Fields) -> ADTransformer:
+    """A model on the meta device, so that sizes from a file cannot exhaust the memory."""
+    sizes = {name: config.at_least(name, 1) for name in _SIZES}
+    described = [config.take(name, dict) for name in ("observation", "action")]
+    try:
+        entries = [entry_from_json(entry) for entry in described]
+        with torch.device("meta"):
+            return ADTransformer(*entries, **sizes)
+    except (ValueError, RuntimeError) as error:
+        raise config.error(f'describes no model as "{config.name}" ({error})') from error

@@ -1,0 +1,167 @@
+"""What in-context evaluations show: curves with confidence bands, the worst task, and a test of improvement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.distillation.paired_test import PairedTest, paired_test
+from torchrl_lang.evaluation import SeedSummary, over_seeds
+from torchrl_lang.functional.checks import at_least_one, have_shapes
+
+__all__ = ["InContextReport", "TaskResult", "bootstrap_band", "in_context_report"]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task, over seeds and streams."""
+
+    task: int
+    first: float
+    """Mean return of the first episode."""
+    last: float
+    """Mean return of the last episodes."""
+    optimal: float
+    never_found: float
+    """Share of the streams that never earned anything."""
+
+    @property
+    def share(self) -> float:
+        """Share of the optimal return in the last episodes; 1 where nothing can be earned."""
+        return self.last / self.optimal if self.optimal else 1.0
+
+
+@dataclass(frozen=True)
+class InContextReport:
+    """Returns by episode of one policy, over tasks, streams and training seeds."""
+
+    name: str
+    mean: tuple[float, ...]
+    """Mean return of each episode."""
+    low: tuple[float, ...]
+    """Lower end of its 95 % band, by the bootstrap over tasks and seeds."""
+    high: tuple[float, ...]
+    optimal: float
+    """Mean optimal return of the tasks."""
+    last: int
+    """Number of the last episodes that the following figures are means of."""
+    share_of_optimal: SeedSummary
+    """Mean return of the last episodes over the mean optimal return, by seed."""
+    never_found: float
+    """Share of the streams that never earned anything, in any episode."""
+    late_beats_early: PairedTest
+    """The last against as many first episodes, paired by task."""
+    tasks: tuple[TaskResult, ...]
+
+    @property
+    def gain(self) -> float:
+        """Mean return of the last episodes over that of the first one; infinite where that is zero."""
+        late = sum(self.mean[-self.last :]) / self.last
+        return late / self.mean[0] if self.mean[0] else float("inf")
+
+    @property
+    def worst_task(self) -> TaskResult:
+        """The task with the smallest share of its optimal return."""
+        return min(self.tasks, key=lambda result: result.share)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {**asdict(self), "worst_task": asdict(self.worst_task)}
+
+
+def in_context_report(
+    name: str,
+    returns: Tensor,
+    optimal: Tensor,
+    *,
+    tasks: Sequence[int] | Tensor | None = None,
+    last: int = 3,
+    seed: int = 0,
+) -> InContextReport:
+    """Summarize the returns of :func:`~torchrl_lang.distillation.evaluate_in_context`.
+
+    Args:
+        name: of the policy, in tables.
+        returns: float ``[seeds, tasks, streams, K]``: several training seeds on the same tasks.
+        optimal: float ``[tasks]``: the optimal returns.
+        tasks: numbers of the tasks; default 0, 1, ...
+        last: number of the last episodes to summarize; ``K`` is at least twice as many.
+        seed: seed of the bootstrap.
+
+    Raises:
+        ValueError: shapes do not go together, returns are not finite, or there are too few episodes.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation import RandomPolicy, evaluate_in_context, in_context_report
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 50])
+        >>> returns = evaluate_in_context(env, RandomPolicy(5), episodes=6)
+        >>> report = in_context_report("random", returns[None], env.optimal_return()[:, 0])
+        >>> report.late_beats_early.p_value > 0.01, report.share_of_optimal.mean < 0.3
+        (True, True)
+    """
+    if returns.ndim != 4 or not returns.numel():
+        raise ValueError(f"returns must have shape [seeds, tasks, streams, episodes], got {list(returns.shape)}.")
+    at_least_one("last", last)
+    n_tasks, episodes = returns.shape[1], returns.shape[3]
+    if episodes < 2 * last:
+        raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")
+    numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
+    have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))
+    if not returns.isfinite().all():
+        raise ValueError("returns must be finite.")
+    returns, optimal = returns.double().cpu(), optimal.double().cpu()
+    late, early = returns[..., -last:].mean(-1), returns[..., :last].mean(-1)  # [seeds, tasks, streams]
+    never = (returns == 0).all(-1).double()
+    by_task = (numbers, returns[..., 0].mean((0, 2)), late.mean((0, 2)), optimal, never.mean((0, 2)))
+    low, high = bootstrap_band(returns.mean(2), seed=seed)
+    return InContextReport(
+        name=name,
+        mean=tuple(returns.mean((0, 1, 2)).tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        optimal=float(optimal.mean()),
+        last=last,
+        share_of_optimal=over_seeds(name, (late.mean((1, 2)) / optimal.mean()).tolist()),
+        never_found=float(never.mean()),
+        late_beats_early=paired_test(late.mean((0, 2)), early.mean((0, 2)), seed=seed),
+        tasks=tuple(TaskResult(*row) for row in zip(*(column.tolist() for column in by_task), strict=True)),
+    )
+
+
+def bootstrap_band(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The 95 % band of the mean over seeds and tasks, by the bootstrap.
+
+    Seeds and tasks are drawn with replacement, each on its own: a seed that is drawn twice counts twice on every task
+    (Owen 2007, "The pigeonhole bootstrap"). With one seed the band shows the tasks' spread only.
+
+    Args:
+        values: float ``[seeds, tasks, K]``.
+        resamples: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        The 2.5 % and the 97.5 % quantile, each ``[K]``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation import bootstrap_band
+        >>> low, high = bootstrap_band(torch.tensor([[[0.0], [1.0]]]))
+        >>> low, high
+        (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    at_least_one("resamples", resamples)
+    generator = torch.Generator().manual_seed(seed)
+    weights = []
+    for n in values.shape[:2]:
+        drawn = torch.randint(n, (resamples, n), generator=generator)
+        ones = torch.ones(drawn.shape, dtype=torch.float64)
+        weights.append(torch.zeros_like(ones).scatter_add_(1, drawn, ones) / n)
+    means = torch.einsum("rs,rt,stk->rk", *weights, values.double().cpu())
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+    return low, high
