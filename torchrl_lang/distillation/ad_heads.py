@@ -89,6 +89,6 @@ class OutcomeHead(nn.Module):
 
     def forward(self, hidden: Tensor, action: Tensor) -> Outcomes:
         """The predictions of hidden states ``[*S, W]`` and actions, int64 ``[*S]`` or float ``[*S, A]``."""
-        mixed = F.gelu(self.hidden(hidden) + self.action(action), approximate="tanh")
+        mixed = F.relu(self.hidden(hidden) + self.action(action))
         reward, log_prob = self.reward_and_log_prob(mixed).unbind(-1)
         return Outcomes(reward, log_prob, self.observation(mixed))

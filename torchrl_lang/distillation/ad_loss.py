@@ -134,7 +134,7 @@ class ADLoss(LossModule):
             for name, weight in self._weights.items():
                 values, counts = getattr(self, f"_{name}_term")(windows, outcomes, counted)
                 out[f"loss_{name}"] = weight * self._reduced(values, counts)
-        return TensorDict(out)
+        return TensorDict({key: out[key] for key in self.out_keys})
 
     def _counted(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         """Bool ``[*B, L]``: steps that count."""

@@ -1,0 +1,179 @@
+"""The loss: against plain loops, with hand-worked numbers, and what a TorchRL loss does."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.distillation import reference
+from tests.distillation.models import continuous, model, windows
+from torchrl_lang.distillation import ADLoss
+
+WEIGHTS = {"reward_weight": 0.5, "observation_weight": 2.0, "log_prob_weight": 0.25}
+
+
+def plain_terms(made, rows, smoothing=0.0):
+    """The terms of each step, [B, L], and which count for the next observation; in plain loops."""
+    out = made(rows.clone())
+    shape = tuple(rows.shape)
+    action, reward, log_prob, observation = (np.zeros(shape) for _ in range(4))
+    follows = np.zeros(shape, dtype=bool)
+    for b in range(shape[0]):
+        for t in range(shape[1]):
+            step, given = out[b, t], rows[b, t]
+            parameters = step["action_parameters"].detach().double().numpy()
+            if made.action_head.is_discrete:
+                logs = reference.log_softmax(parameters)
+                action[b, t] = -(1 - smoothing) * logs[int(given["action"])] - smoothing * logs.mean()
+            else:
+                for mean, log_std, value in zip(*np.split(parameters, 2), given["action"].tolist(), strict=True):
+                    log_std = min(max(log_std, -5), 2)
+                    z = (value - mean) / math.exp(log_std)
+                    action[b, t] += 0.5 * z * z + log_std + 0.5 * math.log(2 * math.pi)
+            reward[b, t] = float(step["predicted_reward"].detach() - given["reward"]) ** 2
+            log_prob[b, t] = float(step["predicted_log_prob"].detach() - given["action_log_prob"]) ** 2
+            if t + 1 < shape[1] and not bool(given["done"]):
+                follows[b, t] = True
+                observation[b, t] = plain_observation(made, step, rows[b, t + 1]["observation"])
+    return {"action": action, "reward": reward, "log_prob": log_prob, "observation": observation}, follows
+
+
+def plain_observation(made, step, following):
+    predicted = step["predicted_observation"].detach().double().numpy()
+    if following.is_floating_point():
+        return float(((predicted - following.numpy()) ** 2).sum())
+    total, first = 0.0, 0
+    for size, target in zip(made.observation.sizes, following.tolist(), strict=True):
+        total -= reference.log_softmax(predicted[first : first + size])[target]
+        first += size
+    return total
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_term_equals_plain_loops(kind, reduction):
+    made = kind()
+    rows = windows(made)
+    terms, follows = plain_terms(made, rows)
+    found = ADLoss(made, reduction=reduction, **WEIGHTS)(rows)
+    for name, values in terms.items():
+        counted = follows if name == "observation" else np.ones_like(follows)
+        total = {"none": values, "sum": values.sum(), "mean": values.sum() / counted.sum()}[reduction]
+        weight = WEIGHTS.get(f"{name}_weight", 1)
+        np.testing.assert_allclose(found[f"loss_{name}"].detach(), weight * total, rtol=1e-3, atol=1e-3, err_msg=name)
+    assert float(found["action_nll"]) == pytest.approx(terms["action"].mean(), rel=1e-3)
+
+
+def test_label_smoothing_equals_plain_loops_and_leaves_the_metric():
+    made = model()
+    rows = windows(made)
+    found = ADLoss(made, label_smoothing=0.3)(rows)
+    assert float(found["loss_action"]) == pytest.approx(plain_terms(made, rows, 0.3)[0]["action"].mean(), rel=1e-4)
+    assert float(found["action_nll"]) == pytest.approx(plain_terms(made, rows)[0]["action"].mean(), rel=1e-4)
+
+
+def test_numbers_worked_out_by_hand():
+    """Zero weights: uniform actions, and zero as every other prediction."""
+    made = model(context=5)
+    for parameter in made.parameters():
+        torch.nn.init.zeros_(parameter)
+    rows = TensorDict(
+        observation=torch.tensor([[[0, 0], [1, 2], [2, 3]]]),
+        action=torch.tensor([[0, 4, 0]]),
+        reward=torch.tensor([[[0.0], [2.0], [1.0]]]),
+        done=torch.tensor([[[False], [True], [False]]]),
+        episode_step=torch.tensor([[0, 1, 0]]),
+        action_log_prob=torch.tensor([[-1.0, -2.0, 0.0]]),
+        batch_size=[1, 3],
+    )
+    found = ADLoss(made, **WEIGHTS)(rows)
+    assert float(found["loss_action"]) == pytest.approx(math.log(5))
+    assert float(found["loss_reward"]) == pytest.approx(0.5 * (0 + 4 + 1) / 3)
+    assert float(found["loss_log_prob"]) == pytest.approx(0.25 * (1 + 4 + 0) / 3)
+    # Only the first step has a next observation: the second ends its episode, the third its window.
+    assert float(found["loss_observation"]) == pytest.approx(2 * (math.log(3) + math.log(4)))
+    assert float(found["action_accuracy"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_an_observation_after_an_episode_end_does_not_count(kind):
+    made = kind()
+    rows = windows(made)
+    loss = ADLoss(made, observation_weight=1.0, reduction="none")
+    before = loss(rows)["loss_observation"]
+    ends = rows["done"].squeeze(-1).clone()
+    ends[:, -1] = True
+    assert (before[ends] == 0).all()
+    assert (before[~ends] > 0).all()
+
+
+def test_a_weight_of_zero_is_not_computed():
+    made = model()
+    rows = windows(made).exclude("done", "action_log_prob")
+    out = ADLoss(made)(rows)
+    assert sorted(out.keys()) == ["action_accuracy", "action_nll", "loss_action"]
+    out["loss_action"].backward()
+    assert all(parameter.grad is None for parameter in made.outcome_head.parameters())
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_all_terms_train_all_parameters(kind):
+    made = kind()
+    out = ADLoss(made, **WEIGHTS)(windows(made))
+    sum(value for key, value in out.items() if key.startswith("loss_")).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
+    assert not any(value.requires_grad for key, value in out.items() if not key.startswith("loss_"))
+
+
+@pytest.mark.parametrize("weights", [{}, WEIGHTS])
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_keys(kind, weights):
+    made = kind()
+    loss, rows = ADLoss(made, **weights), windows(made)
+    kept = rows.clone()
+    out = loss(rows)
+    assert list(out.keys()) == loss.out_keys
+    assert (rows == kept).all(), "the input was changed"
+    assert rows.keys() == kept.keys()
+    by_arguments = loss(**{key: rows[key] for key in loss.in_keys})
+    assert torch.equal(by_arguments[0], out["loss_action"])
+    loss.set_keys(action=("agent", "move"), reward="gain")
+    renamed = rows.exclude("action", "reward").set(("agent", "move"), rows["action"]).set("gain", rows["reward"])
+    assert torch.equal(loss(renamed)["loss_action"], out["loss_action"])
+    with pytest.raises(KeyError, match=r"needs \('agent', 'move'\), 'gain'.*set_keys"):
+        loss(rows)
+
+
+def test_a_mask_of_steps_that_count():
+    made = model()
+    rows = windows(made)
+    mask = torch.rand(rows.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    loss = ADLoss(made, **WEIGHTS)
+    loss.loss_mask_key = "valid"
+    found = loss(rows.clone().set("valid", mask[..., None]))
+    terms, follows = plain_terms(made, rows)
+    for name, values in terms.items():
+        counted = mask.numpy() & (follows if name == "observation" else True)
+        expected = WEIGHTS.get(f"{name}_weight", 1) * values[counted].mean()
+        assert float(found[f"loss_{name}"]) == pytest.approx(expected, rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing": 1.5}, r"label_smoothing must lie in \[0, 1\], got 1.5"),
+        ({"reward_weight": -1.0}, "reward_weight must be a finite number of at least 0, got -1.0"),
+        ({"log_prob_weight": float("nan")}, "log_prob_weight must be a finite number"),
+        ({"reduction": "median"}, "reduction='median' is unknown"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        ADLoss(model(), **options)
+
+
+def test_continuous_actions_have_no_label_smoothing():
+    with pytest.raises(ValueError, match="Continuous actions have no label smoothing"):
+        ADLoss(continuous(), label_smoothing=0.1)
