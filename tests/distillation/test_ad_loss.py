@@ -69,7 +69,7 @@ def test_every_term_equals_plain_loops(kind, reduction):
 def test_label_smoothing_equals_plain_loops_and_leaves_the_metric():
     made = model()
     rows = windows(made)
-    found = ADLoss(made, label_smoothing=0.3)(rows)
+    found = ADLoss(made, label_smoothing=0.3)(rows).detach()
     assert float(found["loss_action"]) == pytest.approx(plain_terms(made, rows, 0.3)[0]["action"].mean(), rel=1e-4)
     assert float(found["action_nll"]) == pytest.approx(plain_terms(made, rows)[0]["action"].mean(), rel=1e-4)
 
@@ -88,7 +88,7 @@ def test_numbers_worked_out_by_hand():
         action_log_prob=torch.tensor([[-1.0, -2.0, 0.0]]),
         batch_size=[1, 3],
     )
-    found = ADLoss(made, **WEIGHTS)(rows)
+    found = ADLoss(made, **WEIGHTS)(rows).detach()
     assert float(found["loss_action"]) == pytest.approx(math.log(5))
     assert float(found["loss_reward"]) == pytest.approx(0.5 * (0 + 4 + 1) / 3)
     assert float(found["loss_log_prob"]) == pytest.approx(0.25 * (1 + 4 + 0) / 3)
@@ -152,7 +152,7 @@ def test_a_mask_of_steps_that_count():
     mask = torch.rand(rows.shape, generator=torch.Generator().manual_seed(1)) < 0.5
     loss = ADLoss(made, **WEIGHTS)
     loss.loss_mask_key = "valid"
-    found = loss(rows.clone().set("valid", mask[..., None]))
+    found = loss(rows.clone().set("valid", mask[..., None])).detach()
     terms, follows = plain_terms(made, rows)
     for name, values in terms.items():
         counted = mask.numpy() & (follows if name == "observation" else True)

@@ -60,12 +60,12 @@ def test_uncached_equals_a_window_of_the_last_episodes(made):
     """The window is kept in a plain list: of one stream, without what the actor uses."""
     actor = HistoryActor(made, cache=True, seed=1)
     actor.begin(STREAMS)
-    rows, columns = windows(made, rows=STREAMS, length=50), ("observation", "episode_step")
+    rows, columns = windows(made, rows=STREAMS, length=30), ("observation", "episode_step")
     kept = [[] for _ in range(STREAMS)]
     parameters = []
     made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
     actor._episode_step = rows["episode_step"][:, 0].clone()
-    for t in range(50):
+    for t in range(30):
         parameters.clear()
         action = actor.act(rows["observation"][:, t])
         (found,) = parameters

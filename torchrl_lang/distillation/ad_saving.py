@@ -18,6 +18,7 @@ from torchrl_lang.storage import (
     Fields,
     check_replaceable,
     read_manifest,
+    read_tensor_headers,
     verify_checksums,
     write_checksums,
     write_folder,
@@ -81,8 +82,10 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
         raise FileNotFoundError(f"There is no model in {folder}: {CHECKSUMS} is missing. Save one first.")
     verify_checksums(folder, remedy=_REMEDY, needs=(_MANIFEST, _WEIGHTS))
     config = read_manifest(folder / _MANIFEST, remedy=_REMEDY, version=_VERSION).object("model")
+    if config.at_least("layers", 1) > len(read_tensor_headers(folder / _WEIGHTS, remedy=_REMEDY)):
+        raise config.error(f"describes {config.take('layers', int)} layers, more than it has tensors")
     model = _empty_model(config)
-    weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's layers", remedy=_REMEDY)
+    weights = read_weights(folder / _WEIGHTS, model.state_dict(), "model's", remedy=_REMEDY)
     model.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
     return model.eval()
 
@@ -95,5 +98,5 @@ def _empty_model(config: Fields) -> ADTransformer:
         entries = [entry_from_json(entry) for entry in described]
         with torch.device("meta"):
             return ADTransformer(*entries, **sizes)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError) as error:
         raise config.error(f'describes no model as "{config.name}" ({error})') from error

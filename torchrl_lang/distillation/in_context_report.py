@@ -58,10 +58,10 @@ class InContextReport:
     tasks: tuple[TaskResult, ...]
 
     @property
-    def gain(self) -> float:
-        """Mean return of the last episodes over that of the first one; infinite where that is zero."""
+    def gain(self) -> float | None:
+        """Mean return of the last episodes over that of the first one; None where that is not positive."""
         late = sum(self.mean[-self.last :]) / self.last
-        return late / self.mean[0] if self.mean[0] else float("inf")
+        return late / self.mean[0] if self.mean[0] > 0 else None
 
     @property
     def worst_task(self) -> TaskResult:
@@ -70,7 +70,7 @@ class InContextReport:
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        return {**asdict(self), "worst_task": asdict(self.worst_task)}
+        return {**asdict(self), "gain": self.gain, "worst_task": asdict(self.worst_task)}
 
 
 def in_context_report(

@@ -73,7 +73,7 @@ def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: st
     """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU."""
     heads = {name: _read_head(described.object(name), lm) for name in described.content}
     expected = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
-    weights = read_weights(path, expected, "heads", remedy=remedy)
+    weights = read_weights(path, expected, "heads'", remedy=remedy)
     for name, head in heads.items():
         own = {key: weights[f"{name}.{key}"].clone() for key in head.state_dict()}
         head.load_state_dict(own, assign=True)
@@ -87,7 +87,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, reme
     Args:
         path: a safetensors file.
         expected: tensors by name.
-        owner: plural of what the weights belong to, for error messages.
+        owner: what the weights belong to, in the possessive case, for error messages.
         remedy: what the user can do if the file cannot be read, for error messages.
 
     Raises:
@@ -98,7 +98,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, reme
     held = {key: tuple(value.shape) for key, value in weights.items()}
     if differ := sorted(key for key in held.keys() | shapes.keys() if held.get(key) != shapes.get(key)):
         found = ", ".join(f"{key} {held.get(key, 'is missing')}, expected {shapes.get(key, 'none')}" for key in differ)
-        raise FileError(path, f"does not hold the {owner}' tensors: {found[:300]}", remedy)
+        raise FileError(path, f"does not hold the {owner} tensors: {found[:300]}", remedy)
     wrong = [key for key, value in weights.items() if not value.is_floating_point()]
     if wrong := wrong or non_finite(weights.items()):
         raise FileError(
