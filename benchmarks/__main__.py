@@ -28,6 +28,7 @@ NAMES = (
     "visual_dialogue_server",
     "kl_transforms",
     "scaling",
+    "ad_rollout",
 )
 
 

@@ -79,8 +79,11 @@ class OutcomeHead(nn.Module):
 
     def __init__(self, width: int, observation: Entry, action: Entry) -> None:
         super().__init__()
-        discrete = isinstance(action, Discrete)
-        self.action = nn.Embedding(action.sizes[0], width) if discrete else nn.Linear(action.size, width)
+        self.action: nn.Module
+        if isinstance(action, Discrete):
+            self.action = nn.Embedding(action.sizes[0], width)
+        else:
+            self.action = nn.Linear(action.size, width)
         self.hidden = nn.Linear(width, width)
         self.reward_and_log_prob = nn.Linear(width, 2)
         self.observation = nn.Linear(

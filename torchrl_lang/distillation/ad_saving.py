@@ -92,11 +92,11 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
 
 def _empty_model(config: Fields) -> ADTransformer:
     """A model on the meta device, so that sizes from a file cannot exhaust the memory."""
-    sizes = {name: config.at_least(name, 1) for name in _SIZES}
+    sizes: dict[str, Any] = {name: config.at_least(name, 1) for name in _SIZES}
     described = [config.take(name, dict) for name in ("observation", "action")]
     try:
         entries = [entry_from_json(entry) for entry in described]
         with torch.device("meta"):
-            return ADTransformer(*entries, **sizes)
+            return ADTransformer(entries[0], entries[1], **sizes)
     except (ValueError, RuntimeError, TypeError) as error:
         raise config.error(f'describes no model as "{config.name}" ({error})') from error

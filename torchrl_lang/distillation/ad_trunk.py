@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -58,7 +61,7 @@ class ADTrunk(nn.Module):
         place = torch.arange(int(steps.position.max()) + 1, device=steps.position.device)
         visible = (place <= steps.position[:, None])[:, None, None]
         hidden = self.embedding(steps)[:, None]
-        for block, kept in zip(self.blocks, past, strict=True):
+        for block, kept in zip(cast(Iterable[Block], self.blocks), past, strict=True):
             hidden = block.step(hidden, kept, row, steps.position, visible)
         return self.norm(hidden[:, 0])
 
