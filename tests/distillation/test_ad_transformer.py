@@ -155,7 +155,7 @@ def test_numbers_out_of_range(key, value):
     """The tables lie beside each other: the next one would be read."""
     rows = windows(model())
     rows[key][1, 2] = value
-    with pytest.raises(ValueError, match=rf"'{key}' must lie in"):
+    with pytest.raises(ValueError, match=f"'{key}' must be at least 0 and below"):
         model().hidden_states(rows)
 
 

@@ -234,6 +234,8 @@ def test_calls_in_another_order():
     with pytest.raises(RuntimeError, match="call act"):
         actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
     actor.act(seen)
+    with pytest.raises(ValueError, match=r"done must have shape \[2\], got \[2, 1\]"):
+        actor.observe(torch.zeros(2), torch.zeros(2, 1, dtype=torch.bool))
     with pytest.raises(RuntimeError, match="call observe"):
         actor.act(seen)
     with pytest.raises(RuntimeError, match="must follow begin"):
@@ -241,7 +243,7 @@ def test_calls_in_another_order():
     actor.begin(2)
     with pytest.raises(ValueError, match=r"has shape \[2, L\] with L at most 12, got \[3, 3\]"):
         actor.prompt(windows(model(), rows=3, length=3))
-    with pytest.raises(ValueError, match="'observation' must lie in"):
+    with pytest.raises(ValueError, match=r"'observation' must be at least 0 and below \[3, 4\], got 3 to 3"):
         actor.act(seen + 3)
 
 
@@ -251,5 +253,5 @@ def test_an_episode_that_is_longer_than_those_of_the_model():
     for _ in range(EPISODE):
         actor.act(seen)
         actor.observe(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"'episode_step' must lie in \[0, \[5\]\)"):
+    with pytest.raises(ValueError, match="'episode_step' must be at least 0 and below 5, got 5 to 5"):
         actor.act(seen)

@@ -79,6 +79,7 @@ def test_equal_values_have_a_band_of_no_width():
         ({"last": 3}, "need 6 episodes, got 4"),
         ({"last": 0}, "last must be at least 1"),
         ({"returns": RETURNS / 0}, "returns must be finite"),
+        ({"optimal": 0 * OPTIMAL}, "optimal returns of a positive mean"),
     ],
 )
 def test_wrong_arguments(change, message):

@@ -10,7 +10,7 @@ from torchrl_lang.distillation.ad_blocks import KeyValues
 from torchrl_lang.distillation.ad_transformer import ADTransformer
 from torchrl_lang.distillation.rolling_context import RollingContext
 from torchrl_lang.functional import RandomStream
-from torchrl_lang.functional.checks import at_least_one, finite, within
+from torchrl_lang.functional.checks import at_least_one, finite, have_shapes, within
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 __all__ = ["HistoryActor"]
@@ -124,9 +124,12 @@ class HistoryActor(nn.Module):
 
         Raises:
             RuntimeError: there is no action without an outcome.
+            ValueError: an entry has another shape.
         """
         if self._action is None:
             raise RuntimeError("There is no action to observe the outcome of: call act() first.")
+        streams = (len(self._action),)
+        have_shapes(("reward", reward, streams), ("done", done, streams))
         self._begun().close(self._action, reward)
         self._episode_step = torch.where(done, 0, self._episode_step + 1)
         self._action = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
@@ -68,8 +68,7 @@ def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> Tens
     batch = env.batch_size
     observation = entry(observed, OBSERVATION)
     action = policy.act(observation.reshape(batch.numel(), *observation.shape[len(batch) :]))
-    acted = TensorDict({ACTION: action.reshape(*batch, *action.shape[1:])}, batch, device=env.device)
-    return env.step(acted).get("next")
+    return env.step(observed.copy().set(ACTION, action.reshape(*batch, *action.shape[1:]))).get("next")
 
 
 def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:

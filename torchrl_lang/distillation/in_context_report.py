@@ -87,13 +87,14 @@ def in_context_report(
     Args:
         name: of the policy, in tables.
         returns: float ``[seeds, tasks, streams, K]``: several training seeds on the same tasks.
-        optimal: float ``[tasks]``: the optimal returns.
+        optimal: float ``[tasks]``: the optimal returns, of a positive mean.
         tasks: numbers of the tasks; default 0, 1, ...
         last: number of the last episodes to summarize; ``K`` is at least twice as many.
         seed: seed of the bootstrap.
 
     Raises:
-        ValueError: shapes do not go together, returns are not finite, or there are too few episodes.
+        ValueError: shapes do not go together, returns are not finite, nothing can be earned, or there are too few
+            episodes.
 
     Examples:
         >>> import torch
@@ -113,8 +114,8 @@ def in_context_report(
         raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")
     numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
     have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))
-    if not returns.isfinite().all():
-        raise ValueError("returns must be finite.")
+    if not (returns.isfinite().all() and optimal.isfinite().all() and optimal.mean() > 0):
+        raise ValueError("returns must be finite, and the optimal returns of a positive mean.")
     returns, optimal = returns.double().cpu(), optimal.double().cpu()
     late, early = returns[..., -last:].mean(-1), returns[..., :last].mean(-1)  # [seeds, tasks, streams]
     never = (returns == 0).all(-1).double()

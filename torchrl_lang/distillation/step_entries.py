@@ -45,8 +45,10 @@ class Discrete:
             )
         sizes = torch.tensor(self.sizes, device=value.device)
         if bool(((value < 0) | (value >= sizes)).any()):
+            below = self.sizes[0] if len(self.sizes) == 1 else list(self.sizes)
             raise ValueError(
-                f"'{name}' must lie in [0, {list(self.sizes)}), got {int(value.min())} to {int(value.max())}."
+                f"'{name}' must be at least 0 and below {below}, got {int(value.min())} to {int(value.max())}: the "
+                f"model has no embeddings of other numbers."
             )
 
 
