@@ -83,6 +83,8 @@ class DQN(GymSource):
         at_least_one("updates", updates)
         at_least_one("batch_size", batch_size)
         positive("target_rate", target_rate)
+        if not self.is_discrete:
+            raise ValueError(f"DQN needs discrete actions, which {tasks[0].name} does not have: use PPO.")
         self.updates, self.batch_size, self.target_rate, self.decay = updates, batch_size, target_rate, decay
 
     def options(self) -> dict[str, Any]:

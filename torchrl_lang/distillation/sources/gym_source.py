@@ -62,6 +62,9 @@ class GymSource(HistorySource):
         gamma: the discount.
         seed: seed of the environments, the networks and the actions.
 
+    Attributes:
+        is_discrete: whether the actions are discrete.
+
     Raises:
         ValueError: the tasks have other spaces than these, or different ones.
 
@@ -126,6 +129,8 @@ class GymSource(HistorySource):
         return steps.set(EPISODE, episode).set(EPISODE_STEP, step)
 
     def _check_spaces(self) -> None:
+        if not self.gym_tasks:
+            raise ValueError("A source needs at least one task, got none.")
         found = list[Composite]()
         for task in self.gym_tasks:
             with closing(task.make()) as env:
@@ -139,6 +144,7 @@ class GymSource(HistorySource):
                     )
         if any(spaces != found[0] for spaces in found):
             raise ValueError(f"The tasks of a source have the same spaces, got {found}: give a source for each.")
+        self.is_discrete = found[0][ACTION].ndim == 0
 
 
 def _row(batch: TensorDictBase, log_prob: Tensor) -> TensorDict:
