@@ -1,5 +1,7 @@
 """DQN and PPO on Gymnasium tasks: flags, log-probabilities, seeds, and that they learn."""
 
+import sys
+
 import pytest
 import torch
 
@@ -66,12 +68,11 @@ class Spy:
     """Keeps what each learner was given."""
 
     def __init__(self, source, monkeypatch):
-        self.learners, self.batches = [], []
+        self.batches = []
         build = source._learner
 
         def learner(env, random):
             made = build(env, random)
-            self.learners.append(made)
             learn = made.learn
 
             def spied(batch):
@@ -97,19 +98,18 @@ class Spy:
         return probability[torch.arange(len(batch)), batch["action"]].log()
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_those_of_the_networks_that_acted(make, monkeypatch):
     source = make()
-    source.gym_tasks, source.streams = source.gym_tasks[:1], 1
     spy = Spy(source, monkeypatch)
-    history = source.history()[0, 0]
-    batches = torch.cat([batch for batch, _ in spy.batches])
-    expected = torch.cat([found for _, found in spy.batches])
-    torch.testing.assert_close(history["action_log_prob"], expected[:70], atol=1e-4, rtol=1e-4)
-    for key in ("observation", "action"):
-        assert torch.equal(history[key], batches[key][:70])
-    for key in ("reward", "done", "terminated"):
-        assert torch.equal(history[key], batches["next", key][:70])
-    assert len(spy.batches) == 5
+    history = source.history().flatten(0, 1)
+    assert len(spy.batches) == 4 * 5
+    for number, stream in enumerate(history.unbind(0)):
+        of_stream = spy.batches[5 * number : 5 * number + 5]  # streams are learned one after the other
+        batch, expected = (torch.cat(parts)[:70] for parts in zip(*of_stream, strict=True))
+        torch.testing.assert_close(stream["action_log_prob"], expected, atol=1e-4, rtol=1e-4)
+        assert all(torch.equal(stream[key], batch[key]) for key in ("observation", "action"))
+        assert all(torch.equal(stream[key], batch["next", key]) for key in ("reward", "done", "terminated"))
     assert history["action_log_prob"].unique().numel() > 2
 
 
@@ -197,6 +197,12 @@ def test_lunar_lander():
         source = PPO([task], 70, epochs=1, **SMALL)
         history = LearningHistory(source.history(), source.tasks)
         assert history.steps["observation"].shape == (1, 1, 70, 8)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchrl-lang\[gym\]'"):
+        cart_pole().make()
 
 
 def test_numbers_of_steps_by_hand():
