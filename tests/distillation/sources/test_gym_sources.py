@@ -193,6 +193,7 @@ def test_learners_improve(make):
 @pytest.mark.slow
 def test_lunar_lander():
     pytest.importorskip("Box2D")
+    pytest.importorskip("pygame")
     for task in (GymTask("LunarLander-v3", {"gravity": -8.0}), GymTask("LunarLander-v3", {"continuous": True})):
         source = PPO([task], 70, epochs=1, **SMALL)
         history = LearningHistory(source.history(), source.tasks)
