@@ -204,6 +204,16 @@ def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypa
     assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
 
 
+def test_a_history_is_moved_but_never_begun_in_the_middle(start, tmp_path, capsys, monkeypatch):
+    call, home = arguments("ppo", start, tmp_path / "run"), tmp_path / "histories"
+    interrupt_play(monkeypatch, [*call, "--record-history", str(home)], after=3)
+    assert main([*call, "--record-history", str(tmp_path / "other")]) == 2
+    assert "continues after epoch 2, but" in capsys.readouterr().err
+    moved = shutil.move(home, tmp_path / "moved")
+    assert main([*call, "--record-history", str(moved)]) == 0
+    assert {record.epoch for record in read_run(tmp_path / "moved" / "run-run")} == {1, 2, 3, 4}
+
+
 def test_a_history_of_another_run_is_kept(start, tmp_path, capsys):
     more = ["--record-history", str(tmp_path / "histories")]
     assert main(arguments("ppo", start, tmp_path / "a" / "run", *more)) == 0

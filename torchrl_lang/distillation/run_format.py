@@ -46,6 +46,12 @@ class RunRecord:
         turn: number of the response in its episode, from 0.
         epoch: number of the epoch, from 1: an epoch is an iteration of training, played with the same weights.
         run: name of the run.
+
+    Examples:
+        >>> from torchrl_lang.distillation import RunRecord
+        >>> RunRecord(query="ab", response="c", query_tokens=(7, 0, 1, 6), response_tokens=(2, 4), reward=1.0,
+        ...           log_probs=(-0.5, -0.1), episode=0, turn=0, epoch=1, run="ppo").response
+        'c'
     """
 
     query: str

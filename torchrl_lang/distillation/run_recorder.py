@@ -160,6 +160,8 @@ def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
     Raises:
         FileNotFoundError: there is no recorded run.
         FileError: a file is missing, damaged, or was changed.
+
+    See :class:`RunRecorder` for an example.
     """
     folder = Path(folder)
     _, epochs = read_run_manifest(folder)
@@ -170,7 +172,8 @@ def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
 def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: str) -> Iterator[RunRecord]:
     """The records of rows ``[N]``, by episode and turn; see :meth:`RunRecorder.record`.
 
-    The query and response tokens of an episode's turns, one after the other, are its row up to its last response.
+    The query and response tokens of an episode's turns, one after the other, are its row up to its last response; what
+    the environment wrote after it is not recorded.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer, Episode, Turn, to_rows

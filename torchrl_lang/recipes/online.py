@@ -84,8 +84,9 @@ def _player(
     return MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options
 
 
-_FREE = ("start", "workers")
-"""Options that may change when an online run is resumed; a changed start is recognized by its weights."""
+_FREE = ("start", "workers", "record_history")
+"""Options that may change when an online run is resumed; a changed start is recognized by its weights, and a history
+by the epochs that it must have."""
 
 
 class OnlineRun:
@@ -225,7 +226,7 @@ def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextMa
     if options.record_history is None:
         return nullcontext()
     config = {"algorithm": type(options).__name__, **asdict(options), "notes": start.task.notes()}
-    name, free = options.out.resolve().name, (*FREE_OPTIONS, *_FREE, "record_history")
+    name, free = options.out.resolve().name, (*FREE_OPTIONS, *_FREE)
     return RunRecorder(options.record_history, name, start.tokenizer, config=config, free=free)
 
 

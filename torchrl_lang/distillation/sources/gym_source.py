@@ -34,7 +34,15 @@ __all__ = ["GymLearner", "GymSource", "step_numbers"]
 
 
 class GymLearner(Protocol):
-    """One learner: what it acts with, and how it learns."""
+    """One learner: what it acts with, and how it learns.
+
+    Examples:
+        >>> from torchrl_lang.distillation.sources import PPO, cart_pole
+        >>> from torchrl_lang.functional import RandomStream
+        >>> task = cart_pole()
+        >>> PPO([task], 100)._learner(task.make(), RandomStream(0)).policy.out_keys
+        ['logits', 'action', 'action_log_prob']
+    """
 
     policy: TensorDictModuleBase
 
@@ -68,7 +76,11 @@ class GymSource(HistorySource):
     Raises:
         ValueError: the tasks have other spaces than these, or different ones.
 
-    See :class:`~torchrl_lang.distillation.sources.DQN` for an example.
+    Examples:
+        >>> from torchrl_lang.distillation.sources import DQN, GymSource, cart_pole
+        >>> source = DQN([cart_pole(length=0.5), cart_pole(length=1.0)], 1000, streams=3)
+        >>> isinstance(source, GymSource), source.is_discrete, source.tasks[1]["attributes"]["length"]
+        (True, True, 1.0)
     """
 
     def __init__(
