@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program, run, spawned
 from torchrl_lang.__main__ import main
+from torchrl_lang.distillation import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import row_log_prob
 from torchrl_lang.recipes.collect import Games
@@ -129,6 +130,20 @@ def wait_for_a_checkpoint(run):
         time.sleep(0.02)
 
 
+def interrupt_play(monkeypatch, call, *, after):
+    """Call a recipe and interrupt it when games were played ``after`` times."""
+    play, left = Games.play, iter(range(after))
+
+    def so_often(games, **options):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return play(games, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Games, "play", so_often)
+        assert main(call) == 130
+
+
 @pytest.mark.parametrize(
     "more", [[], ["--best-so-far", "12", "--examples", "0.3"]], ids=["fresh", "best-so-far-with-examples"]
 )
@@ -137,19 +152,75 @@ def test_an_interrupted_run_ends_with_the_same_numbers(more, start, tmp_path, mo
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(arguments("rejection", start, whole, *more)) == 0
     call = arguments("rejection", start, broken, *more)
-    play, left = Games.play, iter(range(3))
-
-    def three_times(games, **options):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return play(games, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Games, "play", three_times)
-        assert main(call) == 130
+    interrupt_play(monkeypatch, call, after=3)
     assert main(call) == 0
     assert_same(weights_of(whole), weights_of(broken))
     assert log_of(whole) == log_of(broken)
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "rejection"])
+def test_the_games_of_a_run_are_recorded(recipe, start, tmp_path, monkeypatch):
+    """Each iteration is an epoch; the first is played by the start."""
+    run, home, played, play = tmp_path / "run", tmp_path / "histories", [], Games.play
+
+    def kept(games, **options):
+        played.append(play(games, **options))
+        return played[-1]
+
+    monkeypatch.setattr(Games, "play", kept)
+    assert main(arguments(recipe, start, run, "--record-history", str(home))) == 0
+    records = read_run(home / "run-run")
+    config = json.loads((home / "run-run" / "config.json").read_text())
+    assert (config["algorithm"], config["games"]) == ({"ppo": "PPO", "rejection": "Rejection"}[recipe], 8)
+    for epoch, collected in enumerate(played, start=1):
+        of_epoch = [record for record in records if record.epoch == epoch]
+        for number, row in enumerate(collected.rows.unbind(0)):
+            game, agent = [record for record in of_epoch if record.episode == number], row["action_mask"]
+            assert [token for record in game for token in record.response_tokens] == row["tokens"][agent].tolist()
+            assert [value for record in game for value in record.log_probs] == row["token_log_prob"][agent].tolist()
+            assert sum(record.reward for record in game) == row["token_reward"].sum()
+            assert [record.turn for record in game] == list(range(len(game)))
+        total = sum(record.reward for record in of_epoch) / len(collected.rows)
+        assert total == pytest.approx(float(log_of(run)[epoch - 1]["return"]))
+    begun = load_initial_policy(PPO(start=start, out=Path("unused")))
+    rows = played[0].rows
+    again = row_log_prob(begun.policy, rows).detach()[rows["action_mask"]]
+    known = torch.tensor([value for record in records if record.epoch == 1 for value in record.log_probs])
+    torch.testing.assert_close(known, again, atol=1e-4, rtol=1e-4)
+
+
+def test_an_interrupted_run_records_no_iteration_twice(start, tmp_path, monkeypatch):
+    more = ["--record-history", str(tmp_path / "histories")]
+    assert main(arguments("ppo", start, tmp_path / "whole", *more)) == 0
+    call = arguments("ppo", start, tmp_path / "broken", *more)
+    interrupt_play(monkeypatch, call, after=3)  # one game after the checkpoint of iteration 2
+    broken, whole = tmp_path / "histories" / "run-broken", tmp_path / "histories" / "run-whole"
+    assert {record.epoch for record in read_run(broken)} == {1, 2, 3}
+    assert main(call) == 0
+    assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
+    for path in whole.glob("epoch-*"):
+        assert path.read_bytes() == (broken / path.name).read_bytes()
+    assert main(call) == 0  # a run that is over stays as it is
+    assert {record.epoch for record in read_run(broken)} == {1, 2, 3, 4}
+
+
+def test_a_history_is_moved_but_never_begun_in_the_middle(start, tmp_path, capsys, monkeypatch):
+    call, home = arguments("ppo", start, tmp_path / "run"), tmp_path / "histories"
+    interrupt_play(monkeypatch, [*call, "--record-history", str(home)], after=3)
+    assert main([*call, "--record-history", str(tmp_path / "other")]) == 2
+    assert "continues after epoch 2, but" in capsys.readouterr().err
+    moved = shutil.move(home, tmp_path / "moved")
+    assert main([*call, "--record-history", str(moved)]) == 0
+    assert {record.epoch for record in read_run(tmp_path / "moved" / "run-run")} == {1, 2, 3, 4}
+
+
+def test_a_history_of_another_run_is_kept(start, tmp_path, capsys):
+    more = ["--record-history", str(tmp_path / "histories")]
+    assert main(arguments("ppo", start, tmp_path / "a" / "run", *more)) == 0
+    before = read_run(tmp_path / "histories" / "run-run")
+    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more, "--seed", "1")) == 2
+    assert "holds the history of a run with other ['seed']" in capsys.readouterr().err
+    assert read_run(tmp_path / "histories" / "run-run") == before
 
 
 def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):

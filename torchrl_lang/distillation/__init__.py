@@ -11,6 +11,8 @@ from torchrl_lang.distillation.history_writer import HistoryWriter, record_histo
 from torchrl_lang.distillation.in_context import episode_returns, evaluate_in_context
 from torchrl_lang.distillation.in_context_report import InContextReport, TaskResult, bootstrap_band, in_context_report
 from torchrl_lang.distillation.paired_test import PairedTest, paired_test
+from torchrl_lang.distillation.run_format import RunRecord
+from torchrl_lang.distillation.run_recorder import RunRecorder, read_run, run_records
 from torchrl_lang.distillation.step_entries import Continuous, Discrete, entry_of_spec
 from torchrl_lang.distillation.task_split import TaskSplit, split_tasks
 
@@ -29,6 +31,8 @@ __all__ = [
     "PairedTest",
     "RandomPolicy",
     "TaskResult",
+    "RunRecord",
+    "RunRecorder",
     "TaskSplit",
     "bootstrap_band",
     "entry_of_spec",
@@ -40,5 +44,7 @@ __all__ = [
     "paired_test",
     "record_history",
     "save_ad_model",
+    "read_run",
+    "run_records",
     "split_tasks",
 ]

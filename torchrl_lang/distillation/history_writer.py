@@ -196,8 +196,8 @@ def record_history(
 
     Other errors are those of :class:`HistoryWriter`. See :func:`load_history` for an example.
     """
-    streams, about = source.env.batch_size[1], source.describe()
-    with HistoryWriter(folder, source.tasks, streams, source.steps, source=about, resume=resume) as writer:
+    about = source.describe()
+    with HistoryWriter(folder, source.tasks, source.streams, source.steps, source=about, resume=resume) as writer:
         end = 0
         for block in source.blocks(part):
             first, end = end, end + block.shape[-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from torchrl_lang.data import row_buffer
+from torchrl_lang.distillation import RunRecorder
 from torchrl_lang.functional import generators
 from torchrl_lang.modules import MixedPolicy
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy
 from torchrl_lang.recipes.online_options import OnlineOptions
-from torchrl_lang.recipes.run_common import finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.run_common import FREE_OPTIONS, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.training import (
@@ -82,13 +84,23 @@ def _player(
     return MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options
 
 
+_FREE = ("start", "workers", "record_history")
+"""Options that may change when an online run is resumed; a changed start is recognized by its weights, and a history
+by the epochs that it must have."""
+
+
 class OnlineRun:
-    """The state of an online run, and its iterations."""
+    """The state of an online run, and its iterations; a recorder records the games of each."""
 
     def __init__(
-        self, options: OnlineOptions, start: InitialPolicy, kl: KLConstrainedTransform, learner: Learner
+        self,
+        options: OnlineOptions,
+        start: InitialPolicy,
+        kl: KLConstrainedTransform,
+        learner: Learner,
+        recorder: RunRecorder | None = None,
     ) -> None:
-        self.options, self.start, self.kl, self.learner = options, start, kl, learner
+        self.options, self.start, self.kl, self.learner, self.recorder = options, start, kl, learner, recorder
         self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
         self.policy = AutocastPolicy(start.policy, torch.bfloat16) if options.bf16 else start.policy
         player, env_options = _player(options, start, self.policy)
@@ -125,6 +137,8 @@ class OnlineRun:
         """
         began = time.perf_counter()
         collected = self.games.play(to_end=to_end)
+        if self.recorder is not None:
+            self.recorder.record(iteration, collected.rows)
         middle = time.perf_counter()
         with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
             rows = self.kl(collected.rows)
@@ -191,10 +205,13 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
     Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
     ``start`` is refused. Returns the best mean return of the evaluations.
     """
-    free = ("start", "workers")  # a changed start is recognized by its weights
     reference = f"the model in {options.start / 'model'}, frozen"
-    with open_run(options, free=free, fixed={"notes": start.task.notes()}, reference=reference) as checkpoints:
-        run = OnlineRun(options, start, kl, learner)
+    fixed = {"notes": start.task.notes()}
+    with (
+        open_run(options, free=_FREE, fixed=fixed, reference=reference) as checkpoints,
+        _recorder(options, start) as recorder,
+    ):
+        run = OnlineRun(options, start, kl, learner, recorder)
         with closing(run.games):
             try:
                 _iterate(run, checkpoints)
@@ -204,10 +221,21 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
         return finish(options, checkpoints, start.save, unit="iteration")
 
 
+def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextManager[RunRecorder | None]:
+    """What records the games of a run, if the options ask for it."""
+    if options.record_history is None:
+        return nullcontext()
+    config = {"algorithm": type(options).__name__, **asdict(options), "notes": start.task.notes()}
+    name, free = options.out.resolve().name, (*FREE_OPTIONS, *_FREE)
+    return RunRecorder(options.record_history, name, start.tokenizer, config=config, free=free)
+
+
 def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     """The remaining iterations."""
     options, last = run.options, run.options.iterations
     done, log = resume(options, checkpoints, run.parts())
+    if run.recorder is not None:
+        run.recorder.rewind(done)
     progress = Progress(last, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval"))
     with closing(log), progress:
         run.games.restart(done)

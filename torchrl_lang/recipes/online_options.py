@@ -37,6 +37,9 @@ class OnlineOptions(RunOptions):
     kl_horizon: int = option(1000, "games in which the coefficient changes by at most a fifth", at_least=1)
     temperature: float = option(1.0, "temperature of the policy, in games and in the loss", above=0)
     lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", at_least=1)
+    record_history: Path | None = option(
+        None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,10 @@ from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
-__all__ = ["RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resume"]
+__all__ = ["FREE_OPTIONS", "RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resume"]
+
+FREE_OPTIONS = ("out", "logger", "device", "task", "option")
+"""Options that may change when any run is resumed; the task is among the notes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,7 @@ def open_run(
     with folder_lock(options.out, "trains"):
         remove_leftovers(options.out)
         checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
-        free = ("out", "logger", "device", "task", "option", *free)  # the task is among the notes
+        free = (*FREE_OPTIONS, *free)
         if checkpoints.steps():
             check_record(record, options, free=free, **fixed)
         else:

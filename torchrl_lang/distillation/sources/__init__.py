@@ -1,9 +1,28 @@
 """Source algorithms: what learns, or seems to learn, over the histories that a model is trained on."""
 
 from torchrl_lang.distillation.sources.base import HistorySource
+from torchrl_lang.distillation.sources.dqn import DQN
 from torchrl_lang.distillation.sources.exploration import SLOW_DECAY, LinearDecay, epsilon_greedy
+from torchrl_lang.distillation.sources.gym_source import GymSource
+from torchrl_lang.distillation.sources.gym_tasks import GymTask, cart_pole
 from torchrl_lang.distillation.sources.noisy_expert import NoisyExpert
+from torchrl_lang.distillation.sources.ppo import PPO
 from torchrl_lang.distillation.sources.q_learning import QLearning
+from torchrl_lang.distillation.sources.tabular import TabularSource
 from torchrl_lang.distillation.sources.ucb import UCB
 
-__all__ = ["HistorySource", "LinearDecay", "NoisyExpert", "QLearning", "SLOW_DECAY", "UCB", "epsilon_greedy"]
+__all__ = [
+    "DQN",
+    "GymSource",
+    "GymTask",
+    "HistorySource",
+    "LinearDecay",
+    "NoisyExpert",
+    "PPO",
+    "QLearning",
+    "SLOW_DECAY",
+    "TabularSource",
+    "UCB",
+    "cart_pole",
+    "epsilon_greedy",
+]

@@ -7,22 +7,22 @@ from typing import Any
 
 from torch import Tensor
 
-from torchrl_lang.distillation.sources.base import HistorySource
 from torchrl_lang.distillation.sources.exploration import SLOW_DECAY, LinearDecay
+from torchrl_lang.distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional import RandomStream
 
 __all__ = ["NoisyExpert"]
 
 
-class NoisyExpert(HistorySource):
+class NoisyExpert(TabularSource):
     """An optimal policy with uniform noise that decays over the history (arXiv 2312.12275).
 
     Nothing is trained: the expert has the task and follows a shortest path, or pulls the best arm. Actions that are
     equally good are equally likely. ``LinearDecay(0, 0)`` records the expert alone, the data of expert distillation.
 
     Args:
-        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.HistorySource`.
+        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.TabularSource`.
         decay: how the noise decays.
 
     Examples:

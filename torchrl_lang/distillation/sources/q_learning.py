@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.distillation.sources.base import HistorySource
 from torchrl_lang.distillation.sources.exploration import SLOW_DECAY, LinearDecay
+from torchrl_lang.distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import within
@@ -17,7 +17,7 @@ from torchrl_lang.functional.checks import within
 __all__ = ["QLearning"]
 
 
-class QLearning(HistorySource):
+class QLearning(TabularSource):
     r"""Tabular Q-learning (Watkins and Dayan 1992) with epsilon-greedy actions, one table per stream.
 
     .. math:: Q(s, a) \leftarrow Q(s, a) + \alpha\, (r + \gamma\, (1 - terminated) \max_{a'} Q(s', a') - Q(s, a))
@@ -26,7 +26,7 @@ class QLearning(HistorySource):
     of :attr:`~torchrl_lang.envs.grids.HiddenTaskEnv.state`, which may hold more than the observation.
 
     Args:
-        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.HistorySource`.
+        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.TabularSource`.
         learning_rate: the ``alpha`` of the formula.
         gamma: the discount.
         decay: how epsilon decays over the history.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.distillation.sources.base import HistorySource
+from torchrl_lang.distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import finite
@@ -15,7 +15,7 @@ from torchrl_lang.functional.checks import finite
 __all__ = ["UCB"]
 
 
-class UCB(HistorySource):
+class UCB(TabularSource):
     r"""UCB1 (Auer, Cesa-Bianchi and Fischer 2002), over all episodes of a stream.
 
     Each arm is pulled once, in random order; then the arm with the largest
@@ -25,7 +25,7 @@ class UCB(HistorySource):
     after ``t`` pulls, ``n_a`` of them of arm ``a`` with the mean reward :math:`\bar r_a`. Ties are broken uniformly.
 
     Args:
-        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.HistorySource`; ``env`` has one state.
+        env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.TabularSource`; ``env`` has one state.
         exploration: the ``c`` of the formula; 1 is UCB1.
 
     Examples:

@@ -1,0 +1,163 @@
+"""The files of a recorded run: its records as JSON Lines, one file per epoch, and their manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchrl_lang.data.dialogue_records import parse_object
+from torchrl_lang.data.json_checks import check_keys
+from torchrl_lang.storage import Fields, FileError, file_digest, read_json, read_manifest, read_text, regular_file
+from torchrl_lang.storage.manifests import json_digest, write_manifest
+
+__all__ = [
+    "CONFIG",
+    "MANIFEST",
+    "REMEDY",
+    "Epoch",
+    "RunRecord",
+    "epoch_file",
+    "lines_of",
+    "read_epoch",
+    "read_run_manifest",
+    "write_run_manifest",
+]
+
+FORMAT, VERSION = "torchrl_lang run history", 1
+CONFIG, MANIFEST = "config.json", "manifest.json"
+REMEDY = "the history of the run is damaged, restore the file or record the run again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One turn of a language model in one episode of a training run.
+
+    Args:
+        query: what the environment wrote since the model's last response, as text without control tokens.
+        response: what the model wrote, without the token that ends its turn.
+        query_tokens: the tokens of ``query``, with control tokens.
+        response_tokens: the tokens that the model wrote, the end of its turn included.
+        reward: what the environment paid for the response, without a penalty on divergence.
+        log_probs: log-probability of each response token under the model that wrote it; empty if unknown.
+        episode: number of the episode in its epoch, from 0.
+        turn: number of the response in its episode, from 0.
+        epoch: number of the epoch, from 1: an epoch is an iteration of training, played with the same weights.
+        run: name of the run.
+
+    Examples:
+        >>> from torchrl_lang.distillation import RunRecord
+        >>> RunRecord(query="ab", response="c", query_tokens=(7, 0, 1, 6), response_tokens=(2, 4), reward=1.0,
+        ...           log_probs=(-0.5, -0.1), episode=0, turn=0, epoch=1, run="ppo").response
+        'c'
+    """
+
+    query: str
+    response: str
+    query_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    reward: float
+    log_probs: tuple[float, ...]
+    episode: int
+    turn: int
+    epoch: int
+    run: str
+
+
+_IN_FILE = tuple(field.name for field in fields(RunRecord) if field.name not in ("epoch", "run"))
+"""The fields of a line; the others are in the names of the file and the folder."""
+
+
+class Epoch(NamedTuple):
+    """An epoch in the manifest."""
+
+    records: int
+    sha256: str
+
+
+def epoch_file(epoch: int) -> str:
+    """The name of the file of an epoch.
+
+    Examples:
+        >>> from torchrl_lang.distillation.run_format import epoch_file
+        >>> epoch_file(12)
+        'epoch-000012.jsonl'
+    """
+    return f"epoch-{epoch:06d}.jsonl"
+
+
+def lines_of(records: Sequence[RunRecord]) -> str:
+    """The content of the file of an epoch, without epoch and run."""
+    content = ({name: value for name, value in asdict(each).items() if name in _IN_FILE} for each in records)
+    return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in content)
+
+
+def write_run_manifest(folder: Path, config: Mapping[str, Any], epochs: Sequence[Epoch]) -> None:
+    """Write the manifest of a run with this configuration and these epochs, from 1."""
+    listed = [epoch._asdict() for epoch in epochs]
+    content = {"format": FORMAT, "version": VERSION, "config_sha256": json_digest(config), "epochs": listed}
+    write_manifest(folder / MANIFEST, content)
+
+
+def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
+    """The configuration of a run, and its epochs, from 1.
+
+    Raises:
+        FileNotFoundError: there is no recorded run.
+        FileError: the manifest or the configuration is damaged, was changed, or has a later version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no recorded run in {folder}: {MANIFEST} is missing. Record one first.")
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
+    if manifest.take("format", str) != FORMAT:
+        raise manifest.error(f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}')
+    config = read_json(folder / CONFIG, remedy=REMEDY)
+    if json_digest(config) != manifest.take("config_sha256", str):
+        raise FileError(folder / CONFIG, f"differs from what {MANIFEST} records", REMEDY)
+    listed = [Fields(each, path, REMEDY, "epochs") for each in manifest.list_of("epochs", dict)]
+    return config, [Epoch(each.at_least("records", 0), each.take("sha256", str)) for each in listed]
+
+
+def read_epoch(folder: Path, number: int, expected: Epoch) -> list[RunRecord]:
+    """The records of an epoch.
+
+    Raises:
+        FileError: the file is missing, differs from what the manifest records, or holds a bad record.
+    """
+    path = regular_file(folder / epoch_file(number), REMEDY)
+    if file_digest(path) != expected.sha256:
+        raise FileError(path, f"differs from what {MANIFEST} records", REMEDY)
+    records, run = list[RunRecord](), folder.resolve().name.removeprefix("run-")
+    for line, text in enumerate(read_text(path, remedy=REMEDY).splitlines(), start=1):
+        try:
+            records.append(_record(parse_object(text), path, number, run))
+        except FileError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise FileError(path, f"holds no record on line {line} ({error})", REMEDY) from error
+    if len(records) != expected.records:
+        raise FileError(path, f"has {len(records)} records, {MANIFEST} lists {expected.records}", REMEDY)
+    return records
+
+
+def _record(content: Any, path: Path, epoch: int, run: str) -> RunRecord:
+    check_keys(content, _IN_FILE, "the record")
+    line = Fields(content, path, REMEDY)
+    record = RunRecord(
+        query=line.take("query", str),
+        response=line.take("response", str),
+        query_tokens=tuple(line.list_of("query_tokens", int)),
+        response_tokens=tuple(line.list_of("response_tokens", int)),
+        reward=line.take("reward", float),
+        log_probs=tuple(line.list_of("log_probs", float)),
+        episode=line.at_least("episode", 0),
+        turn=line.at_least("turn", 0),
+        epoch=epoch,
+        run=run,
+    )
+    if record.log_probs and len(record.log_probs) != len(record.response_tokens):
+        raise ValueError(f"{len(record.log_probs)} log_probs of {len(record.response_tokens)} response_tokens")
+    return record
