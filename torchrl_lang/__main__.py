@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "chai": _recipe("chai", "CHAI"),
             "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
             "ppo": _recipe("ppo", "PPO"),
+            "ad": _recipe("distill.ad", "AD"),
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),
@@ -91,9 +92,10 @@ WHOLE: dict[str, tuple[str, Load]] = {
         _recipe("visual_dialogue_demo", "VisualDialogueDemo"),
     ),
     "reddit": ("the same on Reddit comments in a quarter of an hour", _recipe("reddit_demo", "RedditDemo")),
+    "distill": ("algorithm distillation: models that improve in their context", _recipe("distill", "Distill")),
 }
 """Commands that take options alone."""
-RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit")
+RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
 
 
 class Terminated(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import at_least_one, finite, have_shapes, within
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
-__all__ = ["HistoryActor"]
+__all__ = ["HistoryActor", "PromptedPolicy"]
 
 
 class HistoryActor(nn.Module):
@@ -170,3 +170,40 @@ class HistoryActor(nn.Module):
         loc, scale = head.loc_and_scale(parameters)
         noise = torch.randn(loc.shape, generator=generator, device=generator.device).to(loc.device)
         return loc + self.temperature * scale * noise
+
+
+class PromptedPolicy(nn.Module):
+    """A :class:`HistoryActor` that begins each stream with the steps of a demonstration.
+
+    Args:
+        actor: the actor.
+        steps: ``[N, L]``, see :meth:`HistoryActor.prompt`; every :meth:`begin` has ``N`` streams.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation import ADTransformer, HistoryActor, PromptedPolicy, evaluate_in_context
+        >>> from torchrl_lang.distillation.sources import NoisyExpert
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 2], episode_length=6)
+        >>> actor = HistoryActor(ADTransformer.for_env(env, context=18, width=8, heads=2), seed=0)
+        >>> policy = PromptedPolicy(actor, NoisyExpert(env, steps=3).history().flatten(0, 1))
+        >>> evaluate_in_context(env, policy, episodes=4).shape
+        torch.Size([9, 2, 4])
+    """
+
+    def __init__(self, actor: HistoryActor, steps: TensorDictBase) -> None:
+        super().__init__()
+        self.actor, self._steps = actor, steps
+
+    def begin(self, streams: int) -> None:
+        """Begin each context with its steps."""
+        self.actor.begin(streams)
+        self.actor.prompt(self._steps)
+
+    def act(self, observation: Tensor) -> Tensor:
+        """See :meth:`HistoryActor.act`."""
+        return self.actor.act(observation)
+
+    def observe(self, reward: Tensor, done: Tensor) -> None:
+        """See :meth:`HistoryActor.observe`."""
+        self.actor.observe(reward, done)

@@ -17,7 +17,7 @@ from torchrl.objectives import LossModule
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.config_file import write_config
 from torchrl_lang.recipes.datasets import check_place
-from torchrl_lang.recipes.options import check_record, option, required, write_options
+from torchrl_lang.recipes.options import Options, check_record, option, required, write_options
 from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
@@ -29,8 +29,8 @@ FREE_OPTIONS = ("out", "logger", "device", "task", "option")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(TaskOptions):
-    """Options of all training runs."""
+class TrainingOptions(Options):
+    """Options of all training runs, whatever they train."""
 
     out: Path = required("folder of the run; an existing run is resumed")
     batch_size: int = option(64, "games in a batch", at_least=1)
@@ -39,11 +39,9 @@ class RunOptions(TaskOptions):
     final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm", above=0)
-    top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
     device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16")
     eval_every: int = option(1000, "steps (online: iterations) between evaluations, each with a checkpoint", at_least=1)
-    eval_games: int = option(256, "games in an evaluation", at_least=1)
     log_every: int = option(50, "steps (online: iterations) between rows of the log", at_least=1)
     logger: tuple[str, ...] = option((), "further loggers: tensorboard, wandb, mlflow, trackio")
     seed: int = option(0, "seed of weights, batches, games and sampling", at_least=0)
@@ -66,9 +64,17 @@ class RunOptions(TaskOptions):
         return torch.device(name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainingOptions, TaskOptions):
+    """Options of the training runs of language models."""
+
+    top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
+    eval_games: int = option(256, "games in an evaluation", at_least=1)
+
+
 @contextmanager
 def open_run(
-    options: RunOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], best_by: str = "return", **more: Any
+    options: TrainingOptions, *, free: tuple[str, ...], fixed: Mapping[str, Any], best_by: str = "return", **more: Any
 ) -> Iterator[Checkpointer]:
     """Hold the folder of a run exclusively and record its options, or check that a resumed run has the same ones.
 
@@ -89,7 +95,7 @@ def open_run(
         yield checkpoints
 
 
-def make_optimizer(options: RunOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
+def make_optimizer(options: TrainingOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
     """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
     make = muon_adamw if options.optimizer == "muon" else adamw
     optimizer = make(loss, options.lr, **settings)
@@ -97,7 +103,7 @@ def make_optimizer(options: RunOptions, loss: LossModule, steps: int, **settings
     return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
 
 
-def resume(options: RunOptions, checkpoints: Checkpointer, parts: Mapping[str, Stateful]) -> tuple[int, RunLog]:
+def resume(options: TrainingOptions, checkpoints: Checkpointer, parts: Mapping[str, Stateful]) -> tuple[int, RunLog]:
     """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there."""
     for name, part in parts.items():
         checkpoints.register(name, part)
@@ -113,7 +119,7 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 def finish(
-    options: RunOptions,
+    options: TrainingOptions,
     checkpoints: Checkpointer,
     save: Callable[[Path], Any],
     *,

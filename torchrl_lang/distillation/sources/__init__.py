@@ -6,6 +6,7 @@ from torchrl_lang.distillation.sources.exploration import SLOW_DECAY, LinearDeca
 from torchrl_lang.distillation.sources.gym_source import GymSource
 from torchrl_lang.distillation.sources.gym_tasks import GymTask, cart_pole
 from torchrl_lang.distillation.sources.noisy_expert import NoisyExpert
+from torchrl_lang.distillation.sources.posterior_sampling import PosteriorSampling
 from torchrl_lang.distillation.sources.ppo import PPO
 from torchrl_lang.distillation.sources.q_learning import QLearning
 from torchrl_lang.distillation.sources.tabular import TabularSource
@@ -19,6 +20,7 @@ __all__ = [
     "LinearDecay",
     "NoisyExpert",
     "PPO",
+    "PosteriorSampling",
     "QLearning",
     "SLOW_DECAY",
     "TabularSource",

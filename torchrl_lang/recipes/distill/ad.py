@@ -1,0 +1,108 @@
+"""Train a model on learning histories: algorithm distillation, or expert distillation with ``--source expert``."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_lang.distillation import ADLoss, ADTransformer, HistoryActor, evaluate_in_context, save_ad_model
+from torchrl_lang.recipes.distill.families import TaskFamily
+from torchrl_lang.recipes.distill.histories import HistoryOptions, history_windows
+from torchrl_lang.recipes.options import option, with_defaults
+from torchrl_lang.recipes.run_common import TrainingOptions, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
+
+__all__ = ["AD", "main"]
+
+_LAST = 3
+"""Number of the last episodes whose mean return chooses the checkpoint."""
+
+
+@with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400)
+class AD(TrainingOptions, HistoryOptions):
+    """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains."""
+
+    batch_size: int = option(64, "windows in a batch", at_least=1)
+    steps: int = option(400, "training steps", at_least=1)
+    weight_decay: float = option(0.05, "AdamW's weight decay", at_least=0)
+    label_smoothing: float = option(0.0, "share of an action's target that is uniform", at_least=0, below=1)
+    reward_weight: float = option(0.0, "weight of the loss of predicted rewards", at_least=0)
+    observation_weight: float = option(0.0, "weight of the loss of predicted observations", at_least=0)
+    context_episodes: int = option(6, "episodes that the model reads", at_least=1)
+    width: int = option(64, "hidden size", at_least=1)
+    layers: int = option(3, "transformer blocks", at_least=1)
+    heads: int = option(4, "attention heads", at_least=1)
+    episodes: int = option(20, "episodes of an evaluation on validation tasks", at_least=_LAST)
+    eval_streams: int = option(16, "streams of each task in an evaluation", at_least=1)
+    temperature: float = option(1.0, "of the actions in an evaluation", at_least=0)
+
+
+def main(options: AD) -> float:
+    """Train; returns the best mean return of the last episodes on validation tasks.
+
+    The run's folder contains ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model``. The same command
+    continues a run that was killed, and ends with the same numbers.
+    """
+    family = options.family()
+    torch.manual_seed(options.seed)
+    length = options.context_episodes * family.episode_length
+    sizes: dict[str, Any] = {"width": options.width, "layers": options.layers, "heads": options.heads}
+    model = ADTransformer.for_env(family.env(family.split.train[:1], 1), context=length, **sizes)
+    loss = ADLoss(
+        model.to(options.torch_device()),
+        label_smoothing=options.label_smoothing,
+        reward_weight=options.reward_weight,
+        observation_weight=options.observation_weight,
+    )
+    described = family.describe()
+    with open_run(options, free=("history",), fixed={"family": described}) as checkpoints:
+        windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
+        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
+        parts: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
+        start, log = resume(options, checkpoints, {**parts, "windows": windows, "random": RandomState()})
+        finite = FiniteCheck()
+        training = train_steps(
+            loss,
+            lambda: windows.sample().to(options.torch_device()),
+            optimizer,
+            steps=options.steps,
+            start=start,
+            scheduler=scheduler,
+            max_grad_norm=options.max_grad_norm,
+            autocast=torch.bfloat16 if options.bf16 else None,
+            finite=finite,
+        )
+        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
+        with closing(log), progress:
+            for step, figures in training:
+                progress.update(step, figures)
+                if is_due(step, options.log_every, options.steps):
+                    log.log(step, figures)
+                if is_due(step, options.eval_every, options.steps):
+                    finite.check()
+                    check_parameters(loss, f"after step {step}")
+                    found = _evaluate(options, family, model)
+                    log.log(step, found)
+                    progress.update(step, found)
+                    checkpoints.save(step, found)
+        trained_on = {"family": described, "source": options.source_name(), "options": _jsonable(options)}
+        return finish(options, checkpoints, lambda folder: save_ad_model(folder, model, trained_on=trained_on), unit="step")
+
+
+def _evaluate(options: AD, family: TaskFamily, model: ADTransformer) -> dict[str, float]:
+    """The mean return of the last episodes and of the first one on validation tasks."""
+    env = family.env(family.split.validation, options.eval_streams)
+    model.eval()
+    actor = HistoryActor(model, temperature=options.temperature)
+    returns: Tensor = evaluate_in_context(env, actor, options.episodes, seed=options.seed)
+    model.train()
+    return {"return": float(returns[..., -_LAST:].mean()), "first_return": float(returns[..., 0].mean())}
+
+
+def _jsonable(options: AD) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}

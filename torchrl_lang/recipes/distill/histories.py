@@ -1,0 +1,159 @@
+"""Learning histories to train on: new ones all the time, or those of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tensordict import TensorDictBase
+from torchrl.data import TensorDictReplayBuffer
+
+from torchrl_lang.distillation import HistoryWindows, LearningHistory, load_history
+from torchrl_lang.distillation.sources import (
+    UCB,
+    HistorySource,
+    LinearDecay,
+    NoisyExpert,
+    PosteriorSampling,
+    QLearning,
+)
+from torchrl_lang.envs.grids import HiddenTaskEnv
+from torchrl_lang.recipes.distill.families import FamilyName, FamilyOptions
+from torchrl_lang.recipes.options import option
+from torchrl_lang.storage import shorten
+
+__all__ = ["FreshWindows", "HistoryOptions", "SourceName", "history_windows"]
+
+SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
+
+_SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_door": "q_learning", "bandit": "ucb"}
+_EPISODES: dict[SourceName, int] = {"posterior": 12, "noise": 12, "q_learning": 600, "ucb": 20, "expert": 12}
+_SKIPPED: dict[SourceName, int] = {"q_learning": 40}
+_NOISE = LinearDecay(fraction=(0.2, 0.6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryOptions(FamilyOptions):
+    """Options of the histories."""
+
+    source: SourceName | None = option(
+        None, "source algorithm; none: posterior in dark_room, q_learning in dark_key_door, ucb of a bandit"
+    )
+    history_episodes: int | None = option(
+        None, "episodes of a history; none: 600 of q_learning, 20 of ucb, 12 of others", at_least=1
+    )
+    skip_episodes: int | None = option(
+        None, "keep every k-th episode of a history; none: 40 of q_learning, 1 of others", at_least=1
+    )
+    streams: int = option(100, "histories of each task at a time", at_least=1)
+    fresh_every: int = option(50, "training steps until they are replaced by new ones", at_least=1)
+    history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
+
+    def source_name(self) -> SourceName:
+        """The source algorithm."""
+        return _SOURCES[self.env] if self.source is None else self.source
+
+    def skipped(self) -> int:
+        """Which episodes are kept: every ``k``-th one."""
+        return _SKIPPED.get(self.source_name(), 1) if self.skip_episodes is None else self.skip_episodes
+
+    def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> HistorySource:
+        """The source algorithm on tasks; ``episodes`` instead of those of a history."""
+        name = self.source_name()
+        whole = _EPISODES[name] if self.history_episodes is None else self.history_episodes
+        steps = (whole if episodes is None else episodes) * env.episode_length
+        if name == "posterior":
+            return PosteriorSampling(env, steps, seed=seed)
+        if name == "q_learning":
+            return QLearning(env, steps, seed=seed)
+        if name == "ucb":
+            return UCB(env, steps, seed=seed)
+        return NoisyExpert(env, steps, decay=LinearDecay(0.0, 0.0) if name == "expert" else _NOISE, seed=seed)
+
+
+class FreshWindows:
+    """Batches of windows of histories that are replaced by new ones now and then. Resumes exactly.
+
+    Args:
+        draw: the histories with a number, the same for the same number.
+        length: steps of a window, which begins with an episode.
+        batch_size: windows per batch.
+        every: batches until new histories are drawn.
+        skip_episodes: see :class:`~torchrl_lang.distillation.HistoryWindows`.
+        seed: seed of the orders.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[int], LearningHistory],
+        length: int,
+        batch_size: int,
+        *,
+        every: int,
+        skip_episodes: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self._draw, self._every, self._batch_size = draw, every, batch_size
+        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes, "seed": seed}
+        self._length, self._batches = length, 0
+        self._buffer: TensorDictReplayBuffer | None = None
+
+    def sample(self) -> TensorDictBase:
+        """The next batch, ``[batch_size, length]``."""
+        if self._buffer is None or self._batches % self._every == 0:
+            self._buffer = self._open()
+        self._batches += 1
+        return self._buffer.sample()
+
+    def _open(self) -> TensorDictReplayBuffer:
+        history = self._draw(self._batches // self._every)
+        return HistoryWindows(history, self._length, **self._options).buffer(self._batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of batches, and the place in the order of the present histories."""
+        sampler = None if self._buffer is None else self._buffer.sampler.state_dict()
+        return {"batches": self._batches, "sampler": sampler}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after a state's last batch."""
+        self._batches, self._buffer = state_dict["batches"], None
+        if state_dict["sampler"] is not None and self._batches % self._every:
+            self._buffer = self._open()
+            self._buffer.sampler.load_state_dict(state_dict["sampler"])
+
+
+def history_windows(options: HistoryOptions, *, length: int, batch_size: int, seed: int) -> FreshWindows:
+    """Windows of histories of the tasks to train on, and of no others.
+
+    Raises:
+        ValueError: the recorded history has none of these tasks, or tasks of another family.
+    """
+    family = options.family()
+    windows: dict[str, Any] = {"skip_episodes": options.skipped(), "seed": seed}
+    if options.history is not None:
+        recorded = _recorded(options, options.history)
+        return FreshWindows(lambda number: recorded, length, batch_size, every=1 << 62, **windows)
+
+    def draw(number: int) -> LearningHistory:
+        env = family.env(family.split.train, options.streams)
+        source = options.source_on(env, seed=seed * 1_000_003 + number)
+        return LearningHistory(source.history(), source.tasks)
+
+    return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)
+
+
+def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
+    """The streams of a recorded history whose tasks are to be trained on."""
+    history, family = load_history(folder), options.family()
+    env = family.env(family.split.train[:1], 1).describe()
+    if history.source.get("env") != env:
+        raise ValueError(
+            f"The history in {folder} was recorded in {shorten(history.source.get('env'))}, but these options give "
+            f"{shorten(env)}: give the options that it was recorded with."
+        )
+    kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in family.split.train]
+    if not kept:
+        raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(family.split.train)}.")
+    return LearningHistory(history.steps[kept], [history.tasks[place] for place in kept], source=history.source)

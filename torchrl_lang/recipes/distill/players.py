@@ -1,0 +1,107 @@
+"""What models, their sources and simple policies earn on test tasks, episode by episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_lang.distillation import (
+    ContextPolicy,
+    HistoryActor,
+    InContextReport,
+    OptimalPolicy,
+    PromptedPolicy,
+    RandomPolicy,
+    episode_returns,
+    evaluate_in_context,
+    in_context_report,
+    load_ad_model,
+)
+from torchrl_lang.distillation.sources import LinearDecay, NoisyExpert
+from torchrl_lang.envs.grids import HiddenTaskEnv
+from torchrl_lang.recipes.distill.histories import HistoryOptions
+from torchrl_lang.storage import read_json, write_json
+
+__all__ = ["TestPlay", "reports"]
+
+_SEED = 2_000_000
+"""Seed of the episodes on test tasks."""
+
+TITLES = {"ad": "AD", "ed": "ED"}
+
+
+@dataclass(frozen=True)
+class TestPlay:
+    """How policies are evaluated on test tasks.
+
+    Args:
+        options: of the tasks and their source algorithm.
+        episodes: of each stream.
+        streams: of each task.
+        temperature: of the models' actions.
+    """
+
+    __test__ = False  # not a class of tests
+
+    options: HistoryOptions
+    episodes: int
+    streams: int
+    temperature: float
+
+    def env(self) -> HiddenTaskEnv:
+        """The test tasks."""
+        family = self.options.family()
+        return family.env(family.split.test, self.streams)
+
+    def returns(self, policy: ContextPolicy, env: HiddenTaskEnv) -> Tensor:
+        """Returns of a policy, ``[tasks, streams, episodes]``."""
+        return evaluate_in_context(env, policy, self.episodes, seed=_SEED)
+
+    def of_model(self, run: Path, *, prompted: bool = False) -> Tensor:
+        """Returns of a run's model, kept in its folder; ``prompted`` with half an episode of an expert."""
+        path = run / f"test{'_prompted' if prompted else ''}.json"
+        if not path.exists():
+            env = self.env()
+            actor = HistoryActor(load_ad_model(run / "model"), temperature=self.temperature)
+            policy = PromptedPolicy(actor, self._demonstration()) if prompted else actor
+            write_json(path, {"returns": self.returns(policy, env).tolist()})
+            print(f"{run.name}{', prompted' * prompted}: {self.episodes} episodes on test tasks", flush=True)
+        return torch.tensor(read_json(path, remedy="delete it: the episodes are played again")["returns"])
+
+    def _demonstration(self) -> TensorDict:
+        """The first half of an expert's episode, one in each stream."""
+        env = self.env()
+        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=LinearDecay(0.0, 0.0), seed=_SEED)
+        return expert.history().flatten(0, 1)
+
+    def of_source(self) -> Tensor:
+        """Returns of the source algorithm on the test tasks, of the episodes that histories keep."""
+        every = self.options.skipped()
+        source = self.options.source_on(self.env(), seed=_SEED, episodes=self.episodes * every)
+        return episode_returns(source.history(), self.episodes * every)[..., ::every]
+
+
+def reports(play: TestPlay, runs: Mapping[str, Sequence[Path]]) -> dict[str, InContextReport]:
+    """A report for each method, its source, random and optimal actions, by title.
+
+    Args:
+        play: how policies are evaluated.
+        runs: the folders of each method's runs, one for each training seed.
+    """
+    env = play.env()
+    optimal = env.optimal_return()[:, 0]
+    found: dict[str, Tensor] = {}
+    for method, places in runs.items():
+        found[TITLES[method]] = torch.stack([play.of_model(place) for place in places])
+        if method == "ad":
+            found["AD, prompted"] = torch.stack([play.of_model(place, prompted=True) for place in places])
+    found["source"] = play.of_source()[None]
+    found["random"] = play.returns(RandomPolicy(env.n_actions), env)[None]
+    found["optimal"] = play.returns(OptimalPolicy(env), env)[None]
+    tasks = play.options.family().split.test
+    return {name: in_context_report(name, returns, optimal, tasks=tasks) for name, returns in found.items()}
