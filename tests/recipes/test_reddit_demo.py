@@ -18,11 +18,11 @@ from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes import offline_methods
+from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.limits import Limits
-from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import FileError

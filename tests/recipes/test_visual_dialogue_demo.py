@@ -15,13 +15,14 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
 from torchrl_lang.recipes import offline_methods, prepare_visual_dialogue
+from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.offline_methods import METHODS
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-from torchrl_lang.recipes.visual_dialogue_demo.players import CHOICE, REPORT, UNGUIDED, play
+from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, play
 from torchrl_lang.recipes.visual_dialogue_demo.report import format_comparison, format_cross_rewards
 from torchrl_lang.storage import FileError
 

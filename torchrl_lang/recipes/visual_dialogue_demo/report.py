@@ -13,7 +13,7 @@ from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
-from torchrl_lang.recipes.visual_dialogue_demo.players import TrainedPlayer
+from torchrl_lang.recipes.visual_dialogue_demo.players import DialoguePlayer
 from torchrl_lang.storage import read_json, write_file, write_json
 
 __all__ = ["advantages", "format_advantages", "format_comparison", "format_cross_rewards", "write_dialogues"]
@@ -75,7 +75,7 @@ def _dialogue(row: Row, scene: int, comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def advantages(player: TrainedPlayer, data: Path) -> Mapping[str, Any]:
+def advantages(player: DialoguePlayer, data: Path) -> Mapping[str, Any]:
     """The held-out questions of the highest and of the lowest learned advantage, kept in the folder of an ILQL run."""
     path = player.folder / "advantages.json"
     if not path.exists():
