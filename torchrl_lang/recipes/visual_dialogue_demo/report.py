@@ -9,6 +9,7 @@ from typing import Any
 
 from torchrl_lang.data import load_dataset
 from torchrl_lang.evaluation import format_seed_table, format_table, text_advantages
+from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
@@ -48,9 +49,7 @@ def format_cross_rewards(comparisons: Sequence[Comparison], task: VisualDialogue
             cells = [returns[name] for name in names]
             shown = [f"{mean:.2f}" + ("" if error is None else f" ± {error:.2f}") for mean, error in cells]
             lines.append([title, trained, *shown])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join(["All rewards of the same dialogues", texts[0], "-" * max(map(len, texts)), *texts[1:]])
+    return f"All rewards of the same dialogues\n{format_columns(lines, '<' * len(lines[0]))}"
 
 
 def write_dialogues(
