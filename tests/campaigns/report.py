@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from torchrl_lang.evaluation.tables import format_columns
+
 GOOD = ("refused", "harmless", "accepted", "recovered")
 """Verdicts that an attack may end with; any other is a failure."""
 
@@ -35,12 +37,7 @@ def table(outcomes: list[Outcome]) -> str:
     for group in groups:
         numbers = [counts[group, verdict] for verdict in verdicts]
         rows.append([group, *map(str, numbers), str(sum(numbers))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
+    lines = [format_columns(rows, "<" + ">" * len(rows[0][1:]))]
     failures = [outcome for outcome in outcomes if outcome.failed]
     lines += ["", f"{len(failures)} of {len(outcomes)} attacks failed the library."]
     for outcome in failures:

@@ -1,9 +1,13 @@
-"""A prepared folder of visual dialogue that is made in seconds."""
+"""A prepared folder of visual dialogue that is made in seconds, and what tests of comparisons share."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from tests.recipes.demos import Trainings
 from torchrl_lang.recipes.prepare_visual_dialogue import PrepareVisualDialogue, main
 
 SMALL = {
@@ -22,3 +26,17 @@ SMALL = {
 def prepared_dialogues(tmp_path_factory):
     """The folder of ``prepare visual_dialogue``; tests must not write into it."""
     return main(PrepareVisualDialogue(out=tmp_path_factory.mktemp("visual_dialogue") / "prepared", **SMALL))
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """What was trained; it was trained in this process."""
+    found = Trainings()
+    found.take_over(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the test file's ``finished`` comparison to write into."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))

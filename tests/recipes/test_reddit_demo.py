@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.modules.saved_readers import saved_actor
-from torchrl_lang.recipes import offline_methods
+from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, checks, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.limits import Limits
-from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
 from torchrl_lang.recipes.tasks.reddit import RedditTask
 from torchrl_lang.storage import FileError
@@ -37,39 +36,10 @@ def command(home, out, *more, methods=("bc", "best-10", "ilql")):
     return main(["reddit", "--out", str(out), "--folder", str(home), "--methods", *methods, *sizes, *more])
 
 
-class Trainings:
-    """Trains in this process, and remembers what."""
-
-    def __init__(self, stop_after=None):
-        self.done, self.stop_after = [], stop_after
-
-    def __call__(self, commands):
-        for out, words in commands.items():
-            if len(self.done) == self.stop_after:
-                raise KeyboardInterrupt
-            assert main(words) == 0
-            self.done.append(Path(out).name)
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    found = Trainings()
-    monkeypatch.setattr(offline_methods, "run_in_parallel", found)
-    return found
-
-
 @pytest.fixture
 def evaluations(monkeypatch):
     """The comments that were written, outside of trainings."""
-    calls, real = [], RedditTask.evaluate
-
-    def evaluate(self, policy, **options):
-        if options.get("split"):
-            calls.append((options["split"], options["seed"], options["games"]))
-        return real(self, policy, **options)
-
-    monkeypatch.setattr(RedditTask, "evaluate", evaluate)
-    return calls
+    return recorded_evaluations(RedditTask, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +55,9 @@ def finished(home, tmp_path_factory):
     """A demo from end to end; tests must not write into it."""
     pytest.importorskip("profanity_check", reason="needs the extra reddit")
     out = tmp_path_factory.mktemp("demo") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offline_methods, "run_in_parallel", Trainings())
+    with trained_in_this_process():
         assert command(home, out) == 0
     return out
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
 def results_of(out):
@@ -202,28 +166,14 @@ def test_a_second_call_does_nothing_again(home, finished, trainings, evaluations
 
 @pytest.mark.slow
 def test_interrupted_calls_continue(home, finished, tmp_path, monkeypatch, capsys):
-    cut, rest = Trainings(stop_after=2), Trainings()
-    monkeypatch.setattr(offline_methods, "run_in_parallel", cut)
-    assert command(home, tmp_path / "out") == 130
-    assert "the same command continues" in capsys.readouterr().err
-    monkeypatch.setattr(offline_methods, "run_in_parallel", rest)
-    saved, real = [], WrittenComments.save
-
-    def save(self, path):
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-        saved.append(path)
-        real(self, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WrittenComments, "save", save)
-        assert command(home, tmp_path / "out") == 130
-    assert set(cut.done) | set(rest.done) == RUNS
-    assert len(cut.done) + len(rest.done) == len(RUNS)
-    times = {path: path.stat().st_mtime_ns for path in saved}
-    assert command(home, tmp_path / "out") == 0
-    assert len(rest.done) == len(RUNS) - 2
-    assert {path: path.stat().st_mtime_ns for path in saved} == times
+    check_interrupted_calls(
+        lambda: command(home, tmp_path / "out"),
+        runs=RUNS,
+        played=WrittenComments,
+        files=2,
+        monkeypatch=monkeypatch,
+        capsys=capsys,
+    )
     assert results_of(tmp_path / "out")["players"] == results_of(finished)["players"]
 
 

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import from_row, load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
@@ -20,9 +21,8 @@ from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.reddit_folder import SPLITS, CommentFolder
 from torchrl_lang.recipes.reddit_rewards import RedditReward
-from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask, comments_of
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.storage import FileError
 
 
 @pytest.fixture(scope="module")
@@ -312,8 +312,7 @@ def test_the_task_travels(task):
     labels = (("neutral", 0.0), ("toxic", -1.0))
     other = RedditTask("folder", 30, 10, "classifier", "model", labels, scale=2.0, include_parent=False, seed=3)
     for each in (task, other):
-        notes = Fields(json.loads(json.dumps(each.notes())), "config.json", "train again")
-        assert task_from_notes(notes) == each
+        assert from_own_notes(each) == each
         assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
 
 
@@ -329,7 +328,7 @@ def test_the_task_travels(task):
 )
 def test_damaged_notes(task, change, message):
     with pytest.raises(FileError) as raised:
-        task_from_notes(Fields(json.loads(json.dumps(task.notes())) | change, "manifest.json", "generate it again"))
+        from_own_notes(task, **change)
     assert message in str(raised.value)
 
 

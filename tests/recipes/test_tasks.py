@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.recipes import bc, datasets
@@ -126,7 +127,7 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch):
 )
 def test_damaged_notes_of_random_walks(change, message):
     with pytest.raises(FileError) as raised:
-        task_from_notes(Fields(RandomWalksTask().notes() | change, "manifest.json", "generate it again"))
+        from_own_notes(RandomWalksTask(), **change)
     assert message in str(raised.value)
 
 
@@ -136,7 +137,7 @@ def test_damaged_notes_of_random_walks(change, message):
 def test_edge_probability_defines_the_graph():
     task = RandomWalksTask(nodes=21, edge_probability=0.1, graph_seed=1, max_turns=9)
     assert torch.equal(task.graph.edges, random_graph(21, edge_probability=0.1, seed=1).edges)
-    assert task_from_notes(Fields(task.notes(), "manifest.json", "generate it again")) == task
+    assert from_own_notes(task) == task
     before = {name: value for name, value in RandomWalksTask().notes().items() if name != "edge_probability"}
     assert task_from_notes(Fields(before, "manifest.json", "generate it again")) == RandomWalksTask()
 

@@ -13,6 +13,7 @@ from torchrl.envs import Compose, TransformedEnv
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
 from tests.engines import reused
+from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import (
@@ -76,8 +77,7 @@ def test_games_of_one_solution_are_in_one_set(coins):
 
 def test_the_task_travels(coins):
     task = TextWorldTask.of("custom", options={"quest_length": 2}, max_turns=7, seed=3)
-    notes = Fields(json.loads(json.dumps(task.notes())), "config.json", "train again")
-    assert task_from_notes(notes) == task != coins
+    assert from_own_notes(task) == task != coins
     assert pickle.loads(pickle.dumps(coins)) == coins  # noqa: S301
     assert hash(pickle.loads(pickle.dumps(coins))) == hash(coins)  # noqa: S301
 

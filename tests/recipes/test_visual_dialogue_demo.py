@@ -5,23 +5,23 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.recipes.demos import check_interrupted_calls, recorded_evaluations, trained_in_this_process
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_returns
 from torchrl_lang.envs.visual_dialogue import Round
-from torchrl_lang.recipes import offline_methods, prepare_visual_dialogue
+from torchrl_lang.recipes import prepare_visual_dialogue
+from torchrl_lang.recipes.comparison import CHOICE, REPORT
 from torchrl_lang.recipes.offline_methods import METHODS
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo import VisualDialogueDemo
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-from torchrl_lang.recipes.visual_dialogue_demo.players import CHOICE, REPORT, UNGUIDED, play
+from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, play
 from torchrl_lang.recipes.visual_dialogue_demo.report import format_comparison, format_cross_rewards
 from torchrl_lang.storage import FileError
 
@@ -35,54 +35,19 @@ def command(home, out, *more, methods=("bc", "best-30", "ilql"), rewards=("none"
     return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *sizes, *more])
 
 
-class Trainings:
-    """Trains in this process, and remembers what."""
-
-    def __init__(self, stop_after=None):
-        self.done, self.stop_after = [], stop_after
-
-    def __call__(self, commands):
-        for out, words in commands.items():
-            if len(self.done) == self.stop_after:
-                raise KeyboardInterrupt
-            assert main(words) == 0
-            self.done.append(Path(out).name)
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    found = Trainings()
-    monkeypatch.setattr(offline_methods, "run_in_parallel", found)
-    return found
-
-
 @pytest.fixture
 def evaluations(monkeypatch):
     """The games that were played, outside of trainings."""
-    calls, real = [], VisualDialogueTask.evaluate
-
-    def evaluate(self, policy, **options):
-        if options.get("split"):
-            calls.append((options["split"], options["seed"], options["games"]))
-        return real(self, policy, **options)
-
-    monkeypatch.setattr(VisualDialogueTask, "evaluate", evaluate)
-    return calls
+    return recorded_evaluations(VisualDialogueTask, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def finished(prepared_dialogues, tmp_path_factory):
     """A demo from end to end; tests must not write into it."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offline_methods, "run_in_parallel", Trainings())
+    with trained_in_this_process():
         assert command(prepared_dialogues, out) == 0
     return out
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
 @pytest.fixture(scope="module")
@@ -149,29 +114,14 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
 
 @pytest.mark.slow
 def test_interrupted_calls_continue(prepared_dialogues, finished, tmp_path, monkeypatch, capsys):
-    cut, rest = Trainings(stop_after=2), Trainings()
-    monkeypatch.setattr(offline_methods, "run_in_parallel", cut)
-    assert command(prepared_dialogues, tmp_path / "out") == 130
-    assert "the same command continues" in capsys.readouterr().err
-    monkeypatch.setattr(offline_methods, "run_in_parallel", rest)
-    saved, real = [], PlayedDialogues.save
-
-    def save(self, path):
-        if len(saved) == 3:
-            raise KeyboardInterrupt
-        saved.append(path)
-        real(self, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PlayedDialogues, "save", save)
-        assert command(prepared_dialogues, tmp_path / "out") == 130
-    assert set(cut.done) | set(rest.done) == RUNS
-    assert len(cut.done) + len(rest.done) == len(RUNS)
-    times = {path: path.stat().st_mtime_ns for path in saved}
-    rest.done.clear()
-    assert command(prepared_dialogues, tmp_path / "out") == 0
-    assert rest.done == []
-    assert {path: path.stat().st_mtime_ns for path in saved} == times
+    check_interrupted_calls(
+        lambda: command(prepared_dialogues, tmp_path / "out"),
+        runs=RUNS,
+        played=PlayedDialogues,
+        files=3,
+        monkeypatch=monkeypatch,
+        capsys=capsys,
+    )
     assert results_of(tmp_path / "out") == results_of(finished)
 
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import from_row, load_dataset
 from torchrl_lang.envs.visual_dialogue import DialogueServer, PercentileCutoff, QuestionPlayer, Round
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
-from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueData, VisualDialogueTask
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.storage import FileError
 
 YES_NO = {
     "none": lambda answer: False,
@@ -205,8 +205,7 @@ def test_questions_that_no_player_can_ask(task):
 def test_the_task_travels(task):
     other = VisualDialogueTask(task.folder, "10_stop", scale=2.0, measure="distance", image=False, server="http://x:1")
     for each in (task, other):
-        notes = Fields(json.loads(json.dumps(each.notes())), "config.json", "train again")
-        assert task_from_notes(notes) == each
+        assert from_own_notes(each) == each
         assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301
 
 
@@ -223,7 +222,7 @@ def test_the_task_travels(task):
 )
 def test_damaged_notes(task, change, message):
     with pytest.raises(FileError) as raised:
-        task_from_notes(Fields(task.notes() | change, "manifest.json", "generate it again"))
+        from_own_notes(task, **change)
     assert message in str(raised.value)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchrl_lang.evaluation.tables import format_columns
+
 __all__ = ["SeedSummary", "format_seed_table", "over_seeds"]
 
 # 97.5 % quantiles of Student's t distribution with 1 to 10 degrees of freedom.
@@ -92,9 +94,4 @@ def format_seed_table(rows: Sequence[SeedSummary], *, title: str = "player", dig
         interval = "-" if row.interval is None else f"{row.interval[0]:.{digits}f} to {row.interval[1]:.{digits}f}"
         seeds = ", ".join(f"{value:.{digits}f}" for value in row.values)
         cells.append((row.name, f"{row.mean:.{digits}f}", interval, seeds))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        f"{name:<{widths[0]}}  {mean:>{widths[1]}}  {interval:>{widths[2]}}  {seeds}"
-        for name, mean, interval, seeds in cells
-    ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return format_columns(cells, "<>><")

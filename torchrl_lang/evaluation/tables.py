@@ -1,4 +1,4 @@
-"""Format summaries of games as plain text."""
+"""Plain-text tables, and the one of summaries of games."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = ["format_table"]
-
+__all__ = ["format_columns", "format_table"]
 
 _Column = tuple[str, str, Callable[[Summary], str | None]]
 
@@ -63,13 +62,34 @@ def format_table(rows: Sequence[Summary]) -> str:
         BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %   3.58
         ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.00
     """
-    columns = []
+    columns, sides = [], ""
     names = dict.fromkeys(name for row in rows for name in row.metrics)
     for title, align, show in [*_COLUMNS, *map(_metric, names)]:
         cells = [show(row) for row in rows]
         if any(cell is not None for cell in cells):
-            texts = [title, *("-" if cell is None else cell for cell in cells)]
-            width = max(map(len, texts))
-            columns.append([f"{text:{align}{width}}" for text in texts])
-    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+            columns.append([title, *("-" if cell is None else cell for cell in cells)])
+            sides += align
+    return format_columns(list(zip(*columns, strict=True)), sides)
+
+
+def format_columns(lines: Sequence[Sequence[str]], sides: str) -> str:
+    """Lines of cells as text with aligned columns, and a rule below the first line.
+
+    Args:
+        lines: the titles of the columns, then the rows.
+        sides: ``<`` or ``>`` for each column, to which its cells are aligned.
+
+    Examples:
+        >>> from torchrl_lang.evaluation.tables import format_columns
+        >>> print(format_columns([("player", "return"), ("BC", "-4"), ("ILQL", "-2.5")], "<>"))
+        player  return
+        --------------
+        BC          -4
+        ILQL      -2.5
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    return "\n".join([texts[0], "-" * max(map(len, texts)), *texts[1:]])

@@ -3,6 +3,7 @@
 from torchrl_lang.storage.columns import parse_rows
 from torchrl_lang.storage.errors import FileError, one_line, shorten
 from torchrl_lang.storage.fields import Fields
+from torchrl_lang.storage.folder_formats import FolderFormat
 from torchrl_lang.storage.folders import (
     is_unfinished,
     refuse_content,
@@ -39,6 +40,7 @@ __all__ = [
     "CHECKSUMS",
     "Fields",
     "FileError",
+    "FolderFormat",
     "check_model_config",
     "check_replaceable",
     "file_digest",

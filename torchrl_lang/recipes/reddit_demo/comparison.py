@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.recipes.reddit_demo.checks import BesideCopy, Noise, mean_figures
 from torchrl_lang.recipes.reddit_demo.limits import RULE
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments
@@ -90,12 +91,8 @@ def format_report(rows: Sequence[Row], *, comments: int) -> str:
                 f"{each.words:.1f}",
             ]
         )
-    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    texts = []
-    for name, *cells in lines:
-        texts.append("  ".join([name.ljust(first), *map(str.rjust, cells, others)]))
     head = f"{comments} comments on test parents for each training seed, reward without noise; perplexity under BC"
-    table = "\n".join([head, "", texts[0], "-" * len(texts[0]), *texts[1:]])
+    table = f"{head}\n\n{format_columns(lines, '<' + '>' * len(lines[0][1:]))}"
     outside = ", ".join(row.title for row in rows if not row.keeps_limits)
     rule = f"{RULE} No decoding keeps them of: {outside}." if outside else RULE
     return "\n\n".join([table, rule, *map(str, checks(rows))])

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchrl_lang.envs.reddit import generate_reddit_comments
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.recipes.comparison import CHOICE, REPORT, ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
-from torchrl_lang.recipes.options import Options, check_record, option, write_options
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
-from torchrl_lang.recipes.reddit_demo.players import CHOICE, REPORT, Scorer, TrainedPlayer
+from torchrl_lang.recipes.reddit_demo.players import CommentPlayer, Scorer
 from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask
 from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
 
 __all__ = ["RedditDemo", "main"]
 
-_RECORD = "options.json"
 _SCORES = "best-scores"
 """The run of BC on the comments with the best scores."""
 _QUANTILE = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
-class RedditDemo(Options):
+@with_defaults(out=Path("runs/reddit"))
+class RedditDemo(ComparisonOptions):
     """Reddit comments: BC on all and on the best, and ILQL with and without noise, in a quarter of an hour."""
 
-    out: Path = option(Path("runs/reddit"), "folder of all results; the same command continues")
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments in --out")
     pairs: int = option(12_000, "without --folder, pairs of parent and comment to generate", at_least=100)
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
-    methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
-    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
-    steps: int = option(3000, "training steps of each run", at_least=1)
-    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
-    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
-    batch_size: int | None = option(None, "comments in a batch; none: the task's preset", at_least=1)
     comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
     choice_comments: int = option(
         400, "comments on validation parents for each decoding, at most the validation comments", at_least=2
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.methods:
-            one_of("methods", name, list(METHODS))
 
 
 def main(options: RedditDemo) -> Path:
@@ -58,7 +43,7 @@ def main(options: RedditDemo) -> Path:
     with folder_lock(options.out, "runs this demo"):
         remove_leftovers(options.out)
         began = time.monotonic()
-        _check_options(options)
+        options.record()
         data = {name: _data(options, name) for name in ("clean", "noised", "scores")}
         folders = {name: generate_once(each) for name, each in data.items()}
         train_missing([run for seed in range(options.seeds) for run in _runs(options, folders, seed)])
@@ -67,14 +52,6 @@ def main(options: RedditDemo) -> Path:
         print(f"\n{_write(options, rows, minutes)}\n")
         print(f"report, comments side by side and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
     return options.out
-
-
-def _check_options(options: RedditDemo) -> None:
-    """Record the options, or check that results of earlier calls in the folder go together with them."""
-    record, fixed = options.out / _RECORD, replace(options, folder=options.folder and options.folder.resolve())
-    if record.exists():
-        check_record(record, fixed, free=("out", "methods", "seeds"))
-    write_options(record, fixed)
 
 
 def _comments(options: RedditDemo) -> Path:
@@ -98,9 +75,7 @@ def _places(options: RedditDemo, seed: int, suffix: str = "") -> dict[str, Path]
 
 
 def _runs(options: RedditDemo, folders: Mapping[str, Path], seed: int) -> list[PlannedRun]:
-    chosen = {"layers": options.layers, "width": options.width, "batch-size": options.batch_size}
-    shared: dict[str, Any] = {"steps": options.steps, "seed": seed, "eval-every": options.steps}
-    shared |= {name: value for name, value in chosen.items() if value is not None}
+    shared = {**options.of_training(seed), "eval-every": options.steps}
     places = _places(options, seed)
     runs = planned_runs((*options.methods, "bc"), places, {**shared, "data": folders["clean"]})
     if "ilql" in options.methods:
@@ -125,8 +100,9 @@ def _rows(options: RedditDemo, task: RedditTask) -> list[Row]:
     ]
     rows = []
     for key, method, title in _players(options):
-        players = [TrainedPlayer(options.out / f"seed-{scorer.seed}" / key, method, scorer) for scorer in scorers]
-        written, best = [player.test() for player in players], [player.best for player in players]
+        players = [CommentPlayer(options.out / f"seed-{scorer.seed}" / key, method, scorer) for scorer in scorers]
+        best = [player.best for player in players]
+        written = [player.test(decoding) for player, decoding in zip(players, best, strict=True)]
         copies, kept = METHODS[method].train[0] == "bc", all(player.keeps_limits for player in players)
         rows.append(Row(key, title, written, best, copies=copies, keeps_limits=kept))
     return [*rows, Row("", DATA, [scorer.data() for scorer in scorers])]
@@ -145,12 +121,7 @@ def _players(options: RedditDemo) -> list[tuple[str, str, str]]:
 
 def _write(options: RedditDemo, rows: list[Row], minutes: float) -> str:
     """Write all files, before anything is printed, so that a closed output loses nothing; returns the report."""
-    content = {
-        "options": json.loads(json.dumps(asdict(options), default=str)),
-        "minutes_of_this_call": round(minutes, 2),
-        **as_dict(rows),
-    }
-    write_json(options.out / "results.json", content)
+    write_json(options.out / "results.json", {**options.as_json(minutes), **as_dict(rows)})
     text = format_report(rows, comments=rows[-1].written[0].figures.comments)
     write_file(options.out / "report.txt", text + "\n")
     write_side_by_side(options.out / "side_by_side.txt", rows)

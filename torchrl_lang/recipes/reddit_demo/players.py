@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.modules.saved_readers import saved_actor
-from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline_methods import METHODS, decodings
 from torchrl_lang.recipes.reddit_demo.limits import Limits
 from torchrl_lang.recipes.reddit_demo.written import Figures, WrittenComments, read_figures
 from torchrl_lang.recipes.tasks.reddit import RedditTask
-from torchrl_lang.storage import read_json, write_json
 
-__all__ = ["CHOICE", "REPORT", "Scorer", "TrainedPlayer"]
-
-CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
-"""Split on which the decoding is chosen, and the one that is reported, each with the seed of parents and sampling."""
+__all__ = ["CommentPlayer", "Scorer"]
 
 _TEMPERATURES = (0.2, 0.5, 0.8, 1.0)
 
@@ -66,40 +64,43 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class TrainedPlayer:
-    """A finished run, what was measured with it, and its comments; all are kept in the run's folder.
+class CommentPlayer(TrainedPlayer[WrittenComments]):
+    """A finished run and its comments on test parents.
 
     Args:
-        folder: of the run.
-        method: its name in :data:`METHODS`.
+        folder, method: as in :class:`TrainedPlayer`.
         scorer: of its seed.
     """
 
-    folder: Path
-    method: str
+    remedy = "delete it: the validation comments are written again"
+
     scorer: Scorer
-    _written: dict[str, WrittenComments] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @cached_property
-    def finished(self) -> FinishedRun:
-        """The run, opened when it is first needed."""
-        return load_run(self.folder)
-
-    @cached_property
-    def policies(self) -> Mapping[str, TensorDictModuleBase]:
-        """All ways to decode it, by name; both sampled and greedy."""
+    def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
+        """All ways to decode the run, by name; values both greedily and sampled."""
         by_values = METHODS[self.method].by_values
-        ways = decodings(self.finished, by_values=by_values, guided_sampling=True, temperatures=_TEMPERATURES)
-        return dict(ways)
+        return decodings(self.finished, by_values=by_values, guided_sampling=True, temperatures=_TEMPERATURES)
+
+    def measure(self, policy: TensorDictModuleBase) -> dict[str, Any]:
+        """The figures of comments on validation parents."""
+        return asdict(self.scorer.ask(policy, report=False).figures)
+
+    def play(self, policy: TensorDictModuleBase) -> WrittenComments:
+        """The comments on test parents."""
+        return self.scorer.ask(policy, report=True)
+
+    def load(self, path: Path) -> WrittenComments:
+        """Read comments."""
+        return WrittenComments.load(path)
+
+    def announce(self, decoding: str, games: WrittenComments) -> None:
+        """Print how many comments were written."""
+        print(f"{self.folder.name}, {decoding}: {len(games.texts)} comments on test parents", flush=True)
 
     @cached_property
     def choice(self) -> Mapping[str, Figures]:
         """The figures of each decoding on validation parents."""
-        path, remedy = self.folder / "choice.json", "delete it: the validation comments are written again"
-        if not path.exists():
-            found = {name: self.scorer.ask(policy, report=False).figures for name, policy in self.policies.items()}
-            write_json(path, {name: asdict(each) for name, each in found.items()})
-        return {name: read_figures(each) for name, each in read_json(path, remedy=remedy).items()}
+        return {name: read_figures(each) for name, each in self.measured.items()}
 
     @property
     def best(self) -> str:
@@ -110,15 +111,3 @@ class TrainedPlayer:
     def keeps_limits(self) -> bool:
         """Whether that decoding keeps the limits."""
         return self.scorer.limits.excess(self.choice[self.best]) <= 1
-
-    def test(self) -> WrittenComments:
-        """The comments on test parents, by the best decoding."""
-        best = self.best
-        if best not in self._written:
-            path = self.folder / "test" / f"{best.replace(',', '').replace(' ', '_')}.json"
-            if not path.exists():
-                written = self.scorer.ask(self.policies[best], report=True)
-                written.save(path)
-                print(f"{self.folder.name}, {best}: {len(written.texts)} comments on test parents", flush=True)
-            self._written[best] = WrittenComments.load(path)
-        return self._written[best]

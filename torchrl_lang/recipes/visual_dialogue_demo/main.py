@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torchrl_lang.envs.visual_dialogue.yes_no import Penalty
-from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes import prepare_visual_dialogue
+from torchrl_lang.recipes.comparison import ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
-from torchrl_lang.recipes.options import Options, check_record, option, write_options
+from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.prepare_visual_dialogue import PrepareVisualDialogue
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueData, VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.checks import check
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
 from torchrl_lang.recipes.visual_dialogue_demo.pictures import draw_page
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, TrainedPlayer, play
+from torchrl_lang.recipes.visual_dialogue_demo.players import UNGUIDED, DialoguePlayer, play
 from torchrl_lang.recipes.visual_dialogue_demo.report import (
     advantages,
     format_advantages,
@@ -33,35 +32,22 @@ from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, writ
 
 __all__ = ["VisualDialogueDemo", "main"]
 
-_RECORD = "options.json"
 _IMITATIONS = [name for name, method in METHODS.items() if method.train[0] == "bc"]
 """Methods that copy the data, or its best part."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisualDialogueDemo(Options):
+@with_defaults(out=Path("runs/visual_dialogue"), steps=VisualDialogueTask.presets["bc"]["steps"])
+class VisualDialogueDemo(ComparisonOptions):
     """Visual dialogue: BC and ILQL under three rewards, a table on test scenes for each, in half an hour."""
 
-    out: Path = option(Path("runs/visual_dialogue"), "folder of all results; the same command continues")
     folder: Path | None = option(None, "folder that `prepare visual_dialogue` filled; none: prepare one in --out")
     rewards: tuple[Penalty, ...] = option(("none", "hard", "conservative"), "rewards to train and to evaluate on")
-    methods: tuple[str, ...] = option(("bc", "best-30", "best-10", "ilql"), f"methods among {', '.join(METHODS)}")
-    seeds: int = option(1, "training seeds, from 0 on", at_least=1)
-    steps: int = option(VisualDialogueTask.presets["bc"]["steps"], "training steps of each run", at_least=1)
     eval_every: int | None = option(
         None, "steps between checkpoints, the best of which plays; none: one after the last step", at_least=1
     )
-    layers: int | None = option(None, "transformer blocks; none: the task's preset", at_least=1)
-    width: int | None = option(None, "hidden size; none: the task's preset", at_least=1)
-    batch_size: int | None = option(None, "dialogues in a batch; none: the task's preset", at_least=1)
     eval_games: int = option(1000, "test scenes that each player plays once, at most all", at_least=2)
     choice_games: int = option(250, "validation scenes on which decodings are chosen, at most all", at_least=1)
     image: bool = option(True, "the agent sees the image")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.methods:
-            one_of("methods", name, list(METHODS))
 
 
 def main(options: VisualDialogueDemo) -> Path:
@@ -73,7 +59,7 @@ def main(options: VisualDialogueDemo) -> Path:
         if options.folder is None:
             folder = prepare_visual_dialogue.main(PrepareVisualDialogue(out=options.out / "prepared"))
             options = replace(options, folder=folder)
-        _check_options(options)
+        options.record("rewards")
         rewards: Any = [*dict.fromkeys((*options.rewards, *(["none"] if _shared(options) else [])))]
         data = {penalty: generate_once(_data(options, penalty)) for penalty in rewards}
         train_missing([run for seed in range(options.seeds) for run in _runs(options, data, seed)])
@@ -84,14 +70,6 @@ def main(options: VisualDialogueDemo) -> Path:
         print(f"\n{_write(options, task, comparisons, questions, minutes)}\n")
         print(f"report, pictures, transcripts and all figures: {options.out}; {minutes:.1f} minutes", flush=True)
     return options.out
-
-
-def _check_options(options: VisualDialogueDemo) -> None:
-    """Record the options, or check that results of earlier calls in the folder go together with them."""
-    record, fixed = options.out / _RECORD, replace(options, folder=options.folder and options.folder.resolve())
-    if record.exists():
-        check_record(record, fixed, free=("out", "rewards", "methods", "seeds"))
-    write_options(record, fixed)
 
 
 def _shared(options: VisualDialogueDemo) -> bool:
@@ -113,9 +91,7 @@ def _place(options: VisualDialogueDemo, seed: int, penalty: Penalty) -> dict[str
 
 def _runs(options: VisualDialogueDemo, data: Mapping[Penalty, Path], seed: int) -> list[PlannedRun]:
     every = options.steps if options.eval_every is None else options.eval_every
-    chosen = {"layers": options.layers, "width": options.width, "batch-size": options.batch_size}
-    shared = {"steps": options.steps, "seed": seed, "eval-every": every, "eval-games": options.choice_games}
-    shared |= {name: value for name, value in chosen.items() if value is not None}
+    shared = {**options.of_training(seed), "eval-every": every, "eval-games": options.choice_games}
     runs = {}
     for penalty in dict.fromkeys(options.rewards):
         places = _place(options, seed, penalty)
@@ -134,12 +110,12 @@ def _compare(options: VisualDialogueDemo, task: VisualDialogueTask, penalty: Pen
         best = [player.best(penalty) for player in players]
         plays = [player.test(decoding) for player, decoding in zip(players, best, strict=True)]
         rows.append(Row(title, plays, best, imitates=name in _IMITATIONS))
-        if UNGUIDED in players[0].choice:
+        if UNGUIDED in players[0].measured:
             plays = [player.test(UNGUIDED) for player in players]
             rows.append(Row(f"{title} beta 0", plays, ["greedy"] * len(plays)))
             curves[title] = {
-                decoding.removeprefix("greedy, beta "): [player.choice[decoding][penalty] for player in players]
-                for decoding in players[0].choice
+                decoding.removeprefix("greedy, beta "): [player.measured[decoding][penalty] for player in players]
+                for decoding in players[0].measured
             }
     data = PlayedDialogues.of_dataset(task, "test", options.eval_games)
     rows.append(Row("dialogues of the data", [data], imitates=True))
@@ -147,10 +123,10 @@ def _compare(options: VisualDialogueDemo, task: VisualDialogueTask, penalty: Pen
     return Comparison(penalty, rows, curves)
 
 
-def _players(options: VisualDialogueDemo, method: str, penalty: Penalty) -> list[TrainedPlayer]:
+def _players(options: VisualDialogueDemo, method: str, penalty: Penalty) -> list[DialoguePlayer]:
     games = {"choice_games": options.choice_games, "eval_games": options.eval_games}
     places = [_place(options, seed, penalty)[method] for seed in range(options.seeds)]
-    return [TrainedPlayer(place, method, seed, **games) for seed, place in enumerate(places)]
+    return [DialoguePlayer(place, method, seed, **games) for seed, place in enumerate(places)]
 
 
 def _random_questions(options: VisualDialogueDemo, task: VisualDialogueTask) -> PlayedDialogues:
@@ -182,8 +158,7 @@ def _write(
     titles = [METHODS[name].title for name in METHODS if name in options.methods]
     checks = [one for each in comparisons if (one := check(each, task)) is not None]
     content: dict[str, Any] = {
-        "options": json.loads(json.dumps(asdict(options), default=str)),
-        "minutes_of_this_call": round(minutes, 2),
+        **options.as_json(minutes),
         "checks": [one.as_dict() for one in checks],
         "cross_rewards": {title: cross_rewards(comparisons, task, title) for title in titles},
         **{each.penalty: {**each.as_dict(task), "advantages": questions.get(each.penalty)} for each in comparisons},

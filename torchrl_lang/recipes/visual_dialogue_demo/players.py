@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.envs.visual_dialogue.yes_no import PENALTIES, Penalty
-from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.comparison import CHOICE, REPORT, TrainedPlayer
 from torchrl_lang.recipes.offline_methods import METHODS, decodings
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.played import PlayedDialogues
-from torchrl_lang.storage import read_json, write_json
 
-__all__ = ["CHOICE", "REPORT", "UNGUIDED", "TrainedPlayer", "play"]
-
-CHOICE, REPORT = ("val", 1_000_000), ("test", 2_000_000)
-"""Split on which the decoding is chosen, and the one that is reported, each with the seed of sampling there."""
+__all__ = ["UNGUIDED", "DialoguePlayer", "play"]
 
 UNGUIDED = "greedy, beta 0"
 """The decoding of a run with values that leaves them out: a row of its own, never chosen."""
@@ -37,68 +32,55 @@ def play(
 
 
 @dataclass(frozen=True)
-class TrainedPlayer:
-    """A finished run, what was measured with it, and its dialogues; all are kept in the run's folder.
+class DialoguePlayer(TrainedPlayer[PlayedDialogues]):
+    """A finished run and its dialogues about the test scenes.
 
     Args:
-        folder: of the run.
-        method: its name in :data:`METHODS`.
+        folder, method: as in :class:`TrainedPlayer`.
         seed: of its training.
         choice_games: validation scenes on which the decoding is chosen.
         eval_games: test scenes.
     """
 
-    folder: Path
-    method: str
+    remedy = "delete it: the validation scenes are played again"
+
     seed: int
     choice_games: int
     eval_games: int
-    _played: dict[str, PlayedDialogues] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @cached_property
-    def finished(self) -> FinishedRun:
-        """The run, opened when it is first needed."""
-        return load_run(self.folder)
-
-    @cached_property
-    def policies(self) -> Mapping[str, TensorDictModuleBase]:
-        """All ways to decode it, by name."""
+    def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
+        """All ways to decode the run, by name; where values guide it, also without them."""
         finished, by_values = self.finished, METHODS[self.method].by_values
-        ways = dict(decodings(finished, by_values=by_values))
         if by_values and finished.has_values and finished.decoding.include_logits:
-            ways = {UNGUIDED: finished.policy(method="greedy"), **ways}
-        return ways
+            yield UNGUIDED, finished.policy(method="greedy")
+        yield from decodings(finished, by_values=by_values)
 
-    @cached_property
-    def choice(self) -> Mapping[str, Mapping[str, float]]:
-        """The mean return of each decoding on validation scenes, by penalty."""
-        path = self.folder / "choice.json"
-        if not path.exists():
-            task: Any = self.finished.task
-            found = {
-                name: play(task, policy, self.choice_games, self.seed, on=CHOICE)
-                for name, policy in self.policies.items()
-            }
-            write_json(path, {name: {each: one.mean_return(each) for each in PENALTIES} for name, one in found.items()})
-        return read_json(path, remedy="delete it: the validation scenes are played again")
+    def measure(self, policy: TensorDictModuleBase) -> dict[str, float]:
+        """The mean return on validation scenes, by penalty."""
+        played = play(self._task, policy, self.choice_games, self.seed, on=CHOICE)
+        return {penalty: played.mean_return(penalty) for penalty in PENALTIES}
+
+    def play(self, policy: TensorDictModuleBase) -> PlayedDialogues:
+        """The dialogues about the test scenes."""
+        return play(self._task, policy, self.eval_games, self.seed)
+
+    def load(self, path: Path) -> PlayedDialogues:
+        """Read dialogues."""
+        return PlayedDialogues.load(path)
+
+    def announce(self, decoding: str, games: PlayedDialogues) -> None:
+        """Print how many scenes were played."""
+        print(f"played {self.folder.name} {decoding}: {len(games)} test scenes", flush=True)
+
+    @property
+    def _task(self) -> VisualDialogueTask:
+        return cast(VisualDialogueTask, self.finished.task)
 
     @property
     def decodings(self) -> list[str]:
         """All that may be chosen."""
-        return [name for name in self.choice if name != UNGUIDED]
+        return [name for name in self.measured if name != UNGUIDED]
 
     def best(self, penalty: Penalty) -> str:
         """The decoding with the highest return on validation scenes; of equal ones the first."""
-        return max(self.decodings, key=lambda name: self.choice[name][penalty])
-
-    def test(self, decoding: str) -> PlayedDialogues:
-        """The dialogues about the test scenes."""
-        if decoding not in self._played:
-            path = self.folder / "test" / f"{decoding.replace(',', '').replace(' ', '_')}.json"
-            if not path.exists():
-                task: Any = self.finished.task
-                played = play(task, self.policies[decoding], self.eval_games, self.seed)
-                played.save(path)
-                print(f"played {self.folder.name} {decoding}: {len(played)} test scenes", flush=True)
-            self._played[decoding] = PlayedDialogues.load(path)
-        return self._played[decoding]
+        return max(self.decodings, key=lambda name: self.measured[name][penalty])

@@ -9,11 +9,12 @@ from typing import Any
 
 from torchrl_lang.data import load_dataset
 from torchrl_lang.evaluation import format_seed_table, format_table, text_advantages
+from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.visual_dialogue import VisualDialogueTask
 from torchrl_lang.recipes.visual_dialogue_demo.comparison import Comparison, Row, cross_rewards
-from torchrl_lang.recipes.visual_dialogue_demo.players import TrainedPlayer
+from torchrl_lang.recipes.visual_dialogue_demo.players import DialoguePlayer
 from torchrl_lang.storage import read_json, write_file, write_json
 
 __all__ = ["advantages", "format_advantages", "format_comparison", "format_cross_rewards", "write_dialogues"]
@@ -48,9 +49,7 @@ def format_cross_rewards(comparisons: Sequence[Comparison], task: VisualDialogue
             cells = [returns[name] for name in names]
             shown = [f"{mean:.2f}" + ("" if error is None else f" ± {error:.2f}") for mean, error in cells]
             lines.append([title, trained, *shown])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join(["All rewards of the same dialogues", texts[0], "-" * max(map(len, texts)), *texts[1:]])
+    return f"All rewards of the same dialogues\n{format_columns(lines, '<' * len(lines[0]))}"
 
 
 def write_dialogues(
@@ -75,7 +74,7 @@ def _dialogue(row: Row, scene: int, comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def advantages(player: TrainedPlayer, data: Path) -> Mapping[str, Any]:
+def advantages(player: DialoguePlayer, data: Path) -> Mapping[str, Any]:
     """The held-out questions of the highest and of the lowest learned advantage, kept in the folder of an ILQL run."""
     path = player.folder / "advantages.json"
     if not path.exists():

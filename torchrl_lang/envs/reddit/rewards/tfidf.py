@@ -15,21 +15,12 @@ from torch.nn import functional
 
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.functional.checks import at_least_one, positive
-from torchrl_lang.storage import (
-    FileError,
-    read_manifest,
-    read_tensors,
-    refuse_content,
-    verify_checksums,
-    write_checksums,
-    write_folder,
-    write_manifest,
-)
+from torchrl_lang.storage import FileError, FolderFormat, read_tensors
 
 __all__ = ["TfidfModel", "train_tfidf_model"]
 
-_CONFIG, _WEIGHTS, _VERSION = "tfidf.json", "weights.safetensors", 1
-_REMEDY = "train and save the model again"
+_WEIGHTS, _REMEDY = "weights.safetensors", "train and save the model again"
+_FORMAT = FolderFormat("tfidf.json", (_WEIGHTS,), remedy=_REMEDY, version=1)
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
@@ -89,13 +80,10 @@ class TfidfModel(ProbabilityReward):
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        refuse_content(folder)
-        with write_folder(folder) as target:
+        config = {"terms": self.terms, "words": self.words, "threshold": self.threshold}
+        with _FORMAT.write(folder, config) as target:
             tensors = {"idf": self.idf, "weight": self.weight, "bias": torch.tensor([self.bias])}
             save_file(tensors, target / _WEIGHTS)
-            config = {"terms": self.terms, "words": self.words, "threshold": self.threshold}
-            write_manifest(target / _CONFIG, {"version": _VERSION, **config})
-            write_checksums(target)
 
     @classmethod
     def load(cls, folder: str | Path) -> TfidfModel:
@@ -104,11 +92,9 @@ class TfidfModel(ProbabilityReward):
         Raises:
             FileError: a file is missing, damaged or does not fit the other.
         """
-        folder = Path(folder)
-        verify_checksums(folder, remedy=_REMEDY, needs=(_CONFIG, _WEIGHTS))
-        config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
+        folder, config = Path(folder), _FORMAT.read(folder)
         tensors = read_tensors(folder / _WEIGHTS, remedy=_REMEDY)
-        threshold = None if config.content.get("threshold") is None else config.take("threshold", float)
+        threshold = config.take("threshold", float, None)
         terms, words = config.list_of("terms", str), config.at_least("words", 1)
         shapes = {name: tuple(each.shape) for name, each in tensors.items()}
         expected = {"idf": (len(terms),), "weight": (len(terms),), "bias": (1,)}
@@ -118,7 +104,7 @@ class TfidfModel(ProbabilityReward):
             bias = float(tensors["bias"])
             return cls(terms, tensors["idf"], tensors["weight"], bias, words=words, threshold=threshold)
         except ValueError as error:
-            raise FileError(folder / _CONFIG, f"describes no model ({error})", _REMEDY) from error
+            raise config.error(f"describes no model ({error})") from error
 
 
 def train_tfidf_model(

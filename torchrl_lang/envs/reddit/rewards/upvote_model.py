@@ -12,25 +12,13 @@ from torch import Tensor, nn
 from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import (
-    Fields,
-    FileError,
-    check_model_config,
-    one_line,
-    read_manifest,
-    read_tensors,
-    refuse_content,
-    verify_checksums,
-    write_checksums,
-    write_folder,
-    write_manifest,
-)
+from torchrl_lang.storage import Fields, FileError, FolderFormat, check_model_config, one_line, read_tensors
 
 __all__ = ["UpvoteModel", "UpvoteNetwork"]
 
-_CONFIG, _HEAD, _VERSION = "upvote_model.json", "head.safetensors", 1
-_NEEDS = (_CONFIG, _HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
-_REMEDY = "train and save the model again"
+_HEAD, _REMEDY = "head.safetensors", "train and save the model again"
+_NEEDS = (_HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
+_FORMAT = FolderFormat("upvote_model.json", _NEEDS, remedy=_REMEDY, version=1)
 
 
 class UpvoteNetwork(nn.Module):
@@ -118,14 +106,11 @@ class UpvoteModel(ProbabilityReward):
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        refuse_content(folder)
-        with write_folder(folder) as target:
+        config = {"threshold": self.threshold, "max_length": self.max_length, "freeze": self.network.freeze}
+        with _FORMAT.write(folder, config) as target:
             self.network.encoder.save_pretrained(target / "encoder")
             self.tokenizer.save_pretrained(target / "tokenizer")
             save_file({key: value.cpu() for key, value in self.network.head.state_dict().items()}, target / _HEAD)
-            config = {"threshold": self.threshold, "max_length": self.max_length, "freeze": self.network.freeze}
-            write_manifest(target / _CONFIG, {"version": _VERSION, **config})
-            write_checksums(target)
 
     @classmethod
     def load(cls, folder: str | Path, *, batch_size: int = 32) -> UpvoteModel:
@@ -138,12 +123,10 @@ class UpvoteModel(ProbabilityReward):
         from transformers import AutoModel, AutoTokenizer  # their import takes a second
 
         at_least_one("batch_size", batch_size)
-        folder = Path(folder)
-        verify_checksums(folder, remedy=_REMEDY, needs=_NEEDS)
+        folder, config = Path(folder), _FORMAT.read(folder)
         check_model_config(Fields.read(folder / "encoder" / "config.json", remedy=_REMEDY))
-        config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
         head = read_tensors(folder / _HEAD, remedy=_REMEDY)
-        threshold = None if config.content.get("threshold") is None else config.take("threshold", float)
+        threshold = config.take("threshold", float, None)
         try:
             encoder = AutoModel.from_pretrained(
                 str(folder / "encoder"), trust_remote_code=False, use_safetensors=True, local_files_only=True

@@ -12,22 +12,13 @@ from torch import nn
 from torchrl_lang.envs.visual_dialogue.models.answerer import Answerer
 from torchrl_lang.envs.visual_dialogue.models.guesser import ImageGuesser
 from torchrl_lang.envs.visual_dialogue.models.words import WordIndex
-from torchrl_lang.storage import (
-    Fields,
-    FileError,
-    read_manifest,
-    read_tensors,
-    refuse_content,
-    verify_checksums,
-    write_checksums,
-    write_folder,
-    write_manifest,
-)
+from torchrl_lang.storage import Fields, FileError, FolderFormat, read_tensors
 
 __all__ = ["SavedDialogueModels", "load_dialogue_models", "save_dialogue_models"]
 
 _REMEDY = "train and save the models again"
-_CONFIG, _VERSION = "config.json", 1
+_WEIGHTS = {name: f"{name}.safetensors" for name in ("guesser", "answerer")}
+_FORMAT = FolderFormat("config.json", tuple(_WEIGHTS.values()), remedy=_REMEDY, version=1)
 _LARGEST = 1 << 20
 
 
@@ -79,17 +70,14 @@ def save_dialogue_models(models: SavedDialogueModels, folder: str | Path) -> Non
             f"The guesser has features of size {guesser.config['feature_size']}, the answerer of size "
             f"{answerer.config['feature_size']}: train both on the same features."
         )
-    refuse_content(folder)
-    with write_folder(folder) as target:
+    config = {"guesser": guesser.config, "answerer": answerer.config, "words": list(words.words)}
+    with _FORMAT.write(folder, config) as target:
         parts: dict[str, nn.Module] = {"guesser": guesser, "answerer": answerer}
         for name, part in parts.items():
             wrong = [key for key, value in part.state_dict().items() if not value.isfinite().all()]
             if wrong:
                 raise ValueError(f"The {name} has weights that are not finite ({wrong[0]}): it is not saved.")
-            save_file({key: value.cpu() for key, value in part.state_dict().items()}, target / f"{name}.safetensors")
-        config = {"guesser": guesser.config, "answerer": answerer.config, "words": list(words.words)}
-        write_manifest(target / _CONFIG, {"version": _VERSION, **config})
-        write_checksums(target)
+            save_file({key: value.cpu() for key, value in part.state_dict().items()}, target / _WEIGHTS[name])
 
 
 def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
@@ -98,9 +86,7 @@ def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
     Raises:
         FileError: a file is missing, damaged or does not fit the others.
     """
-    folder = Path(folder)
-    verify_checksums(folder, remedy=_REMEDY, needs=(_CONFIG, "guesser.safetensors", "answerer.safetensors"))
-    config = read_manifest(folder / _CONFIG, remedy=_REMEDY, version=_VERSION)
+    folder, config = Path(folder), _FORMAT.read(folder)
     names = config.list_of("words", str)
     try:
         words = WordIndex(names)
@@ -110,7 +96,7 @@ def load_dialogue_models(folder: str | Path) -> SavedDialogueModels:
         guesser = ImageGuesser(len(words), **_sizes(config.object("guesser")))
         answerer = Answerer(len(words), **_sizes(config.object("answerer")))
     for name, part in (("guesser", guesser), ("answerer", answerer)):
-        _load_weights(part, folder / f"{name}.safetensors")
+        _load_weights(part, folder / _WEIGHTS[name])
     return SavedDialogueModels(words, guesser, answerer)
 
 

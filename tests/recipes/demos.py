@@ -1,0 +1,96 @@
+"""Run the commands that train and compare methods in this process, count what they do, and interrupt them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes import offline_methods
+
+
+class Trainings:
+    """Trains in this process, and remembers what."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.done: list[str] = []
+        self.stop_after = stop_after
+
+    def __call__(self, commands: dict[str, list[str]]) -> None:
+        for out, words in commands.items():
+            if len(self.done) == self.stop_after:
+                raise KeyboardInterrupt
+            assert main(words) == 0
+            self.done.append(Path(out).name)
+
+    def take_over(self, patch: pytest.MonkeyPatch) -> None:
+        """Train what commands plan from now on."""
+        patch.setattr(offline_methods, "run_in_parallel", self)
+
+
+@contextmanager
+def trained_in_this_process() -> Iterator[None]:
+    """What runs within trains in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        Trainings().take_over(patch)
+        yield
+
+
+def recorded_evaluations(task: type, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Split, seed and number of games of each evaluation from now on, outside of trainings."""
+    calls, real = [], task.evaluate
+
+    def evaluate(self: Any, policy: Any, **options: Any) -> Any:
+        if options.get("split"):
+            calls.append((options["split"], options["seed"], options["games"]))
+        return real(self, policy, **options)
+
+    monkeypatch.setattr(task, "evaluate", evaluate)
+    return calls
+
+
+def check_interrupted_calls(
+    run: Callable[[], int],
+    *,
+    runs: set[str],
+    played: type,
+    files: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Interrupt a command after two trainings, and again after some files of games; the third call does the rest.
+
+    Args:
+        run: the command.
+        runs: names of the folders of all runs.
+        played: the class of games, with its ``save``.
+        files: saved by the second call.
+        monkeypatch, capsys: of the test.
+    """
+    cut, rest = Trainings(stop_after=2), Trainings()
+    cut.take_over(monkeypatch)
+    assert run() == 130
+    assert "the same command continues" in capsys.readouterr().err
+    rest.take_over(monkeypatch)
+    saved, real = [], played.save
+
+    def save(self: Any, path: Path) -> None:
+        if len(saved) == files:
+            raise KeyboardInterrupt
+        saved.append(path)
+        real(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(played, "save", save)
+        assert run() == 130
+    assert set(cut.done) | set(rest.done) == runs
+    assert len(cut.done) + len(rest.done) == len(runs)
+    times = {path: path.stat().st_mtime_ns for path in saved}
+    rest.done.clear()
+    assert run() == 0
+    assert rest.done == []
+    assert {path: path.stat().st_mtime_ns for path in saved} == times

@@ -1,0 +1,107 @@
+"""What comparisons of methods share: options that results go together with, and players that do nothing twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrl_lang.recipes.comparison import ComparisonOptions, TrainedPlayer
+from torchrl_lang.storage import FileError, read_json, write_json
+
+
+class Numbers(list):
+    def save(self, path):
+        write_json(path, {"numbers": self})
+
+
+class Counter(TrainedPlayer[Numbers]):
+    """Its policies are numbers; it remembers what it was asked for."""
+
+    remedy = "delete it: the numbers are counted again"
+    asked: list[str] = []  # of all instances
+
+    def ways(self):
+        self.asked.append("ways")
+        yield from (("greedy, beta 1", 1), ("sampled at 0.5", 2))
+
+    def measure(self, policy):
+        self.asked.append(f"measure {policy}")
+        return {"value": 10 * policy}
+
+    def play(self, policy):
+        self.asked.append(f"play {policy}")
+        return Numbers([policy, policy])
+
+    def load(self, path):
+        return Numbers(read_json(path, remedy=self.remedy)["numbers"])
+
+    def announce(self, decoding, games):
+        self.asked.append(f"announce {decoding}, {len(games)}")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(Counter, "asked", [])
+    return Counter.asked
+
+
+def test_a_player_measures_and_plays_once(tmp_path, asked):
+    for player in (Counter(tmp_path, "bc"), Counter(tmp_path, "bc")):
+        for _ in range(2):
+            assert player.measured == {"greedy, beta 1": {"value": 10}, "sampled at 0.5": {"value": 20}}
+            assert player.test("greedy, beta 1") == [1, 1]
+        assert asked == ["ways", "measure 1", "measure 2", "play 1", "announce greedy, beta 1, 2"]
+    assert json.loads((tmp_path / "test" / "greedy_beta_1.json").read_text()) == {"numbers": [1, 1]}
+    assert Counter(tmp_path, "bc").test("sampled at 0.5") == [2, 2]
+    assert asked[5:] == ["ways", "play 2", "announce sampled at 0.5, 2"]
+    assert {path.name for path in tmp_path.rglob("*.json")} == {
+        *("choice.json", "greedy_beta_1.json", "sampled_at_0.5.json")
+    }
+
+
+def test_games_that_were_cut_off_are_not_announced(tmp_path, asked, monkeypatch):
+    def save(self, path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Numbers, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            Counter(tmp_path, "bc").test("greedy, beta 1")
+    assert asked == ["ways", "play 1"]
+    assert Counter(tmp_path, "bc").test("greedy, beta 1") == [1, 1]
+
+
+def test_a_damaged_file_of_figures(tmp_path):
+    (tmp_path / "choice.json").write_text("{")
+    with pytest.raises(FileError, match="delete it: the numbers are counted again"):
+        _ = Counter(tmp_path, "bc").measured
+
+
+def test_results_of_other_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ComparisonOptions(out=tmp_path / "out", folder=Path("data"), steps=5)
+    options.record()
+    options.record()
+    changed = {"folder": tmp_path / "data", "methods": ("chai",), "seeds": 3}
+    ComparisonOptions(out=tmp_path / "out", steps=5, **changed).record()
+    longer = ComparisonOptions(out=tmp_path / "out", folder=Path("data"), steps=6)
+    with pytest.raises(ValueError, match="holds a run with other options: steps was 5 and is 6"):
+        longer.record()
+    longer.record("steps")
+    assert json.loads((tmp_path / "out" / "options.json").read_text())["steps"] == 6
+
+
+def test_options_as_words_and_as_json():
+    options = ComparisonOptions(out=Path("out"), steps=5, layers=2, batch_size=8)
+    assert options.of_training(3) == {"steps": 5, "seed": 3, "layers": 2, "batch-size": 8}
+    content = options.as_json(1.234)
+    assert list(content) == ["options", "minutes_of_this_call"]
+    assert (content["options"]["out"], content["options"]["width"], content["minutes_of_this_call"]) == (
+        "out",
+        None,
+        1.23,
+    )
+    with pytest.raises(ValueError, match="methods='magic' is unknown"):
+        ComparisonOptions(out=Path("out"), methods=("bc", "magic"))
