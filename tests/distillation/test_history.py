@@ -8,6 +8,7 @@ import torch
 
 from tests.distillation.conftest import TASKS, source
 from tests.kills import kills
+from torchrl_lang.data import load_dataset
 from torchrl_lang.distillation import HistoryWriter, LearningHistory, history_writer, load_history, record_history
 from torchrl_lang.storage import FileError, write_manifest
 
@@ -167,6 +168,17 @@ def test_damaged_files_and_manifests(tmp_path):
     manifest.write_text(text.replace('"streams": 2', '"streams": 1'))
     with pytest.raises(FileError, match="was changed after it was written"):
         load_history(folder)
+
+
+def test_a_dataset_is_no_history_and_a_history_is_no_dataset(tmp_path):
+    write_manifest(tmp_path / "manifest.json", {"format": "torchrl_lang rows", "version": 2})
+    with pytest.raises(FileError, match=r"has 'torchrl_lang rows' as \"format\", expected 'torchrl_lang learning"):
+        load_history(tmp_path)
+    write_manifest(tmp_path / "manifest.json", {"format": "torchrl_lang learning history", "version": 9})
+    with pytest.raises(
+        FileError, match=r"has 'torchrl_lang learning history' as \"format\", expected 'torchrl_lang rows'"
+    ):
+        load_dataset(tmp_path)
 
 
 def change(content, *path, to):

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.dataset_format import FURTHER_DTYPES, DiskEntry, entry_file, further_entry
+from torchrl_lang.data.dataset_format import DiskEntry, described_entry, entry_file, further_entry
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.storage import Fields, FileError, file_in, read_manifest, regular_file, shorten
 
@@ -143,9 +143,7 @@ def read_history_manifest(folder: Path) -> Fields:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"There is no learning history in {folder}: {MANIFEST} is missing. Record it first.")
-    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
-    if manifest.take("format", str) != FORMAT:
-        raise FileError(path, f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}', REMEDY)
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
     manifest.take("source", dict)
     try:
         check_tasks(manifest.list_of("tasks", dict))
@@ -168,13 +166,7 @@ def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     found, entries = manifest.object("entries"), {}
     for key in found.content:
         described = found.object(key)
-        try:
-            dtype = FURTHER_DTYPES.get(described.take("dtype", str), torch.float64)
-            entries[key] = further_entry(key, dtype, tuple(described.list_of("shape", int)))
-        except FileError:
-            raise
-        except ValueError as error:
-            raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error
+        entries[key] = described_entry(manifest, key, described.take("dtype", str), described.list_of("shape", int))
         if entries[key] != _KNOWN.get(key, entries[key]) or min(entries[key].shape, default=1) < 1:
             raise manifest.error(f"does not describe '{key}' as an entry of a learning history")
     if missing := {OBSERVATION, ACTION, *_KNOWN} - entries.keys():
