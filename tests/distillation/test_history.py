@@ -201,6 +201,8 @@ def change(content, *path, to):
         (("entries", "reward", "dtype"), "int64", "does not describe 'reward'"),
         (("entries", "observation", "dtype"), "float16", "has a bad entry"),
         (("entries", "observation", "shape"), [0], "does not describe 'observation'"),
+        (("entries", "observation", "shape"), [2**33, 2**33], f"has 5760 bytes, expected {360 * 8 * 2**66}"),
+        (("streams",), 2**62, f"has 2880 bytes, expected {3 * 2**62 * 60 * 8}"),
         (("entries", "../x"), {"dtype": "bool", "shape": []}, "has a bad entry"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -159,8 +160,8 @@ def map_history(folder: Path, manifest: Fields) -> tuple[TensorDictBase, torch.S
     """The memory-mapped steps of a history as one dimension, and the shape ``[tasks, streams, planned steps]``."""
     streams, steps = manifest.take("streams", int), manifest.take("steps", int)
     shape = torch.Size([len(manifest.list_of("tasks", dict)), streams, steps])
-    entries = entries_of(manifest)
-    return map_rows(history_files(folder, entries, shape.numel()), shape.numel(), entries), shape
+    entries, rows = entries_of(manifest), math.prod(shape)
+    return map_rows(history_files(folder, entries, rows), rows, entries), shape
 
 
 def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> None:

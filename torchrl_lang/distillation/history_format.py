@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,12 @@ def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     found = {}
     for key in sorted(steps.keys()):
         value = steps.get(key)
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"'{key}' of a step is a {kind}, expected a tensor: give its entries names of their own.")
+        if 0 in value.shape[3:]:
+            shape = list(value.shape[3:])
+            raise ValueError(f"'{key}' of a step has shape {shape}, expected sizes of at least 1: leave it out.")
         found[key] = further_entry(key, value.dtype, tuple(value.shape[3:]))
         if found[key] != (known := _KNOWN.get(key, found[key])):
             raise ValueError(
@@ -193,7 +200,7 @@ def history_files(folder: Path, entries: Mapping[str, DiskEntry], rows: int) -> 
     files = {}
     for key, (dtype, shape) in entries.items():
         path = regular_file(file_in(folder, entry_file(key), remedy=REMEDY), REMEDY)
-        size = rows * dtype.itemsize * torch.Size(shape).numel()
+        size = rows * dtype.itemsize * math.prod(shape)  # torch.Size.numel() overflows silently
         if path.stat().st_size != size:
             raise FileError(path, f"has {path.stat().st_size} bytes, expected {size}", REMEDY)
         files[entry_file(key)] = path

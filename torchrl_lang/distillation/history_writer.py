@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -144,7 +145,7 @@ class HistoryWriter:
             self._begin(entries)
         block = self._steps[..., first : first + steps.shape[2]]
         block.update_(steps)
-        for path in history_files(self.folder, entries, self._shape.numel()).values():
+        for path in history_files(self.folder, entries, math.prod(self._shape)).values():
             flush(path)
         self._parts.append(Part(first, steps.shape[2], part_digests(block)))
         self._write_manifest(entries)
@@ -156,10 +157,10 @@ class HistoryWriter:
     def _begin(self, entries: dict[str, DiskEntry]) -> None:
         """Create the files, of zeros."""
         (self.folder / ROWS).mkdir(exist_ok=True)
-        rows = self._shape.numel()
+        rows = math.prod(self._shape)
         for key, (dtype, shape) in entries.items():
             with (self.folder / entry_file(key)).open("wb") as file:
-                file.truncate(rows * dtype.itemsize * torch.Size(shape).numel())
+                file.truncate(rows * dtype.itemsize * math.prod(shape))
         files = history_files(self.folder, entries, rows)
         self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
 
