@@ -1,10 +1,14 @@
 """Writers of learning histories: what they refuse, and what a failure leaves."""
 
+import hashlib
+import weakref
+
 import pytest
 import torch
 
 from tests.distillation.conftest import source
 from torchrl_lang.distillation import HistoryWriter, LearningHistory
+from torchrl_lang.distillation.history_format import part_digests
 
 
 @pytest.mark.parametrize(
@@ -22,3 +26,23 @@ def test_entries_that_cannot_be_stored(tmp_path, key, shape, message):
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer, pytest.raises(ValueError, match=message):
         writer.extend(steps)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_copy_is_held_while_parts_are_hashed(monkeypatch):
+    steps, arrays, held = source().history().transpose(0, 2), [], []  # its entries are not contiguous
+    numpy, sha256 = torch.Tensor.numpy, hashlib.sha256
+
+    def converted(tensor):
+        array = numpy(tensor)
+        arrays.append(weakref.ref(array))
+        return array
+
+    def hashed(data):
+        held.append(sum(array() is not None for array in arrays))
+        return sha256(data)
+
+    monkeypatch.setattr(torch.Tensor, "numpy", converted)
+    monkeypatch.setattr(hashlib, "sha256", hashed)
+    found = part_digests(steps)
+    assert held == [1] * len(found) == [1] * 8
+    assert found["action"] == sha256(numpy(steps["action"]).tobytes()).hexdigest()

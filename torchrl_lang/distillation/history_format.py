@@ -209,5 +209,9 @@ def history_files(folder: Path, entries: Mapping[str, DiskEntry], rows: int) -> 
 
 def part_digests(steps: TensorDictBase) -> dict[str, str]:
     """The SHA-256 of each entry of the steps of a part, ``[tasks, streams, L]``."""
-    arrays = {key: steps.get(key).detach().cpu().contiguous().numpy() for key in steps.keys()}
-    return {key: hashlib.sha256(memoryview(array).cast("B")).hexdigest() for key, array in arrays.items()}
+    return {key: _digest(steps.get(key)) for key in steps.keys()}
+
+
+def _digest(value: Tensor) -> str:
+    array = value.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(memoryview(array).cast("B")).hexdigest()
