@@ -65,7 +65,7 @@ def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypa
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         for block in made.blocks(30):
             writer.extend(block)
-    assert calls == [*sorted(ENTRIES), 1, *sorted(ENTRIES), 2]
+    assert calls == ["rows", *sorted(ENTRIES), 1, *sorted(ENTRIES), 2]
 
 
 @pytest.mark.slow

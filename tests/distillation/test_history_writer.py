@@ -1,14 +1,17 @@
 """Writers of learning histories: what they refuse, and what a failure leaves."""
 
+import errno
 import hashlib
+import os
 import weakref
 
 import pytest
 import torch
 
 from tests.distillation.conftest import source
-from torchrl_lang.distillation import HistoryWriter, LearningHistory
+from torchrl_lang.distillation import HistoryWriter, LearningHistory, load_history
 from torchrl_lang.distillation.history_format import part_digests
+from torchrl_lang.recipes.errors import describe
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,35 @@ def test_one_copy_is_held_while_parts_are_hashed(monkeypatch):
     found = part_digests(steps)
     assert held == [1] * len(found) == [1] * 8
     assert found["action"] == sha256(numpy(steps["action"]).tobytes()).hexdigest()
+
+
+def test_the_space_of_the_planned_steps_is_taken_at_the_first_part(tmp_path):
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 10_000) as writer:
+        writer.extend(made.history())
+    files = [path.stat() for path in (tmp_path / "rows").iterdir()]
+    assert all(file.st_blocks * 512 >= file.st_size for file in files)  # none is sparse
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full, raising=False)
+            with pytest.raises(OSError, match="No space") as caught:
+                writer.extend(made.history())
+        line = describe(caught.value)
+        assert line.startswith(
+            f"{tmp_path / 'rows' / 'action.memmap'}: No space left on device; make room on that disk"
+        )
+        writer.extend(made.history())
+    assert (load_history(tmp_path).steps == made.history()).all()
+
+
+def test_more_steps_than_a_file_can_hold(tmp_path):
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 2**62) as writer, pytest.raises(OSError, match="File too large"):
+        writer.extend(made.history())

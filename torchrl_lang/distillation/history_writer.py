@@ -33,7 +33,7 @@ from torchrl_lang.distillation.history_format import (
 from torchrl_lang.distillation.sources import HistorySource
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import folder_lock, write_manifest
-from torchrl_lang.storage.folders import flush
+from torchrl_lang.storage.folders import allocate_file, flush
 
 __all__ = ["HistoryWriter", "record_history"]
 
@@ -41,8 +41,8 @@ __all__ = ["HistoryWriter", "record_history"]
 class HistoryWriter:
     """Context manager that appends parts of a learning history to a folder.
 
-    The files hold the planned steps of all streams from the beginning. A part is flushed to disk before the manifest
-    lists it, so that a killed process leaves the parts before, and the next writer continues after them.
+    The first part creates the files, which hold the planned steps of all streams. A part is flushed to disk before the
+    manifest lists it, so that a killed process leaves the parts before, and the next writer continues after them.
 
     Args:
         folder: the folder.
@@ -131,6 +131,7 @@ class HistoryWriter:
         Raises:
             KeyError, ValueError: the steps lack an entry, have others than those before, do not continue them, or are
                 more than planned. Nothing is written then.
+            OSError: writing failed, for instance because the disk is full.
         """
         first = self.recorded
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not steps.shape[2]:
@@ -155,12 +156,12 @@ class HistoryWriter:
         return self._steps[..., first:end]
 
     def _begin(self, entries: dict[str, DiskEntry]) -> None:
-        """Create the files, of zeros."""
+        """Create the files, of zeros, with their space on the disk."""
         (self.folder / ROWS).mkdir(exist_ok=True)
         rows = math.prod(self._shape)
         for key, (dtype, shape) in entries.items():
-            with (self.folder / entry_file(key)).open("wb") as file:
-                file.truncate(rows * dtype.itemsize * math.prod(shape))
+            allocate_file(self.folder / entry_file(key), rows * dtype.itemsize * math.prod(shape))
+        flush(self.folder / ROWS)
         files = history_files(self.folder, entries, rows)
         self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
 
