@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.distillation.conftest import source
-from torchrl_lang.distillation import HistoryWriter, LearningHistory, load_history
+from torchrl_lang.distillation import HistoryWriter, LearningHistory, history_writer, load_history
 from torchrl_lang.distillation.history_format import part_digests
 from torchrl_lang.recipes.errors import describe
 
@@ -81,3 +81,32 @@ def test_more_steps_than_a_file_can_hold(tmp_path):
     made = source()
     with HistoryWriter(tmp_path, made.tasks, 2, 2**62) as writer, pytest.raises(OSError, match="File too large"):
         writer.extend(made.history())
+
+
+def test_a_part_whose_manifest_failed_is_recorded_again(tmp_path, monkeypatch):
+    def fail(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    made = source()
+    steps = made.history()
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
+        writer.extend(steps[..., :20])
+        with monkeypatch.context() as patch:
+            patch.setattr(history_writer, "write_manifest", fail)
+            with pytest.raises(OSError, match="No space"):
+                writer.extend(steps[..., 20:40])
+        assert writer.recorded == 20 == load_history(tmp_path, unfinished=True).recorded
+        writer.extend(steps[..., 20:])
+    assert (load_history(tmp_path).steps == steps).all()
+
+
+def test_a_writer_is_used_inside_its_with_block(tmp_path):
+    made = source()
+    writer = HistoryWriter(tmp_path, made.tasks, 2, 60)
+    with pytest.raises(RuntimeError, match="use it in a with statement"):
+        writer.extend(made.history())
+    with writer:
+        writer.extend(made.history()[..., :20])
+    with pytest.raises(RuntimeError, match="use it in a with statement"):
+        writer.extend(made.history()[..., 20:])
+    assert load_history(tmp_path, unfinished=True).recorded == 20

@@ -213,5 +213,5 @@ def part_digests(steps: TensorDictBase) -> dict[str, str]:
 
 
 def _digest(value: Tensor) -> str:
-    array = value.detach().cpu().contiguous().numpy()
+    array: Any = value.detach().cpu().contiguous().numpy()
     return hashlib.sha256(memoryview(array).cast("B")).hexdigest()

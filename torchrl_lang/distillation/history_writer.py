@@ -91,6 +91,7 @@ class HistoryWriter:
         self._parts: list[Part] = []
         self._entries: dict[str, DiskEntry] | None = None
         self._steps: TensorDictBase
+        self._locked = False
 
     @property
     def recorded(self) -> int:
@@ -104,10 +105,11 @@ class HistoryWriter:
                 self._continue()
             elif any(path.name != ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise FileExistsError(f"{self.folder} holds something other than a learning history.")
-            self._open = stack.pop_all()
+            self._open, self._locked = stack.pop_all(), True
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._locked = False
         self._open.close()
 
     def _continue(self) -> None:
@@ -131,8 +133,13 @@ class HistoryWriter:
         Raises:
             KeyError, ValueError: the steps lack an entry, have others than those before, do not continue them, or are
                 more than planned. Nothing is written then.
+            RuntimeError: the writer is used outside of its ``with`` block.
             OSError: writing failed, for instance because the disk is full.
         """
+        if not self._locked:
+            raise RuntimeError(
+                "A HistoryWriter writes only while it has its folder's lock: use it in a with statement."
+            )
         first = self.recorded
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not steps.shape[2]:
             raise ValueError(f"A part has batch size [{self._shape[0]}, {self._shape[1]}, L], got {list(steps.shape)}.")
@@ -148,8 +155,9 @@ class HistoryWriter:
         block.update_(steps)
         for path in history_files(self.folder, entries, math.prod(self._shape)).values():
             flush(path)
-        self._parts.append(Part(first, steps.shape[2], part_digests(block)))
-        self._write_manifest(entries)
+        parts = [*self._parts, Part(first, steps.shape[2], part_digests(block))]
+        self._write_manifest(entries, parts)
+        self._parts = parts
 
     def read(self, first: int, end: int) -> TensorDictBase:
         """Recorded steps, ``[tasks, streams, end - first]``."""
@@ -165,9 +173,9 @@ class HistoryWriter:
         files = history_files(self.folder, entries, rows)
         self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
 
-    def _write_manifest(self, entries: Mapping[str, DiskEntry]) -> None:
+    def _write_manifest(self, entries: Mapping[str, DiskEntry], listed: Sequence[Part]) -> None:
         described = {key: {"dtype": dtype_name(dtype), "shape": list(shape)} for key, (dtype, shape) in entries.items()}
-        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in self._parts]
+        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in listed]
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         manifest = {
             "format": FORMAT,
