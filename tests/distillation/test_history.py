@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tests.distillation.conftest import TASKS, source
 from tests.kills import kills
 from torchrl_lang.data import load_dataset
 from torchrl_lang.distillation import HistoryWriter, LearningHistory, history_writer, load_history, record_history
-from torchrl_lang.storage import FileError, write_manifest
+from torchrl_lang.storage import Fields, FileError, write_manifest
 
 
 def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
@@ -149,6 +150,19 @@ def test_a_changed_byte_is_found(tmp_path, key):
     load_history(tmp_path / "history", verify=False)
     with pytest.raises(FileError, match="has other"):
         record_history(tmp_path / "history", source())
+
+
+def test_the_manifest_is_read_once(tmp_path, monkeypatch):
+    record_history(tmp_path, source(), part=20)
+    names, list_of = [], Fields.list_of
+
+    def counted(fields, name, kind):
+        names.append(name)
+        return list_of(fields, name, kind)
+
+    monkeypatch.setattr(Fields, "list_of", counted)
+    load_history(tmp_path)
+    assert Counter(names) == {"tasks": 1, "parts": 1, "shape": len(ENTRIES)}
 
 
 def test_damaged_files_and_manifests(tmp_path):

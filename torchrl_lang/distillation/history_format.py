@@ -21,13 +21,12 @@ __all__ = [
     "MANIFEST",
     "REMEDY",
     "VERSION",
+    "HistoryManifest",
     "Part",
     "check_steps",
     "check_tasks",
-    "entries_of",
     "history_files",
     "part_digests",
-    "parts_of",
     "read_history_manifest",
     "step_entries",
 ]
@@ -59,6 +58,17 @@ class Part(NamedTuple):
         return self.first + self.steps
 
 
+class HistoryManifest(NamedTuple):
+    """The checked fields of a learning history's manifest."""
+
+    tasks: list[dict[str, Any]]
+    source: dict[str, Any]
+    shape: torch.Size
+    """Tasks, streams and planned steps."""
+    entries: dict[str, DiskEntry]
+    parts: list[Part]
+
+
 def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     """How the entries of steps ``[tasks, streams, L]`` are stored.
 
@@ -86,8 +96,8 @@ def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     return found
 
 
-def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> Tensor:
-    """The numbers of described tasks, int64 ``[tasks]``.
+def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Check the descriptions of tasks.
 
     Raises:
         ValueError: there is no task, a description has no number ``"task"``, or two have the same.
@@ -97,7 +107,6 @@ def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> Tensor:
         raise ValueError(f'Each task of a history is described with its number as "task", got {shorten(list(tasks))}.')
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"The tasks of a history must differ, got the numbers {shorten(numbers)}.")
-    return torch.tensor(numbers)
 
 
 def check_steps(steps: TensorDictBase, before: TensorDictBase | None, first: int = 0) -> None:
@@ -140,7 +149,7 @@ def _refuse(bad: Tensor, first: int, what: str, advice: str) -> None:
 # -- the manifest and the files ----------------------------------------------------------------------------------------
 
 
-def read_history_manifest(folder: Path) -> Fields:
+def read_history_manifest(folder: Path) -> HistoryManifest:
     """Read and check the manifest of a learning history.
 
     Raises:
@@ -151,24 +160,24 @@ def read_history_manifest(folder: Path) -> Fields:
     if not path.is_file():
         raise FileNotFoundError(f"There is no learning history in {folder}: {MANIFEST} is missing. Record it first.")
     manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
-    manifest.take("source", dict)
+    source, tasks = manifest.take("source", dict), manifest.list_of("tasks", dict)
     try:
-        check_tasks(manifest.list_of("tasks", dict))
+        check_tasks(tasks)
     except ValueError as error:
         raise manifest.error(f"has bad tasks: {shorten(str(error), 160)}") from error
-    manifest.at_least("streams", 1)
-    entries = entries_of(manifest)
-    end = 0
-    for part in parts_of(manifest):
+    streams = manifest.at_least("streams", 1)
+    entries, parts, end = _entries_of(manifest), _parts_of(manifest), 0
+    for part in parts:
         if part.first != end or part.steps < 1 or part.digests.keys() != entries.keys():
             raise manifest.error(f"has a part of {part.steps} steps from step {part.first}, expected one from {end}")
         end = part.end
-    if not 0 < end <= manifest.at_least("steps", 1):
-        raise manifest.error(f'has parts of {end} steps, but {manifest.take("steps", int)} as "steps"')
-    return manifest
+    steps = manifest.at_least("steps", 1)
+    if not 0 < end <= steps:
+        raise manifest.error(f'has parts of {end} steps, but {steps} as "steps"')
+    return HistoryManifest(tasks, source, torch.Size([len(tasks), streams, steps]), entries, parts)
 
 
-def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
+def _entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     """The entries of a history, from its manifest."""
     found, entries = manifest.object("entries"), {}
     for key in found.content:
@@ -181,7 +190,7 @@ def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     return entries
 
 
-def parts_of(manifest: Fields) -> list[Part]:
+def _parts_of(manifest: Fields) -> list[Part]:
     """The parts of a history, from its manifest."""
     described = [Fields(part, manifest.path, manifest.remedy, "parts") for part in manifest.list_of("parts", dict)]
     digests = [part.object("sha256") for part in described]

@@ -26,7 +26,6 @@ from torchrl_lang.distillation.history_format import (
     check_tasks,
     history_files,
     part_digests,
-    parts_of,
     read_history_manifest,
     step_entries,
 )
@@ -117,14 +116,15 @@ class HistoryWriter:
         if not self.resume:
             raise FileExistsError(f"{self.folder} holds a learning history: give another folder, or resume=True.")
         manifest = read_history_manifest(self.folder)
+        _, streams, steps = manifest.shape
+        found = {"tasks": manifest.tasks, "streams": streams, "steps": steps, "source": manifest.source}
         for name, value in self._about.items():
-            if manifest.content[name] != value:
+            if found[name] != value:
                 raise ValueError(
                     f"The history in {self.folder} was begun with other {name}: give the same, or another folder."
                 )
-        flat, _ = map_history(self.folder, manifest)
-        self._steps, self._parts = flat.view(self._shape), parts_of(manifest)
-        self._entries = step_entries(self._steps)
+        self._steps = map_history(self.folder, manifest).view(self._shape)
+        self._entries, self._parts = manifest.entries, manifest.parts
         verify_parts(self.folder, self._steps, self._parts)
 
     def extend(self, steps: TensorDictBase) -> None:
@@ -153,8 +153,8 @@ class HistoryWriter:
             self._begin(entries)
         block = self._steps[..., first : first + steps.shape[2]]
         block.update_(steps)
-        for path in history_files(self.folder, entries, math.prod(self._shape)).values():
-            flush(path)
+        for key in entries:
+            flush(self.folder / entry_file(key))
         parts = [*self._parts, Part(first, steps.shape[2], part_digests(block))]
         self._write_manifest(entries, parts)
         self._parts = parts
