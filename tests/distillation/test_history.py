@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
 
 from tests.distillation.conftest import TASKS, source
 from tests.kills import kills
+from torchrl_lang.data import load_dataset
 from torchrl_lang.distillation import HistoryWriter, LearningHistory, history_writer, load_history, record_history
-from torchrl_lang.storage import FileError, write_manifest
+from torchrl_lang.storage import Fields, FileError, write_manifest
 
 
 def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
@@ -64,7 +66,7 @@ def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypa
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         for block in made.blocks(30):
             writer.extend(block)
-    assert calls == [*sorted(ENTRIES), 1, *sorted(ENTRIES), 2]
+    assert calls == ["rows", *sorted(ENTRIES), 1, *sorted(ENTRIES), 2]
 
 
 @pytest.mark.slow
@@ -150,6 +152,19 @@ def test_a_changed_byte_is_found(tmp_path, key):
         record_history(tmp_path / "history", source())
 
 
+def test_the_manifest_is_read_once(tmp_path, monkeypatch):
+    record_history(tmp_path, source(), part=20)
+    names, list_of = [], Fields.list_of
+
+    def counted(fields, name, kind):
+        names.append(name)
+        return list_of(fields, name, kind)
+
+    monkeypatch.setattr(Fields, "list_of", counted)
+    load_history(tmp_path)
+    assert Counter(names) == {"tasks": 1, "parts": 1, "shape": len(ENTRIES)}
+
+
 def test_damaged_files_and_manifests(tmp_path):
     folder = tmp_path / "history"
     with pytest.raises(FileNotFoundError, match="no learning history"):
@@ -167,6 +182,17 @@ def test_damaged_files_and_manifests(tmp_path):
     manifest.write_text(text.replace('"streams": 2', '"streams": 1'))
     with pytest.raises(FileError, match="was changed after it was written"):
         load_history(folder)
+
+
+def test_a_dataset_is_no_history_and_a_history_is_no_dataset(tmp_path):
+    write_manifest(tmp_path / "manifest.json", {"format": "torchrl_lang rows", "version": 2})
+    with pytest.raises(FileError, match=r"has 'torchrl_lang rows' as \"format\", expected 'torchrl_lang learning"):
+        load_history(tmp_path)
+    write_manifest(tmp_path / "manifest.json", {"format": "torchrl_lang learning history", "version": 9})
+    with pytest.raises(
+        FileError, match=r"has 'torchrl_lang learning history' as \"format\", expected 'torchrl_lang rows'"
+    ):
+        load_dataset(tmp_path)
 
 
 def change(content, *path, to):
@@ -189,6 +215,8 @@ def change(content, *path, to):
         (("entries", "reward", "dtype"), "int64", "does not describe 'reward'"),
         (("entries", "observation", "dtype"), "float16", "has a bad entry"),
         (("entries", "observation", "shape"), [0], "does not describe 'observation'"),
+        (("entries", "observation", "shape"), [2**33, 2**33], f"has 5760 bytes, expected {360 * 8 * 2**66}"),
+        (("streams",), 2**62, f"has 2880 bytes, expected {3 * 2**62 * 60 * 8}"),
         (("entries", "../x"), {"dtype": "bool", "shape": []}, "has a bad entry"),
     ],
 )

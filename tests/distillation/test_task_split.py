@@ -24,3 +24,15 @@ def test_parts_may_be_empty():
 def test_bad_shares(shares):
     with pytest.raises(ValueError, match="leave none of 10 tasks to train on"):
         split_tasks(10, **shares)
+
+
+def test_a_column_of_numbers_is_a_list_of_them():
+    numbers = torch.arange(100, 181)
+    column = split_tasks(numbers[:, None], seed=4)
+    assert all(map(torch.equal, column, split_tasks(numbers, seed=4)))
+
+
+@pytest.mark.parametrize(("tasks", "repeated"), [([1] * 10, r"\[1\]"), ([3, 7, 3, 5, 7], r"\[3, 7\]")])
+def test_repeated_tasks_are_refused(tasks, repeated):
+    with pytest.raises(ValueError, match=rf"tasks must differ, but {repeated} are repeated: give each number once"):
+        split_tasks(tasks)

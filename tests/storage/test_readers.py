@@ -173,6 +173,16 @@ def test_a_manifest_that_was_changed_is_refused_and_its_layout_does_not_matter(t
     assert "reads versions up to 0" in error_of(lambda **options: read_manifest(path, version=0, **options))
 
 
+def test_a_manifest_of_another_format_is_named_before_its_version(tmp_path):
+    path = tmp_path / "manifest.json"
+    write_manifest(path, {"format": "words", "version": 3})
+    assert read_manifest(path, remedy=FIX, version=3, kind="words").take("version", int) == 3
+    message = error_of(lambda **options: read_manifest(path, version=2, kind="rows", **options))
+    assert "has 'words' as \"format\", expected 'rows'" in message
+    write_manifest(path, {"version": 2})
+    assert 'has no field "format"' in error_of(lambda **options: read_manifest(path, version=2, kind="rows", **options))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])
 def test_what_is_no_json_is_not_written(tmp_path, value):
     for write in (write_json, write_manifest):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
-from torchrl_lang.storage import Fields, FileError, is_unfinished, read_manifest, shorten
+from torchrl_lang.storage import Fields, is_unfinished, read_manifest, shorten
 
 __all__ = [
     "DISK_DTYPES",
@@ -25,6 +25,7 @@ __all__ = [
     "STAMP",
     "TOKENIZER",
     "VERSION",
+    "described_entry",
     "dtype_name",
     "entries_of",
     "entry_file",
@@ -84,6 +85,18 @@ def further_entry(key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> DiskE
     return DiskEntry(dtype, shape)
 
 
+def described_entry(manifest: Fields, key: str, dtype: str, shape: Sequence[int]) -> DiskEntry:
+    """A further entry, as a manifest describes it.
+
+    Raises:
+        FileError: its name or its dtype is none of a further entry.
+    """
+    try:
+        return further_entry(key, FURTHER_DTYPES.get(dtype, torch.float64), tuple(shape))
+    except ValueError as error:
+        raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error
+
+
 def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     """All entries of a dataset, from its checked manifest."""
     found = manifest.object("entries")
@@ -128,9 +141,7 @@ def read_dataset_manifest(folder: Path) -> Fields:
         if is_unfinished(folder):
             reason += ", but unfinished files beside it exist: writing was interrupted or is still in progress"
         raise FileNotFoundError(f"There is no dataset in {folder}: {reason}. Generate it again.")
-    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
-    if manifest.take("format", str) != FORMAT:
-        raise FileError(path, f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}', REMEDY)
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
     for name in ("tokens", "decisions", "terminated", "truncated"):
         manifest.at_least(name, 0)
     manifest.take("mean_return", float)
@@ -170,7 +181,4 @@ def _check_further(manifest: Fields, key: str, dtype: str, shape: list[int], epi
     """Check the description of an entry beside those that every dataset has."""
     if shape[:1] != [episodes] or min(shape) < 1:
         raise manifest.error(f"does not describe {shorten(key)} as an entry of {episodes} rows")
-    try:
-        further_entry(key, FURTHER_DTYPES.get(dtype, torch.float64), ())
-    except ValueError as error:
-        raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error
+    described_entry(manifest, key, dtype, shape[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,17 +15,16 @@ from torch import Tensor
 from torchrl_lang.data.dataset_format import map_rows
 from torchrl_lang.distillation.history_format import (
     REMEDY,
+    HistoryManifest,
     Part,
     check_steps,
     check_tasks,
-    entries_of,
     history_files,
     part_digests,
-    parts_of,
     read_history_manifest,
     step_entries,
 )
-from torchrl_lang.storage import Fields, FileError
+from torchrl_lang.storage import FileError
 
 __all__ = ["LearningHistory", "load_history"]
 
@@ -83,6 +83,7 @@ class LearningHistory:
             )
         step_entries(steps)
         check_steps(steps, None)
+        check_tasks(tasks)
         self._hold(steps.reshape(-1), steps.shape, steps.shape[-1], tasks, source or {})
 
     def _hold(
@@ -94,7 +95,7 @@ class LearningHistory:
         source: Mapping[str, Any],
     ) -> None:
         self.flat, self._shape, self.recorded = flat, torch.Size(shape), recorded
-        self.task_numbers = check_tasks(tasks)
+        self.task_numbers = torch.tensor([task["task"] for task in tasks])
         self.tasks, self.source = [dict(task) for task in tasks], dict(source)
 
     @property
@@ -141,8 +142,7 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
     """
     folder = Path(folder)
     manifest = read_history_manifest(folder)
-    flat, shape = map_history(folder, manifest)
-    parts, tasks = parts_of(manifest), manifest.list_of("tasks", dict)
+    flat, shape, parts = map_history(folder, manifest), manifest.shape, manifest.parts
     if parts[-1].end < shape[-1] and not unfinished:
         raise ValueError(
             f"The history in {folder} has {parts[-1].end} of {shape[-1]} planned steps: resume its recording, or use "
@@ -151,16 +151,14 @@ def load_history(folder: str | os.PathLike[str], *, verify: bool = True, unfinis
     if verify:
         verify_parts(folder, flat.view(shape), parts)
     history = LearningHistory.__new__(LearningHistory)
-    history._hold(flat.lock_(), shape, parts[-1].end, tasks, manifest.take("source", dict))
+    history._hold(flat.lock_(), shape, parts[-1].end, manifest.tasks, manifest.source)
     return history
 
 
-def map_history(folder: Path, manifest: Fields) -> tuple[TensorDictBase, torch.Size]:
-    """The memory-mapped steps of a history as one dimension, and the shape ``[tasks, streams, planned steps]``."""
-    streams, steps = manifest.take("streams", int), manifest.take("steps", int)
-    shape = torch.Size([len(manifest.list_of("tasks", dict)), streams, steps])
-    entries = entries_of(manifest)
-    return map_rows(history_files(folder, entries, shape.numel()), shape.numel(), entries), shape
+def map_history(folder: Path, manifest: HistoryManifest) -> TensorDictBase:
+    """The memory-mapped steps of a history as one dimension."""
+    rows = math.prod(manifest.shape)
+    return map_rows(history_files(folder, manifest.entries, rows), rows, manifest.entries)
 
 
 def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> None:

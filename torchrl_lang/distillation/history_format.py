@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.dataset_format import FURTHER_DTYPES, DiskEntry, entry_file, further_entry
+from torchrl_lang.data.dataset_format import DiskEntry, described_entry, entry_file, further_entry
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 from torchrl_lang.storage import Fields, FileError, file_in, read_manifest, regular_file, shorten
 
@@ -20,13 +21,12 @@ __all__ = [
     "MANIFEST",
     "REMEDY",
     "VERSION",
+    "HistoryManifest",
     "Part",
     "check_steps",
     "check_tasks",
-    "entries_of",
     "history_files",
     "part_digests",
-    "parts_of",
     "read_history_manifest",
     "step_entries",
 ]
@@ -58,6 +58,17 @@ class Part(NamedTuple):
         return self.first + self.steps
 
 
+class HistoryManifest(NamedTuple):
+    """The checked fields of a learning history's manifest."""
+
+    tasks: list[dict[str, Any]]
+    source: dict[str, Any]
+    shape: torch.Size
+    """Tasks, streams and planned steps."""
+    entries: dict[str, DiskEntry]
+    parts: list[Part]
+
+
 def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     """How the entries of steps ``[tasks, streams, L]`` are stored.
 
@@ -70,6 +81,12 @@ def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     found = {}
     for key in sorted(steps.keys()):
         value = steps.get(key)
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"'{key}' of a step is a {kind}, expected a tensor: give its entries names of their own.")
+        if 0 in value.shape[3:]:
+            shape = list(value.shape[3:])
+            raise ValueError(f"'{key}' of a step has shape {shape}, expected sizes of at least 1: leave it out.")
         found[key] = further_entry(key, value.dtype, tuple(value.shape[3:]))
         if found[key] != (known := _KNOWN.get(key, found[key])):
             raise ValueError(
@@ -79,8 +96,8 @@ def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
     return found
 
 
-def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> Tensor:
-    """The numbers of described tasks, int64 ``[tasks]``.
+def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Check the descriptions of tasks.
 
     Raises:
         ValueError: there is no task, a description has no number ``"task"``, or two have the same.
@@ -90,7 +107,6 @@ def check_tasks(tasks: Sequence[Mapping[str, Any]]) -> Tensor:
         raise ValueError(f'Each task of a history is described with its number as "task", got {shorten(list(tasks))}.')
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"The tasks of a history must differ, got the numbers {shorten(numbers)}.")
-    return torch.tensor(numbers)
 
 
 def check_steps(steps: TensorDictBase, before: TensorDictBase | None, first: int = 0) -> None:
@@ -133,7 +149,7 @@ def _refuse(bad: Tensor, first: int, what: str, advice: str) -> None:
 # -- the manifest and the files ----------------------------------------------------------------------------------------
 
 
-def read_history_manifest(folder: Path) -> Fields:
+def read_history_manifest(folder: Path) -> HistoryManifest:
     """Read and check the manifest of a learning history.
 
     Raises:
@@ -143,38 +159,30 @@ def read_history_manifest(folder: Path) -> Fields:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"There is no learning history in {folder}: {MANIFEST} is missing. Record it first.")
-    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
-    if manifest.take("format", str) != FORMAT:
-        raise FileError(path, f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}', REMEDY)
-    manifest.take("source", dict)
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
+    source, tasks = manifest.take("source", dict), manifest.list_of("tasks", dict)
     try:
-        check_tasks(manifest.list_of("tasks", dict))
+        check_tasks(tasks)
     except ValueError as error:
         raise manifest.error(f"has bad tasks: {shorten(str(error), 160)}") from error
-    manifest.at_least("streams", 1)
-    entries = entries_of(manifest)
-    end = 0
-    for part in parts_of(manifest):
+    streams = manifest.at_least("streams", 1)
+    entries, parts, end = _entries_of(manifest), _parts_of(manifest), 0
+    for part in parts:
         if part.first != end or part.steps < 1 or part.digests.keys() != entries.keys():
             raise manifest.error(f"has a part of {part.steps} steps from step {part.first}, expected one from {end}")
         end = part.end
-    if not 0 < end <= manifest.at_least("steps", 1):
-        raise manifest.error(f'has parts of {end} steps, but {manifest.take("steps", int)} as "steps"')
-    return manifest
+    steps = manifest.at_least("steps", 1)
+    if not 0 < end <= steps:
+        raise manifest.error(f'has parts of {end} steps, but {steps} as "steps"')
+    return HistoryManifest(tasks, source, torch.Size([len(tasks), streams, steps]), entries, parts)
 
 
-def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
+def _entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     """The entries of a history, from its manifest."""
     found, entries = manifest.object("entries"), {}
     for key in found.content:
         described = found.object(key)
-        try:
-            dtype = FURTHER_DTYPES.get(described.take("dtype", str), torch.float64)
-            entries[key] = further_entry(key, dtype, tuple(described.list_of("shape", int)))
-        except FileError:
-            raise
-        except ValueError as error:
-            raise manifest.error(f"has a bad entry: {shorten(str(error), 160)}") from error
+        entries[key] = described_entry(manifest, key, described.take("dtype", str), described.list_of("shape", int))
         if entries[key] != _KNOWN.get(key, entries[key]) or min(entries[key].shape, default=1) < 1:
             raise manifest.error(f"does not describe '{key}' as an entry of a learning history")
     if missing := {OBSERVATION, ACTION, *_KNOWN} - entries.keys():
@@ -182,7 +190,7 @@ def entries_of(manifest: Fields) -> dict[str, DiskEntry]:
     return entries
 
 
-def parts_of(manifest: Fields) -> list[Part]:
+def _parts_of(manifest: Fields) -> list[Part]:
     """The parts of a history, from its manifest."""
     described = [Fields(part, manifest.path, manifest.remedy, "parts") for part in manifest.list_of("parts", dict)]
     digests = [part.object("sha256") for part in described]
@@ -201,7 +209,7 @@ def history_files(folder: Path, entries: Mapping[str, DiskEntry], rows: int) -> 
     files = {}
     for key, (dtype, shape) in entries.items():
         path = regular_file(file_in(folder, entry_file(key), remedy=REMEDY), REMEDY)
-        size = rows * dtype.itemsize * torch.Size(shape).numel()
+        size = rows * dtype.itemsize * math.prod(shape)  # torch.Size.numel() overflows silently
         if path.stat().st_size != size:
             raise FileError(path, f"has {path.stat().st_size} bytes, expected {size}", REMEDY)
         files[entry_file(key)] = path
@@ -210,5 +218,9 @@ def history_files(folder: Path, entries: Mapping[str, DiskEntry], rows: int) -> 
 
 def part_digests(steps: TensorDictBase) -> dict[str, str]:
     """The SHA-256 of each entry of the steps of a part, ``[tasks, streams, L]``."""
-    arrays = {key: steps.get(key).detach().cpu().contiguous().numpy() for key in steps.keys()}
-    return {key: hashlib.sha256(memoryview(array).cast("B")).hexdigest() for key, array in arrays.items()}
+    return {key: _digest(steps.get(key)) for key in steps.keys()}
+
+
+def _digest(value: Tensor) -> str:
+    array: Any = value.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(memoryview(array).cast("B")).hexdigest()

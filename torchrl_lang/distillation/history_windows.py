@@ -76,7 +76,7 @@ class HistoryWindows(EpochSampler):
         group = (streams * skip_episodes + steps[EPISODE] % skip_episodes).flatten()
         order = group.argsort(stable=True)
         self._in_order, group = index.flatten()[order], group[order]
-        starts = group[: len(group) - length + 1] == group[length - 1 :]
+        starts = group[: max(len(group) - length + 1, 0)] == group[length - 1 :]
         if at_episode_start:
             starts = starts & (steps[EPISODE_STEP].flatten()[order][: len(starts)] == 0)
         self._starts = starts.nonzero().squeeze(-1)

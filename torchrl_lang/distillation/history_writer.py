@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,14 +26,13 @@ from torchrl_lang.distillation.history_format import (
     check_tasks,
     history_files,
     part_digests,
-    parts_of,
     read_history_manifest,
     step_entries,
 )
 from torchrl_lang.distillation.sources import HistorySource
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.storage import folder_lock, write_manifest
-from torchrl_lang.storage.folders import flush
+from torchrl_lang.storage.folders import allocate_file, flush
 
 __all__ = ["HistoryWriter", "record_history"]
 
@@ -40,8 +40,8 @@ __all__ = ["HistoryWriter", "record_history"]
 class HistoryWriter:
     """Context manager that appends parts of a learning history to a folder.
 
-    The files hold the planned steps of all streams from the beginning. A part is flushed to disk before the manifest
-    lists it, so that a killed process leaves the parts before, and the next writer continues after them.
+    The first part creates the files, which hold the planned steps of all streams. A part is flushed to disk before the
+    manifest lists it, so that a killed process leaves the parts before, and the next writer continues after them.
 
     Args:
         folder: the folder.
@@ -90,6 +90,7 @@ class HistoryWriter:
         self._parts: list[Part] = []
         self._entries: dict[str, DiskEntry] | None = None
         self._steps: TensorDictBase
+        self._locked = False
 
     @property
     def recorded(self) -> int:
@@ -103,10 +104,11 @@ class HistoryWriter:
                 self._continue()
             elif any(path.name != ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise FileExistsError(f"{self.folder} holds something other than a learning history.")
-            self._open = stack.pop_all()
+            self._open, self._locked = stack.pop_all(), True
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._locked = False
         self._open.close()
 
     def _continue(self) -> None:
@@ -114,14 +116,15 @@ class HistoryWriter:
         if not self.resume:
             raise FileExistsError(f"{self.folder} holds a learning history: give another folder, or resume=True.")
         manifest = read_history_manifest(self.folder)
+        _, streams, steps = manifest.shape
+        found = {"tasks": manifest.tasks, "streams": streams, "steps": steps, "source": manifest.source}
         for name, value in self._about.items():
-            if manifest.content[name] != value:
+            if found[name] != value:
                 raise ValueError(
                     f"The history in {self.folder} was begun with other {name}: give the same, or another folder."
                 )
-        flat, _ = map_history(self.folder, manifest)
-        self._steps, self._parts = flat.view(self._shape), parts_of(manifest)
-        self._entries = step_entries(self._steps)
+        self._steps = map_history(self.folder, manifest).view(self._shape)
+        self._entries, self._parts = manifest.entries, manifest.parts
         verify_parts(self.folder, self._steps, self._parts)
 
     def extend(self, steps: TensorDictBase) -> None:
@@ -130,7 +133,13 @@ class HistoryWriter:
         Raises:
             KeyError, ValueError: the steps lack an entry, have others than those before, do not continue them, or are
                 more than planned. Nothing is written then.
+            RuntimeError: the writer is used outside of its ``with`` block.
+            OSError: writing failed, for instance because the disk is full.
         """
+        if not self._locked:
+            raise RuntimeError(
+                "A HistoryWriter writes only while it has its folder's lock: use it in a with statement."
+            )
         first = self.recorded
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not steps.shape[2]:
             raise ValueError(f"A part has batch size [{self._shape[0]}, {self._shape[1]}, L], got {list(steps.shape)}.")
@@ -144,28 +153,29 @@ class HistoryWriter:
             self._begin(entries)
         block = self._steps[..., first : first + steps.shape[2]]
         block.update_(steps)
-        for path in history_files(self.folder, entries, self._shape.numel()).values():
-            flush(path)
-        self._parts.append(Part(first, steps.shape[2], part_digests(block)))
-        self._write_manifest(entries)
+        for key in entries:
+            flush(self.folder / entry_file(key))
+        parts = [*self._parts, Part(first, steps.shape[2], part_digests(block))]
+        self._write_manifest(entries, parts)
+        self._parts = parts
 
     def read(self, first: int, end: int) -> TensorDictBase:
         """Recorded steps, ``[tasks, streams, end - first]``."""
         return self._steps[..., first:end]
 
     def _begin(self, entries: dict[str, DiskEntry]) -> None:
-        """Create the files, of zeros."""
+        """Create the files, of zeros, with their space on the disk."""
         (self.folder / ROWS).mkdir(exist_ok=True)
-        rows = self._shape.numel()
+        rows = math.prod(self._shape)
         for key, (dtype, shape) in entries.items():
-            with (self.folder / entry_file(key)).open("wb") as file:
-                file.truncate(rows * dtype.itemsize * torch.Size(shape).numel())
+            allocate_file(self.folder / entry_file(key), rows * dtype.itemsize * math.prod(shape))
+        flush(self.folder / ROWS)
         files = history_files(self.folder, entries, rows)
         self._steps, self._entries = map_rows(files, rows, entries).view(self._shape), entries
 
-    def _write_manifest(self, entries: Mapping[str, DiskEntry]) -> None:
+    def _write_manifest(self, entries: Mapping[str, DiskEntry], listed: Sequence[Part]) -> None:
         described = {key: {"dtype": dtype_name(dtype), "shape": list(shape)} for key, (dtype, shape) in entries.items()}
-        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in self._parts]
+        parts = [{"first": part.first, "steps": part.steps, "sha256": part.digests} for part in listed]
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         manifest = {
             "format": FORMAT,

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_lang.storage import shorten
+
 __all__ = ["TaskSplit", "split_tasks"]
 
 
@@ -26,13 +28,13 @@ def split_tasks(
     """Split tasks at random.
 
     Args:
-        tasks: the numbers of the tasks, or how many there are.
+        tasks: the numbers of the tasks, each once, or how many there are.
         validation: share of the tasks on which checkpoints are chosen.
         test: share of the tasks that are reported.
         seed: seed of the split.
 
     Raises:
-        ValueError: a share is negative, or no task is left to train on.
+        ValueError: a number is repeated, a share is negative, or no task is left to train on.
 
     Examples:
         >>> from torchrl_lang.distillation import split_tasks
@@ -40,7 +42,12 @@ def split_tasks(
         >>> [len(part) for part in split]
         [61, 8, 12]
     """
-    numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64)
+    numbers = torch.arange(tasks) if isinstance(tasks, int) else torch.as_tensor(tasks, dtype=torch.int64).flatten()
+    different, counts = numbers.unique(return_counts=True)
+    if len(different) < len(numbers):
+        raise ValueError(
+            f"tasks must differ, but {shorten(different[counts > 1].tolist())} are repeated: give each number once."
+        )
     held_out = [round(share * len(numbers)) for share in (validation, test)]
     if min(validation, test) < 0 or sum(held_out) >= len(numbers):
         raise ValueError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,7 +80,7 @@ def write_folder(target: str | Path) -> Iterator[Path]:
     target = Path(target)
     if target.is_symlink():
         target = target.resolve()  # replace the folder that a link points to, not the link
-    with _named_errors(target), _temporary_folder(target) as temporary:
+    with named_errors(target), _temporary_folder(target) as temporary:
         yield temporary
         for path in temporary.rglob("*"):
             flush(path)
@@ -87,8 +89,18 @@ def write_folder(target: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _named_errors(target: Path) -> Iterator[None]:
-    """Add the target's name to system errors that have none; safetensors raises its own error class for them."""
+def named_errors(target: Path) -> Iterator[None]:
+    """Add the target's name to system errors that have none; safetensors raises its own error class for them.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from torchrl_lang.storage.folders import named_errors
+        >>> with named_errors(Path("history")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        OSError: [Errno 28] No space left on device: 'history'
+    """
     try:
         yield
     except OSError as error:
@@ -132,7 +144,7 @@ def write_file(target: str | Path, content: str | bytes) -> None:
     # Lone surrogates cannot be written as UTF-8: write their JSON escape.
     data = content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content
     try:
-        with _named_errors(target):
+        with named_errors(target):
             temporary.write_bytes(data)
             flush(temporary)
             os.replace(temporary, target)
@@ -164,6 +176,29 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
     else:
         doomed.unlink()
+
+
+def allocate_file(path: Path, size: int) -> None:
+    r"""Write a file of ``size`` zeros, at least one; a full disk is an OSError that names it.
+
+    Without the allocation the file would be sparse, and a full disk would kill the process that maps it (SIGBUS).
+    Windows and macOS do not allocate.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage.folders import allocate_file
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     allocate_file(pathlib.Path(home) / "rows", 3)
+        ...     (pathlib.Path(home) / "rows").read_bytes()
+        b'\x00\x00\x00'
+    """
+    if size > sys.maxsize:  # which the calls below refuse with an OverflowError
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    with named_errors(path), path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
 
 
 def flush(path: Path) -> None:

@@ -67,7 +67,9 @@ def _plain(path: str | Path, content: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{shorten(dict(content))} cannot be written to {path} as JSON: {error}.") from error
 
 
-def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "version") -> Fields:
+def read_manifest(
+    path: str | Path, *, remedy: str, version: int, field: str = "version", kind: str | None = None
+) -> Fields:
     """Read a file that :func:`write_manifest` wrote.
 
     Args:
@@ -75,12 +77,13 @@ def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "
         remedy: what the user can do if the file cannot be read, for the error message.
         version: the latest version that can be read. Files of this version must have a digest, earlier ones need none.
         field: the integer field that holds the version.
+        kind: the text that the field ``format`` must hold; by default it is not read.
 
     Returns:
         All fields except the digest.
 
     Raises:
-        FileError: the file is damaged, was changed after it was written, or has a later version.
+        FileError: the file is damaged, is of another kind, was changed after it was written, or has a later version.
 
     Examples:
         >>> import tempfile
@@ -93,6 +96,8 @@ def read_manifest(path: str | Path, *, remedy: str, version: int, field: str = "
     content = dict(Fields.read(path, remedy=remedy).content)
     digest = content.pop(_DIGEST, None)
     fields = Fields(content, path, remedy)
+    if kind is not None and (found_kind := fields.take("format", str)) != kind:
+        raise fields.error(f'has {shorten(found_kind)} as "format", expected {kind!r}')
     found = fields.at_least(field, 1)
     if found > version:
         raise fields.error(f"has version {found}, but this release reads versions up to {version}")

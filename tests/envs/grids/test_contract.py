@@ -187,6 +187,22 @@ def test_wrong_uses(make):
         env.reset(goal=3)
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (torch.zeros(3, dtype=torch.int64), r"of shape \[3\], expected one that broadcasts to batch size \[2\]"),
+        (torch.zeros(2, 2, dtype=torch.int64), r"of shape \[2, 2\], expected one that broadcasts to batch size \[2\]"),
+        (torch.tensor([1.5, 0.0]), "task must be integers, got torch.float32: convert it to int64"),
+        (1.5, "task must be integers, got torch.float32"),
+        (torch.tensor([True, False]), "task must be integers, got torch.bool"),
+        (torch.tensor([0, -1]), r"task must lie in \[0, \d+\), got \[-1\]"),
+    ],
+)
+def test_bad_tasks(make, task, message):
+    with pytest.raises(ValueError, match=message):
+        make(task=task, batch_size=2)
+
+
 def test_bandit_rewards_have_the_probabilities_of_their_arms():
     table = torch.tensor([[0.0, 1.0, 0.3]])
     env = BernoulliBanditEnv(table, task=0, batch_size=[3, 400], episode_length=10, seed=0)

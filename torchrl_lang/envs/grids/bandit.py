@@ -19,7 +19,11 @@ _RESOLUTION = 1 << 24
 
 
 def random_bandits(tasks: int, arms: int, *, seed: int = 0) -> Tensor:
-    """Draw each arm's probability uniformly, float32 ``[tasks, arms]``.
+    """Draw each arm's probability uniformly from [0, 1), float32 ``[tasks, arms]``, as RL^2 does (arXiv 1611.02779).
+
+    Training and evaluation tasks then have the same distribution. The bandits of algorithm distillation (arXiv
+    2210.14215) have another one in each: mostly odd arms pay in training tasks, mostly even arms in evaluation tasks.
+    Pass such tasks to :class:`BernoulliBanditEnv` as ``probabilities``.
 
     Examples:
         >>> from torchrl_lang.envs.grids import random_bandits
@@ -32,14 +36,14 @@ def random_bandits(tasks: int, arms: int, *, seed: int = 0) -> Tensor:
 
 
 class BernoulliBanditEnv(HiddenTaskEnv):
-    """Pull one of several arms; it pays 1 with its hidden probability, else 0 (as in arXiv 2210.14215, section 4).
+    """Pull one of several arms; it pays 1 with its hidden probability, else 0.
 
     A task is a row of ``probabilities``. There is one state, and the observation is always 0, int64 ``[*B, 1]``.
     Episodes are never terminated. Whether step ``t`` of an episode pays is decided by one uniform number that the seed,
     the episode and ``t`` determine, the same for all arms.
 
     Args:
-        probabilities: float ``[tasks, arms]``.
+        probabilities: float ``[tasks, arms]``, such as those of :func:`random_bandits`.
         episode_length: number of pulls after which an episode is truncated.
         task: the task of each row for all of its episodes; by default each episode draws one.
         batch_size, seed, device: as in :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.

@@ -46,7 +46,8 @@ class HiddenTaskEnv(SeededEnv):
         device: device of the tensors.
 
     Raises:
-        ValueError: a task is not one of the family, or has a shape that does not broadcast to ``batch_size``.
+        ValueError: a task is not an integer or not one of the family, or has a shape that does not broadcast to
+            ``batch_size``.
 
     Examples:
         >>> import torch
@@ -74,7 +75,7 @@ class HiddenTaskEnv(SeededEnv):
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
         self._fixed_task: Tensor | None
-        fixed = None if task is None else self._checked_task(task).expand(self.batch_size).reshape(-1).clone()
+        fixed = None if task is None else self._tasks_of_rows(self._checked_task(task))
         self.register_buffer("_fixed_task", fixed, persistent=False)
         self._state: Tensor | None = None
         self._task: Tensor
@@ -144,11 +145,23 @@ class HiddenTaskEnv(SeededEnv):
         return self.task if task is None else self._checked_task(task)
 
     def _checked_task(self, task: Tensor | int) -> Tensor:
-        number = torch.as_tensor(task, dtype=torch.int64, device=self.device)
+        given = torch.as_tensor(task, device=self.device)
+        if given.dtype == torch.bool or not torch.can_cast(given.dtype, torch.int64):
+            raise ValueError(f"task must be integers, got {given.dtype}: convert it to int64.")
+        number = given.to(torch.int64)
         if ((number < 0) | (number >= self.n_tasks)).any():
             bad = number[(number < 0) | (number >= self.n_tasks)].flatten()[:5].tolist()
             raise ValueError(f"task must lie in [0, {self.n_tasks}), got {bad}.")
         return number
+
+    def _tasks_of_rows(self, task: Tensor) -> Tensor:
+        try:
+            return task.expand(self.batch_size).reshape(-1).clone()
+        except RuntimeError as error:
+            batch = list(self.batch_size)
+            raise ValueError(
+                f"task is of shape {list(task.shape)}, expected one that broadcasts to batch size {batch}."
+            ) from error
 
     # -- TorchRL -------------------------------------------------------------------------------------------------------
 
