@@ -95,7 +95,9 @@ def open_run(
         yield checkpoints
 
 
-def make_optimizer(options: TrainingOptions, loss: LossModule, steps: int, **settings: Any) -> tuple[Optimizer, LRScheduler]:
+def make_optimizer(
+    options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
+) -> tuple[Optimizer, LRScheduler]:
     """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
     make = muon_adamw if options.optimizer == "muon" else adamw
     optimizer = make(loss, options.lr, **settings)

@@ -2,7 +2,7 @@
 
 from torchrl_lang.distillation.sources.base import HistorySource
 from torchrl_lang.distillation.sources.dqn import DQN
-from torchrl_lang.distillation.sources.exploration import SLOW_DECAY, LinearDecay, epsilon_greedy
+from torchrl_lang.distillation.sources.exploration import NO_NOISE, SLOW_DECAY, LinearDecay, epsilon_greedy
 from torchrl_lang.distillation.sources.gym_source import GymSource
 from torchrl_lang.distillation.sources.gym_tasks import GymTask, cart_pole
 from torchrl_lang.distillation.sources.noisy_expert import NoisyExpert
@@ -18,6 +18,7 @@ __all__ = [
     "GymTask",
     "HistorySource",
     "LinearDecay",
+    "NO_NOISE",
     "NoisyExpert",
     "PPO",
     "PosteriorSampling",

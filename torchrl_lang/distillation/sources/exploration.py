@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import within
 
-__all__ = ["SLOW_DECAY", "LinearDecay", "epsilon_greedy"]
+__all__ = ["NO_NOISE", "SLOW_DECAY", "LinearDecay", "epsilon_greedy"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class LinearDecay:
 
 SLOW_DECAY = LinearDecay()
 """From 1 to 0 over 30 to 100 % of a history."""
+NO_NOISE = LinearDecay(0.0, 0.0)
+"""Greedy actions from the first step on."""
 
 
 def epsilon_greedy(best: Tensor, epsilon: Tensor, random: RandomStream) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_lang.distillation.sources.exploration import LinearDecay
+from torchrl_lang.distillation.sources.exploration import NO_NOISE, LinearDecay
 from torchrl_lang.distillation.sources.tabular import TabularSource
 from torchrl_lang.envs.grids import HiddenTaskEnv, RoomEnv
 from torchrl_lang.functional import RandomStream
@@ -43,9 +43,7 @@ class PosteriorSampling(TabularSource):
         True
     """
 
-    def __init__(
-        self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = LinearDecay(0.0, 0.0), seed: int = 0
-    ) -> None:
+    def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = NO_NOISE, seed: int = 0) -> None:
         if not isinstance(env, RoomEnv):
             raise ValueError(f"PosteriorSampling needs a room, whose rewards are not random, got {type(env).__name__}.")
         super().__init__(env, steps, seed=seed)

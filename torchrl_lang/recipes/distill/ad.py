@@ -91,7 +91,9 @@ def main(options: AD) -> float:
                     progress.update(step, found)
                     checkpoints.save(step, found)
         trained_on = {"family": described, "source": options.source_name(), "options": _jsonable(options)}
-        return finish(options, checkpoints, lambda folder: save_ad_model(folder, model, trained_on=trained_on), unit="step")
+        return finish(
+            options, checkpoints, lambda folder: save_ad_model(folder, model, trained_on=trained_on), unit="step"
+        )
 
 
 def _evaluate(options: AD, family: TaskFamily, model: ADTransformer) -> dict[str, float]:

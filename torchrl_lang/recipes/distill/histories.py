@@ -12,6 +12,7 @@ from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang.distillation import HistoryWindows, LearningHistory, load_history
 from torchrl_lang.distillation.sources import (
+    NO_NOISE,
     UCB,
     HistorySource,
     LinearDecay,
@@ -70,7 +71,7 @@ class HistoryOptions(FamilyOptions):
             return QLearning(env, steps, seed=seed)
         if name == "ucb":
             return UCB(env, steps, seed=seed)
-        return NoisyExpert(env, steps, decay=LinearDecay(0.0, 0.0) if name == "expert" else _NOISE, seed=seed)
+        return NoisyExpert(env, steps, decay=NO_NOISE if name == "expert" else _NOISE, seed=seed)
 
 
 class FreshWindows:

@@ -22,7 +22,7 @@ from torchrl_lang.distillation import (
     in_context_report,
     load_ad_model,
 )
-from torchrl_lang.distillation.sources import LinearDecay, NoisyExpert
+from torchrl_lang.distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.recipes.distill.histories import HistoryOptions
 from torchrl_lang.storage import read_json, write_json
@@ -76,7 +76,7 @@ class TestPlay:
     def _demonstration(self) -> TensorDict:
         """The first half of an expert's episode, one in each stream."""
         env = self.env()
-        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=LinearDecay(0.0, 0.0), seed=_SEED)
+        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=NO_NOISE, seed=_SEED)
         return expert.history().flatten(0, 1)
 
     def of_source(self) -> Tensor:
