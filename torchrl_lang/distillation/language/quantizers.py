@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_lang.functional.checks import at_least_one, finite, one_of
+from torchrl_lang.functional.checks import at_least_one, finite, one_of, positive
 from torchrl_lang.storage import shorten
 
 __all__ = ["Bins", "Decimals", "FiniteQuantizer", "Levels", "Outside", "Quantizer"]
@@ -180,7 +180,7 @@ class Bins(FiniteQuantizer):
 
     def __init__(self, low: float, high: float, count: int, *, prefix: str = "", outside: Outside = "error") -> None:
         finite("low", low, low=None)
-        finite("high", high, low=low)
+        positive("high - low", high - low)
         at_least_one("count", count)
         self.low, self.high, self.count = low, high, count
         centres = low + (torch.arange(count, dtype=torch.float64) + 0.5) * (high - low) / count

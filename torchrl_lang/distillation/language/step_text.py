@@ -138,7 +138,9 @@ def parse_steps(text: str, template: StepTemplate, *, first_episode: int = 0) ->
                 columns.setdefault((slot.kind, slot.component), []).append(number)
         ends.append(end)
         is_zero.append(zero)
-    return _steps(columns, torch.tensor(ends, dtype=torch.int64), torch.tensor(is_zero), template, first_episode)
+    return _steps(
+        columns, torch.tensor(ends, dtype=torch.int64), torch.tensor(is_zero, dtype=torch.bool), template, first_episode
+    )
 
 
 class _Reader:
