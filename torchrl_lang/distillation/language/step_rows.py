@@ -147,7 +147,7 @@ def stack_rows(
             f"A row has {int(length.max())} tokens, more than row_length={row_length}: give shorter windows or longer "
             f"rows."
         )
-    place = torch.where(kept, kept.cumsum(-1), row_length)  # what is left out goes to a column that is cut off
+    place = torch.where(kept, kept.cumsum(-1), row_length)  # other tokens go to a column that is cut off
     shape = (len(ids), row_length + 1)
 
     def moved(values: Tensor, fill: int) -> Tensor:
