@@ -121,7 +121,11 @@ def _stack(rows: Sequence[Sequence[_Block]], tokenizer: Tokenizer, row_length: i
 
 
 def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokenizer) -> list[Block]:
-    """The blocks of a row of :func:`pack_blocks`, batch size ``[]``; raises ValueError if it holds something else."""
+    """The blocks of a row of :func:`pack_blocks`, batch size ``[]``; see there for an example.
+
+    Raises:
+        ValueError: the row holds something else.
+    """
     real = row[TOKENS][row[ATTENTION_MASK]]
     return template.parse(tokenizer.decode(real[1:].tolist()))
 

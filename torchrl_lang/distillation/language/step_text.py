@@ -115,6 +115,8 @@ def parse_steps(text: str, template: StepTemplate, *, first_episode: int = 0) ->
     Raises:
         ValueError: a word is not what the template has there, or the last step is incomplete. The message has its
             place.
+
+    See :func:`steps_to_text` for an example.
     """
     columns: dict[tuple[TokenKind, int | None], list[str]] = {}
     ends, is_zero = list[int](), list[bool]()

@@ -111,6 +111,8 @@ def read_text_history(
 
     Raises:
         FileError: the file is missing, holds no record, or holds bad lines and ``on_error`` is "raise".
+
+    See :func:`write_text_history` for an example.
     """
     source, bad = LineFile(Path(path)), list[BadLine]()
     records = [record for _, record in good_items(source, lambda line: read_record(parse_object(line)), on_error, bad)]
