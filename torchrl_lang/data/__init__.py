@@ -10,7 +10,8 @@ from torchrl_lang.data.episode_rows import EpisodeRows
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.generate import generate_dataset
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
-from torchrl_lang.data.jsonl import BadLine, dataset_from_jsonl, dataset_from_records, read_jsonl
+from torchrl_lang.data.json_lines import BadLine
+from torchrl_lang.data.jsonl import dataset_from_jsonl, dataset_from_records, read_jsonl
 from torchrl_lang.data.makers import (
     FreshGames,
     GameMaker,

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 from torchrl_lang.data.dataset_writer import DatasetWriter
 from torchrl_lang.data.datasets import RowDataset, load_dataset
 from torchrl_lang.data.dialogue_records import DialogueReader, parse_object
 from torchrl_lang.data.encoded_episode import EncodedEpisode, cut_episode, encode_episode, fits, stack_episodes
 from torchrl_lang.data.episodes import Episode
+from torchrl_lang.data.json_lines import BadLine, LineFile, Records, good_items
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError, regular_file
 
 __all__ = ["BadLine", "dataset_from_jsonl", "dataset_from_records", "read_jsonl"]
 
-T = TypeVar("T")
-
 _BLOCK = 10_000
-_SHOWN = 5
-_REMEDY = "fix them, or leave them out with on_error='skip'"
 _READER = DialogueReader()
-
-
-class BadLine(NamedTuple):
-    """A line that holds no valid dialogue, and the reason."""
-
-    line: int
-    """Counted from 1."""
-    reason: str
 
 
 def read_jsonl(
@@ -63,9 +49,9 @@ def read_jsonl(
     Raises:
         FileError: the file is missing, holds no dialogue, or holds bad lines and ``on_error`` is "raise".
     """
-    source, bad = _File(Path(path)), list[BadLine]()
+    source, bad = LineFile(Path(path)), list[BadLine]()
     read = replace(reader, ignore=(*reader.ignore, *ignore))
-    good = _good(source, lambda line: read(parse_object(line), tokenizer), on_error, bad)
+    good = good_items(source, lambda line: read(parse_object(line), tokenizer), on_error, bad)
     episodes = [episode for _, every in good for episode in every]
     if not episodes:
         raise source.error("holds no dialogue", source.no_dialogue)
@@ -106,7 +92,7 @@ def dataset_from_jsonl(
     """
     read = replace(reader, ignore=(*reader.ignore, *ignore))
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {Path(path).name}", overwrite=overwrite)
-    _write(writer, _File(Path(path)), lambda line: read(parse_object(line), tokenizer), on_error, on_overflow)
+    _write(writer, LineFile(Path(path)), lambda line: read(parse_object(line), tokenizer), on_error, on_overflow)
     return load_dataset(folder, tokenizer=tokenizer, verify=False)
 
 
@@ -151,91 +137,13 @@ def dataset_from_records(
         Episode(turns=(Turn(text='ab', ...), Turn(text='c', reward=1.0, ...)), terminated=True, ...)
     """
     writer = DatasetWriter(folder, tokenizer, row_length, source=source, overwrite=overwrite)
-    _write(writer, _Records(records), lambda record: reader(record, tokenizer), on_error, on_overflow)
+    _write(writer, Records(records), lambda record: reader(record, tokenizer), on_error, on_overflow)
     return load_dataset(folder, tokenizer=tokenizer, verify=False)
-
-
-# -- where dialogues come from -----------------------------------------------------------------------------------------
-
-
-class _File:
-    """The lines of a file, as bytes."""
-
-    item, no_dialogue = "line", "give a file with one JSON object per line"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        remedy = "give the path of a text file with one JSON object per line"
-        with regular_file(self.path, remedy=remedy).open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                if line.strip():
-                    yield number, line
-
-    def error(self, what: str, remedy: str) -> FileError:
-        return FileError(self.path, what, remedy)
-
-
-class _Records:
-    """Mappings from Python."""
-
-    item, no_dialogue = "record", "give at least one record"
-
-    def __init__(self, records: Iterable[Any]) -> None:
-        self.records = records
-
-    def __str__(self) -> str:
-        return "the records"
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(self.records, start=1))
-
-    def error(self, what: str, remedy: str) -> ValueError:
-        return ValueError(f"The iterable {what}: {remedy}.")
-
-
-def _good(
-    source: _File | _Records, convert: Callable[[Any], T], on_error: str, bad: list[BadLine]
-) -> Iterator[tuple[int, T]]:
-    """Number and value of each item that ``convert`` accepts; collects the others, and raises or warns at the end."""
-    one_of("on_error", on_error, ("raise", "skip"))
-    for number, item in source:
-        try:
-            value = convert(item.decode("utf-8") if isinstance(item, bytes) else item)
-        except (ValueError, RecursionError) as error:
-            bad.append(BadLine(number, _reason(error)))
-            if on_error == "raise" and len(bad) == _SHOWN:
-                break
-        else:
-            yield number, value
-    if not bad:
-        return
-    shown = "; ".join(f"{source.item} {line}: {reason}" for line, reason in bad[:_SHOWN])
-    count = f"{len(bad)} bad {source.item}{'s' * (len(bad) > 1)}"
-    if on_error == "raise":
-        least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
-        raise source.error(f"holds {least}{count} ({shown})", _REMEDY)
-    more = "; ..." if len(bad) > _SHOWN else ""
-    warnings.warn(f"{count} of {source} skipped ({shown}{more}).", stacklevel=4)
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    """Why an item is bad."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"it is not UTF-8 (byte {error.start + 1} is {error.object[error.start]:#04x})"
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not JSON ({error.msg} at character {error.pos + 1})"
-    return "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _write(
     writer: DatasetWriter,
-    source: _File | _Records,
+    source: LineFile | Records,
     read: Callable[[Any], list[Episode]],
     on_error: str,
     on_overflow: str,
@@ -253,7 +161,7 @@ def _write(
         return every
 
     with writer:
-        for number, every in _good(source, encode, on_error, bad):
+        for number, every in good_items(source, encode, on_error, bad):
             if not all(fits(encoded, row_length) for encoded in every):
                 truncated.append(number)
             block += [cut_episode(encoded, row_length) for encoded in every]

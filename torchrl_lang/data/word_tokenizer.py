@@ -13,7 +13,7 @@ _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 _PIECE = re.compile(r"[^A-Za-z ][ ]|[ ]?[A-Za-z]+")
 
 
-def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer:
+def word_tokenizer(texts: Iterable[str], *, min_count: int = 1, symbols: Iterable[str] = ()) -> CharTokenizer:
     """A tokenizer whose symbols are the words of some texts, and all printable ASCII characters for other words.
 
     A word includes the space before it, and a stop or comma the space after it. So a word has the same ids everywhere
@@ -23,6 +23,7 @@ def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer
     Args:
         texts: texts with the words.
         min_count: rarer words are encoded by their characters.
+        symbols: further symbols, such as numbers that are one token each.
 
     Examples:
         >>> from torchrl_lang.data import word_tokenizer
@@ -37,4 +38,4 @@ def word_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CharTokenizer
         for piece in _PIECE.findall(text):
             count[piece] = count.get(piece, 0) + 1
     words = sorted(piece for piece, times in count.items() if times >= min_count and len(piece) > 1 and piece.isascii())
-    return CharTokenizer.from_alphabet([*_CHARACTERS, *words])
+    return CharTokenizer.from_alphabet(list(dict.fromkeys([*_CHARACTERS, *words, *symbols])))

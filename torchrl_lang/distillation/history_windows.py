@@ -97,7 +97,11 @@ class HistoryWindows(EpochSampler):
                 f"The storage holds {len(storage)} steps, but the history has {len(self.history.flat)}: use buffer()."
             )
         picked, info = super().sample(self._starts, batch_size)
-        return self._in_order[self._starts[picked][:, None] + torch.arange(self.length)], info
+        return self.steps_of(picked), info
+
+    def steps_of(self, windows: Tensor) -> Tensor:
+        """Indices of the steps of windows by their numbers, int64 ``[B] -> [B, length]``."""
+        return self._in_order[self._starts[windows][:, None] + torch.arange(self.length)]
 
     def buffer(self, batch_size: int, *, prefetch: int | None = None) -> TensorDictReplayBuffer:
         """A replay buffer over the history that samples windows, ``[batch_size, length]``; nothing is copied.

@@ -1,0 +1,178 @@
+"""How well a language model predicts the rewards, and all tokens, of rows of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+
+from torchrl_lang.data import Tokenizer
+from torchrl_lang.distillation.language.block_template import BlockTemplate
+from torchrl_lang.distillation.language.quantizers import FiniteQuantizer
+from torchrl_lang.distillation.language.step_rows import TOKEN_KIND
+from torchrl_lang.distillation.language.step_template import StepTemplate, TokenKind
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.schema import ATTENTION_MASK, TOKENS, entry
+
+__all__ = ["next_token_metrics", "rank_correlation", "reward_accuracy"]
+
+
+def reward_accuracy(
+    actor: ProbabilisticTensorDictSequential,
+    rows: TensorDictBase,
+    template: StepTemplate | BlockTemplate,
+    tokenizer: Tokenizer,
+    *,
+    chunk: int = 64,
+) -> dict[str, float]:
+    """Predict each reward of rows ``[N]`` from all tokens before it, and compare it with the reward that was earned.
+
+    The probability of each reward is that of its tokens among those of all rewards; words of a reward and an end count
+    for the reward. ``exact`` is the share of rewards that are the most likely one, ``within_one`` the share that are it
+    or its neighbour in the order of their values. ``rank_correlation`` (Spearman) and ``squared_error`` are those of
+    the expected reward. Beside them is what a constant prediction reaches on these rows: ``constant_exact`` (the most
+    frequent reward), ``constant_within_one`` (the best one) and ``constant_squared_error`` (the mean, which has no rank
+    correlation).
+
+    Args:
+        actor: a language-model actor.
+        rows: rows of :class:`StepRows` or :func:`pack_blocks`.
+        template: the template of the rows; it writes every reward, with finitely many words.
+        tokenizer: the tokenizer of the rows, in which each reward is one token.
+        chunk: rows that the model reads at a time.
+
+    Raises:
+        KeyError: the rows have no ``token_kind``.
+        ValueError: the template has decimals, leaves rewards out or has rewards of several tokens, or no row has one.
+
+    See :func:`next_token_metrics` for an example.
+    """
+    tokens, number, values = _reward_tokens(template, tokenizer)
+    found, expected = list[Tensor](), list[Tensor]()
+    likely = list[Tensor]()
+    for logits, target, kind in _predictions(actor, rows, chunk):
+        is_reward = kind == TokenKind.REWARD
+        probability = torch.softmax(upcast_half(logits[is_reward][:, tokens]), -1)
+        total = torch.zeros(len(probability), len(values)).index_add_(1, number, probability.cpu())
+        place = (target[is_reward][:, None] == tokens.to(target.device)).long().argmax(-1).cpu()
+        found.append(number[place])
+        likely.append(total.argmax(-1))
+        expected.append(total @ values)
+    truth, best, mean = torch.cat(found), torch.cat(likely), torch.cat(expected)
+    if not len(truth):
+        raise ValueError("The rows have no reward: make them with StepRows or pack_blocks.")
+    counts = torch.bincount(truth, minlength=len(values)).float() / len(truth)
+    near = counts + torch.cat([counts[1:], counts[:1] * 0]) + torch.cat([counts[:1] * 0, counts[:-1]])
+    earned = values[truth]
+    return {
+        "exact": _share(best == truth),
+        "within_one": _share((best - truth).abs() <= 1),
+        "rank_correlation": rank_correlation(mean, earned),
+        "squared_error": float((mean - earned).square().mean()),
+        "constant_exact": float(counts.max()),
+        "constant_within_one": float(near.max()),
+        "constant_squared_error": float((earned - earned.mean()).square().mean()),
+    }
+
+
+def next_token_metrics(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, *, chunk: int = 64
+) -> dict[str, float]:
+    """Cross-entropy in nats (``loss``) and accuracy of the next token, over all tokens of rows ``[N]`` and by kind.
+
+    Keys are ``loss`` and ``accuracy``, and for each kind that the rows have ``loss/action``, ``accuracy/action`` and so
+    on; see :class:`TokenKind`. The first token of a row is not predicted.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation.language import Levels, StepRows, StepTemplate, next_token_metrics
+        >>> from torchrl_lang.distillation.language import reward_accuracy, template_tokenizer
+        >>> from torchrl_lang.distillation.sources import NoisyExpert
+        >>> from torchrl_lang.envs.grids import DarkRoomEnv
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> steps = NoisyExpert(DarkRoomEnv(3, task=0, batch_size=[1, 4], episode_length=5), 10).history()
+        >>> template = StepTemplate.compact([Levels(range(3))] * 2, Levels(range(5), list("sNSWE")), Levels([0, 1]))
+        >>> tokenizer = template_tokenizer(template)
+        >>> rows = StepRows(template, tokenizer)(steps[0])
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=41)
+        >>> metrics = next_token_metrics(language_actor(lm), rows)
+        >>> sorted(metrics)[:3], bool(metrics["loss"] > 0)
+        (['accuracy', 'accuracy/action', 'accuracy/observation'], True)
+        >>> accuracy = reward_accuracy(language_actor(lm), rows, template, tokenizer)
+        >>> bool(accuracy["constant_exact"] >= 0.5)
+        True
+    """
+    losses, hits, kinds = list[Tensor](), list[Tensor](), list[Tensor]()
+    for logits, target, kind in _predictions(actor, rows, chunk):
+        losses.append(torch.nn.functional.cross_entropy(upcast_half(logits), target, reduction="none"))
+        hits.append(logits.argmax(-1) == target)
+        kinds.append(kind)
+    loss, hit, kind = torch.cat(losses), torch.cat(hits), torch.cat(kinds)
+    found = {"loss": float(loss.mean()), "accuracy": _share(hit)}
+    for each in TokenKind:
+        if (kind == each).any():
+            name = each.name.lower()
+            found |= {f"loss/{name}": float(loss[kind == each].mean()), f"accuracy/{name}": _share(hit[kind == each])}
+    return found
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> float:
+    """Spearman's rank correlation of numbers ``[N]``; equal numbers share their mean rank. 0 if one is constant.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation.language import rank_correlation
+        >>> rank_correlation(torch.tensor([0.1, 0.2, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
+        1.0
+    """
+    ranks = torch.stack([_ranks(first), _ranks(second)])
+    ranks = ranks - ranks.mean(-1, keepdim=True)
+    scale = ranks.square().sum(-1).prod().sqrt()
+    return float(ranks.prod(0).sum() / scale) if scale > 0 else 0.0
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, place, count = values.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0) - (count - 1) / 2).to(torch.float64)[place]
+
+
+def _reward_tokens(template: StepTemplate | BlockTemplate, tokenizer: Tokenizer) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of rewards int64 ``[M]``, the number of each one's value int64 ``[M]``, and values float32 ``[R]``."""
+    reward = template.reward
+    if not isinstance(reward, FiniteQuantizer):
+        raise ValueError("reward_accuracy compares rewards of finitely many words: give the template Bins or Levels.")
+    ends: tuple[str, ...] = ("",)
+    if isinstance(template, StepTemplate):
+        if not template.writes_every_reward:
+            raise ValueError("reward_accuracy needs a word for every reward, but this template leaves zeros out.")
+        ends = next(slot.words for slot in template.slots if slot.kind == TokenKind.REWARD)
+    encoded = [tokenizer.encode(f" {word}{end}") for word in reward.words for end in ends]
+    if any(len(ids) != 1 for ids in encoded):
+        raise ValueError("A reward is several tokens: use a tokenizer that has the words of rewards as symbols.")
+    number = torch.arange(len(reward.words)).repeat_interleave(len(ends))
+    return torch.tensor(encoded).squeeze(-1), number, reward.levels.to(torch.float32)
+
+
+def _predictions(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, chunk: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For all tokens but the first of each chunk of rows: logits ``[M, V]``, the token and its kind, ``[M]``."""
+    at_least_one("chunk", chunk)
+    kind = entry(rows, TOKEN_KIND)
+    for first in range(0, len(rows), chunk):
+        part = rows[first : first + chunk]
+        has_next = shift_left(part[ATTENTION_MASK])
+        with torch.no_grad(), eval_mode(actor):
+            logits = actor.get_dist(part.select(TOKENS, ATTENTION_MASK)).logits
+        target = shift_left(part[TOKENS]).long()
+        yield logits[has_next], target[has_next], shift_left(kind[first : first + chunk])[has_next]
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.float().mean())
