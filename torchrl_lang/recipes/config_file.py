@@ -100,6 +100,7 @@ def write_config(path: Path, options: Any) -> None:
     """Write the options of a run except its folder, for ``--config``."""
     plain = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     plain.pop("out")
-    own_task = f" --task {options.task}" if options.task is not None and ":" in options.task else ""
+    task = plain.get("task")
+    own_task = f" --task {task}" if task is not None and ":" in task else ""
     header = f"# python -m torchrl_lang train {options.preset} --config {path.name} --out FOLDER{own_task}\n"
     write_file(path, header + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))

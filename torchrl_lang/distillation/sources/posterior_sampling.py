@@ -72,8 +72,8 @@ class PosteriorSampling(TabularSource):
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         streams, tasks = self._possible.shape
         every = torch.arange(tasks).repeat(streams)
-        columns = (column.repeat_interleave(tasks) for column in (state, action))
-        _, predicted, _ = self.env._transition(*columns, every)
+        states, actions = state.repeat_interleave(tasks), action.repeat_interleave(tasks)
+        _, predicted, _ = self.env._transition(states, actions, every)
         self._possible &= predicted.view(streams, tasks) == reward[:, None]
         contradicted = ~self._possible.gather(-1, self._drawn[:, None]).squeeze(-1)
         self._drawn = torch.where(contradicted, self._draw(), self._drawn)

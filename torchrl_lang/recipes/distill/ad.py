@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ _LAST = 3
 @with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400)
 class AD(TrainingOptions, HistoryOptions):
     """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains."""
+
+    preset: ClassVar[str] = "ad"
 
     batch_size: int = option(64, "windows in a batch", at_least=1)
     steps: int = option(400, "training steps", at_least=1)

@@ -62,7 +62,9 @@ def main(options: Distill) -> Path:
             if not (_place(options, method, seed) / "model").exists()
         }
         run_in_parallel(commands)
-        runs = {method: [_place(options, method, seed) for seed in range(options.seeds)] for method in options.methods}
+        runs: dict[str, list[Path]] = {
+            method: [_place(options, method, seed) for seed in range(options.seeds)] for method in options.methods
+        }
         play = TestPlay(options, options.episodes, options.test_streams, options.temperature)
         found = reports(play, runs)
         minutes = (time.monotonic() - began) / 60
