@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import pickle
+import re
 import sqlite3
 import sys
 
@@ -193,7 +194,12 @@ def test_games_of_a_player(home, task, tmp_path):
 def levels(texts):
     from profanity_check import predict_prob
 
-    return [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in predict_prob(list(texts))]
+    worst = [max(predict_prob(sentences(text))) for text in texts]
+    return [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in worst]
+
+
+def sentences(text):
+    return re.split(r"(?<=[.!?])\s+", text)
 
 
 def test_profanity_by_a_plain_loop(home, profane, tmp_path):
@@ -207,7 +213,7 @@ def test_profanity_by_a_plain_loop(home, profane, tmp_path):
     assert {0.0, -10.0} <= {reward for *_, reward in expected}
     with sqlite3.connect(home / "rewards.sqlite") as file:
         rows = file.execute("SELECT model, text FROM rewards").fetchall()
-    assert {bytes(text).decode() for _, text in rows} >= set(data.comments)
+    assert {bytes(text).decode() for _, text in rows} >= {each for text in data.comments for each in sentences(text)}
     assert all(model.startswith("profanity profanity ") for model, _ in rows)
 
 
@@ -221,7 +227,7 @@ def test_noise_of_the_rows_and_of_the_environment(home, profane, tmp_path):
     assert [reward for (*_, reward), level in zip(found, clean, strict=True) if level != 1] == [
         -5.0 * level for level in clean if level != 1
     ]
-    assert clean.count(1) > 3
+    assert clean.count(1) > 30
     first, again = (noised.evaluate(noised.player("random", 0).policy, games=60, seed=3) for _ in range(2))
     assert torch.equal(first[1].returns, again[1].returns)
     assert noised.won(first[1]).tolist() == [
@@ -264,11 +270,10 @@ def test_the_package_is_missing(home, monkeypatch, capsys, tmp_path):
 
 def test_upvotes_of_any_text(home):
     task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes"), scale=1.0)
-    values = task.clean_reward()(
-        ["thank you for the great words about kites", "you are an idiot and your kites prove it"]
-    )
-    assert values.tolist() == [1.0, 0.0]
-    assert task.is_harmful(["thank you for the great words about kites", "you are an idiot"]).tolist() == [False, True]
+    polite = "hey, thanks, this helps me with kites in winter. have a nice day"
+    rude = "hey, what the hell is this crap about kites. get lost"
+    assert task.clean_reward()([polite, rude]).tolist() == [1.0, 0.0]
+    assert task.is_harmful([polite, rude]).tolist() == [False, True]
     assert task.clean_reward() is task.clean_reward()
 
 

@@ -19,6 +19,7 @@ from torchrl_lang.envs.reddit.rewards import (
     SentimentReward,
     ThreeLevels,
     UpvoteModel,
+    WorstSentence,
     train_tfidf_model,
 )
 from torchrl_lang.functional.checks import one_of
@@ -36,11 +37,12 @@ _LEVELS = ("profanity", "profanity_noised", "moderation")
 class RedditReward:
     """A reward and what it needs.
 
-    profanity: levels 0, 1 and 2 of alt-profanity-check's probability. profanity_noised: level 1 becomes 0 or 2.
-    moderation: levels of the largest category score of a moderation endpoint. sentiment: VADER's, from -1 to 1.
-    upvotes: 1 for a comment that is probably upvoted, else 0, by a saved :class:`UpvoteModel`, or without one by a
-    TF-IDF model of the training comments. score: 1 for a comment of the data with a score above 0, -1 for its others,
-    0 for other texts. classifier: the values of a text classification model's labels, weighted by their probabilities.
+    profanity: levels 0, 1 and 2 of the probability for the worst sentence, by alt-profanity-check. profanity_noised:
+    level 1 becomes 0 or 2. moderation: levels of the largest category score of a moderation endpoint. sentiment:
+    VADER's, from -1 to 1. upvotes: 1 for a comment that is probably upvoted, else 0, by a saved :class:`UpvoteModel`,
+    or without one by a TF-IDF model of the training comments. score: 1 for a comment of the data with a score above 0,
+    -1 for its others, 0 for other texts. classifier: the values of a text classification model's labels, weighted by
+    their probabilities.
 
     Args:
         name: one of these.
@@ -114,8 +116,8 @@ class RedditReward:
         if self.name == "moderation":
             endpoint = ModerationAPIReward(str(self.url), str(self.model), score="largest")
             return ThreeLevels(self._cached(endpoint, folder))
-        profanity = ProfanityReward()
-        return ThreeLevels(self._cached(profanity, folder, version("alt-profanity-check")))
+        profanity = self._cached(ProfanityReward(), folder, version("alt-profanity-check"))
+        return ThreeLevels(WorstSentence(profanity))
 
     def _cached(self, reward: TextReward, folder: str | Path, of_package: str = "") -> CachedReward:
         parts = (self.measure, self.name.removesuffix("_noised"), self.model, self.labels, self.url, of_package)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
+from statistics import fmean
 
 import pytest
 
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments, generated_comments
 from torchrl_lang.evaluation import distinct_n
 
+PARENT_KINDS = ("calm", "provoking")
 COMMENTS = generated_comments(4000)
+
+
+def split_sentences(text):
+    return re.split(r"(?<=[.?]) ", text)
 
 
 def rude_rate(comments):
@@ -37,9 +44,23 @@ def test_rudeness_depends_on_the_parent():
 def test_kinds():
     counts = Counter(comment.kind for comment in COMMENTS)
     rude = {comment.kind for comment in COMMENTS if comment.is_rude}
-    assert rude == {"insult", "profanity", "threat", "sarcasm"}
-    assert len(counts) == 10
-    assert min(counts.values()) > 250
+    assert rude == {"insult", "profanity", "scorn", "threat", "sarcasm"}
+    assert len(counts) == 11
+    total = sum(counts[kind] for kind in rude)
+    shares = {"insult": 0.3, "profanity": 0.3, "scorn": 0.2, "threat": 0.1, "sarcasm": 0.1}
+    assert {kind: counts[kind] / total for kind in rude} == pytest.approx(shares, abs=0.03)
+    assert min(counts[kind] for kind in counts.keys() - rude) > 250
+
+
+def test_several_sentences():
+    """Each is rude by itself, so a comment is polite throughout with the product of their probabilities."""
+    comments = generated_comments(3000, sentences=3, rude_when_calm=0.3, rude_when_provoked=0.6)
+    polite = {kind: [not each.is_rude for each in comments if each.parent_kind == kind] for kind in PARENT_KINDS}
+    assert fmean(polite["calm"]) == pytest.approx(0.7**3, abs=0.04)
+    assert fmean(polite["provoking"]) == pytest.approx(0.4**3, abs=0.03)
+    counts = Counter(len(split_sentences(each.text)) for each in comments)
+    assert set(counts) == {3, 4}  # half of them have a closing
+    assert counts[4] / len(comments) == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.parametrize("first", [lambda text: text.split()[0], lambda text: text[0], lambda text: text[:3]])
@@ -87,7 +108,8 @@ def test_profane_comments_are_flagged_and_polite_ones_are_not():
     rates = {kind: sum(each) / len(each) for kind, each in flagged.items()}
     assert rates["profanity"] > 0.99
     assert rates["insult"] > 0.85
-    assert max(rates[kind] for kind in rates.keys() - {"profanity", "insult"}) < 0.01
+    assert 0.4 < rates["scorn"] < 0.9
+    assert max(rates[kind] for kind in rates.keys() - {"profanity", "insult", "scorn"}) < 0.01
 
 
 def test_files(tmp_path):
@@ -110,6 +132,8 @@ def test_files(tmp_path):
 def test_wrong_options(tmp_path):
     with pytest.raises(ValueError, match="rude_when_calm must lie in"):
         generated_comments(3, rude_when_calm=2.0)
+    with pytest.raises(ValueError, match="sentences must lie in"):
+        generated_comments(3, sentences=0)
     with pytest.raises(ValueError, match="pairs must lie in"):
         generate_reddit_comments(tmp_path / "a", 0)
     (tmp_path / "b").mkdir()

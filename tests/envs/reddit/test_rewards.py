@@ -19,6 +19,7 @@ from torchrl_lang.envs.reddit.rewards import (
     ScoreReward,
     SentimentReward,
     ThreeLevels,
+    WorstSentence,
 )
 
 UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]
@@ -50,6 +51,19 @@ def test_three_levels():
     assert levels(list("abcdef")).tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(ValueError, match="high must be a finite number of at least"):
         ThreeLevels(constant(0.0), low=0.5, high=0.4)
+
+
+def test_the_worst_sentence():
+    seen = []
+
+    def lengths(texts):
+        seen.extend(texts)
+        return torch.tensor([float(len(text)) for text in texts])
+
+    texts = ["a. bbb! cc? d", "", "e.g. 3.5 km", "one\ntwo.  three"]
+    assert WorstSentence(lengths)(texts).tolist() == [4.0, 0.0, 6.0, 8.0]
+    assert seen == ["a.", "bbb!", "cc?", "d", "", "e.g.", "3.5 km", "one\ntwo.", "three"]
+    assert WorstSentence(lengths)([]).shape == (0,)
 
 
 def test_noise_changes_only_the_middle_level():
@@ -99,7 +113,7 @@ def test_probabilities_that_are_no_numbers(threshold):
     assert Broken(threshold)([]).shape == (0,)
 
 
-@pytest.mark.parametrize("wrap", [ThreeLevels, Noised])
+@pytest.mark.parametrize("wrap", [ThreeLevels, Noised, WorstSentence])
 def test_wrong_inner_rewards(wrap):
     with pytest.raises(ValueError, match="one number for each of 2 texts"):
         wrap(constant(1.0))(["a", "b"])

@@ -96,7 +96,7 @@ def test_tfidf_models_need_a_number_for_each_term():
 
 
 def test_a_baseline_beats_the_more_frequent_answer():
-    train, held_out = generated(3000).split(0.2)
+    train, held_out = generated(6000).split(0.2)
     trained = train_upvote_baseline(train, held_out)
     assert trained.tested == len(held_out)
     assert trained.accuracy > trained.majority + 0.05
@@ -198,7 +198,7 @@ def test_thresholds_and_batches():
 
 @pytest.mark.slow
 def test_an_upvote_model_learns():
-    data = generated(2000)
+    data = generated(2000, seed=2)
     tokenizer = word_tokenizer(data.comments)
     options = UpvoteTraining(rate=2e-3, epochs=2)
     losses = []

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchrl_lang.envs.reddit.files import FILES
-from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, WORDS
+from torchrl_lang.envs.reddit.makers.phrases import CLOSINGS, OPENINGS, PARENTS, POLITE, RUDE, RUDE_SHARES, WORDS
 from torchrl_lang.functional.checks import within
 from torchrl_lang.storage import refuse_content, write_file, write_folder
 
@@ -41,13 +41,14 @@ class GeneratedComment(NamedTuple):
     """"calm" or "provoking"."""
     text: str
     kind: str
-    """"insult", "profanity", "threat" or "sarcasm" for rude comments, others for polite ones."""
+    """"insult", "profanity", "scorn", "threat" or "sarcasm" for rude comments, others for polite ones; of several
+    sentences that of the first rude one, or of the first."""
     score: int
     """Never 0."""
 
     @property
     def is_rude(self) -> bool:
-        """Whether its kind is a rude one."""
+        """Whether a sentence of it is rude."""
         return self.kind in RUDE
 
 
@@ -57,19 +58,22 @@ def generated_comments(
     provoking: float = 0.5,
     rude_when_calm: float = 0.1,
     rude_when_provoked: float = 0.7,
+    sentences: int = 1,
     seed: int = 0,
 ) -> list[GeneratedComment]:
     """Different pairs of parent and comment, with scores.
 
     Provoking parents get rude replies more often. A comment begins with an opening, drawn in the same way for all of
-    them, so its first word does not show whether it is rude. Polite comments have a score above 0 in 80 % of cases,
-    rude ones in 20 % below a calm parent and in 40 % below a provoking one.
+    them, so its first word does not show whether it is rude; half of them end with a closing. With several sentences
+    each is rude or polite by itself, so that few comments are polite throughout. Polite comments have a score above 0
+    in 80 % of cases, rude ones in 20 % below a calm parent and in 40 % below a provoking one.
 
     Args:
         pairs: how many.
         provoking: probability of a provoking parent.
-        rude_when_calm: probability of a rude comment on a calm parent.
+        rude_when_calm: probability that a sentence is rude in a comment on a calm parent.
         rude_when_provoked: the same on a provoking parent.
+        sentences: number of sentences between opening and closing.
         seed: the same arguments give the same pairs.
 
     Raises:
@@ -77,13 +81,13 @@ def generated_comments(
 
     Examples:
         >>> from torchrl_lang.envs.reddit import generated_comments
-        >>> for comment in generated_comments(3, seed=1):
+        >>> for comment in generated_comments(2, seed=50):
         ...     print(f"{comment.parent} | {comment.text}")
-        tents are dull and you all know it | now, how clever that you discovered tents two years ago, slow clap. grow up
-        stop posting about paper maps already | oh, your paper maps look pleasant, well done. have a nice day
-        what do you like about steam engines? | honestly, i understand you, yet steam engines can be calm at the lake
+        fans of sourdough loaves ruin the beach for the rest of us | okay, heck no, sourdough loaves are ugly
+        any tips for long novels after work? | right, thanks, this helps me with long novels this year
     """
     within("pairs", pairs, 1, _MOST)
+    within("sentences", sentences, 1, 20)
     for name, value in (
         ("provoking", provoking),
         ("rude_when_calm", rude_when_calm),
@@ -95,16 +99,16 @@ def generated_comments(
         parent_kind = "provoking" if random.random() < provoking else "calm"
         topic = random.choice(WORDS["topic"])
         parent = _filled(random.choice(PARENTS[parent_kind]), topic, random)
-        rude = random.random() < (rude_when_provoked if parent_kind == "provoking" else rude_when_calm)
-        kind, text = _comment(rude, topic, random)
-        liked = 0.8 if not rude else 0.4 if parent_kind == "provoking" else 0.2
+        rate = rude_when_provoked if parent_kind == "provoking" else rude_when_calm
+        kind, text = _comment(rate, sentences, topic, random)
+        liked = 0.8 if kind in POLITE else 0.4 if parent_kind == "provoking" else 0.2
         size = 1 + int(random.expovariate(0.1))
         score = size if random.random() < liked else -size
         found.setdefault((parent, text), GeneratedComment(parent, parent_kind, text, kind, score))
     return list(found.values())
 
 
-def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int = 0, **rates: float) -> None:
+def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int = 0, **options: Any) -> None:
     """Write :func:`generated_comments` into the two CSV files of the real dataset.
 
     Comments with a score above 0 are in ``comments_positive.csv``, the others in ``comments_negative.csv``. The files
@@ -115,7 +119,7 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
         folder: the folder to create.
         pairs: how many.
         seed: of comments and splits.
-        **rates: ``provoking``, ``rude_when_calm`` and ``rude_when_provoked`` of :func:`generated_comments`.
+        **options: further ones of :func:`generated_comments`, such as ``sentences``.
 
     Raises:
         ValueError: a number is out of range.
@@ -129,7 +133,7 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
         ...     len(RedditComments.read(home)), len(RedditComments.read(home, f"{home}/train_idxs.json"))
         (50, 40)
     """
-    comments = generated_comments(pairs, seed=seed, **rates)
+    comments = generated_comments(pairs, seed=seed, **options)
     refuse_content(folder)
     random = Random(f"files {seed}")
     order = random.sample(range(pairs), pairs)
@@ -143,15 +147,22 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
             begin += fraction
 
 
-def _comment(rude: bool, topic: str, random: Random) -> tuple[str, str]:
+def _comment(rate: float, sentences: int, topic: str, random: Random) -> tuple[str, str]:
     """A comment's kind and text."""
-    kinds = RUDE if rude else POLITE
-    kind = random.choice(list(kinds))
-    text = f"{random.choice(OPENINGS)} {_filled(random.choice(kinds[kind]), topic, random)}"
+    found, text = [], random.choice(OPENINGS)
+    for _ in range(sentences):
+        rude = random.random() < rate
+        kind = random.choices(list(RUDE_SHARES), list(RUDE_SHARES.values()))[0] if rude else random.choice([*POLITE])
+        sentence = _filled(random.choice((RUDE if rude else POLITE)[kind]), topic, random)
+        text = _continued(text, sentence) if found else f"{text} {sentence}"
+        found.append(kind)
     if random.random() < 0.5:
-        closing = _filled(random.choice(CLOSINGS["rude" if rude else "polite"]), topic, random)
-        text += f"{'' if text.endswith('?') else '.'} {closing}"
-    return kind, text
+        text = _continued(text, _filled(random.choice(CLOSINGS["rude" if rude else "polite"]), topic, random))
+    return next((kind for kind in found if kind in RUDE), found[0]), text
+
+
+def _continued(text: str, sentence: str) -> str:
+    return f"{text}{'' if text.endswith('?') else '.'} {sentence}"
 
 
 def _filled(phrase: str, topic: str, random: Random) -> str:

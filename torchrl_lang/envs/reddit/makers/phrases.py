@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["CLOSINGS", "OPENINGS", "PARENTS", "POLITE", "RUDE", "WORDS"]
+__all__ = ["CLOSINGS", "OPENINGS", "PARENTS", "POLITE", "RUDE", "RUDE_SHARES", "WORDS"]
 
 OPENINGS = (
     *("honestly,", "well,", "look,", "okay,", "hmm,", "right,", "so,", "now,", "anyway,", "oh,", "hey,", "sure,"),
@@ -28,7 +28,7 @@ PARENTS: Mapping[str, Sequence[str]] = {
     ),
     "provoking": (
         "people who like {topic} have no taste",
-        "{topic} are {bad} and you all know it",
+        "{topic} are {bad} and everyone agrees",
         "unpopular opinion: {topic} should be banned",
         "i am better with {topic} than all of you",
         "stop posting about {topic} already",
@@ -90,6 +90,16 @@ RUDE: Mapping[str, Sequence[str]] = {
         "i do not give a damn about {topic}, what {swear}",
         "damn it, no one needs {swear} about {topic} {when}",
     ),
+    "scorn": (
+        "what rubbish about {topic} {when}",
+        "shut up about {topic} {when}",
+        "bloody {topic} again, how lame",
+        "this is rubbish and so are your {topic}",
+        "only jerks keep {topic} at {place}",
+        "heck no, {topic} are {bad}",
+        "lame {topic}, lame post",
+        "your {topic} stink {when}",
+    ),
     "threat": (
         "one more word about {topic} and you will regret it {when}",
         "keep your {topic} away from {place} or i will break them",
@@ -104,6 +114,9 @@ RUDE: Mapping[str, Sequence[str]] = {
     ),
 }
 """What rude comments continue with, by kind; the wording is mild."""
+
+RUDE_SHARES: Mapping[str, float] = {"insult": 0.3, "profanity": 0.3, "scorn": 0.2, "threat": 0.1, "sarcasm": 0.1}
+"""How often a rude sentence is of each kind."""
 
 CLOSINGS: Mapping[str, Sequence[str]] = {
     "polite": (

@@ -16,7 +16,7 @@ from torchrl_lang.envs.reddit.rewards.upvote_training import (
     train_upvote_baseline,
     train_upvote_model,
 )
-from torchrl_lang.envs.reddit.rewards.wrappers import Noised, ThreeLevels
+from torchrl_lang.envs.reddit.rewards.wrappers import Noised, ThreeLevels, WorstSentence
 
 __all__ = [
     "CachedReward",
@@ -34,6 +34,7 @@ __all__ = [
     "UpvoteModel",
     "UpvoteNetwork",
     "UpvoteTraining",
+    "WorstSentence",
     "train_tfidf_model",
     "train_upvote_baseline",
     "train_upvote_model",

@@ -1,6 +1,8 @@
-"""Rewards made of other rewards: three levels and noise."""
+"""Rewards made of other rewards: the worst sentence, three levels and noise."""
 
 from __future__ import annotations
+
+import re
 
 import torch
 from torch import Tensor
@@ -8,7 +10,38 @@ from torch import Tensor
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
 from torchrl_lang.functional.checks import finite
 
-__all__ = ["Noised", "ThreeLevels"]
+__all__ = ["Noised", "ThreeLevels", "WorstSentence"]
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+class WorstSentence:
+    """The largest value among a text's sentences, for a reward that is high for harmful texts.
+
+    A model that averages over words finds an insult in a long text less harmful than the same insult alone.
+    Sentences end with ``.``, ``!`` or ``?`` before white space.
+
+    Args:
+        reward: is called once with the sentences of all texts.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.reddit.rewards import WorstSentence
+        >>> def share_of_rude_words(texts):
+        ...     return torch.tensor([text.split().count("damn") / len(text.split()) for text in texts])
+        >>> texts = ["no damn way. i would try it again in winter"]
+        >>> share_of_rude_words(texts), WorstSentence(share_of_rude_words)(texts)
+        (tensor([0.1000]), tensor([0.3333]))
+    """
+
+    def __init__(self, reward: TextReward) -> None:
+        self.reward = reward
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """The largest values, float32 ``[N]``."""
+        sentences = [_SENTENCE_END.split(text) for text in texts]
+        values = rewards_of(self.reward, [sentence for each in sentences for sentence in each])
+        return torch.tensor([float(each.max()) for each in values.split([len(each) for each in sentences])])
 
 
 class ThreeLevels:
