@@ -77,8 +77,19 @@ def test_every_preset_gives_valid_options(options, name):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_option_of_a_preset_is_one_of_a_recipe(name):
     for preset, values in task_class(name).presets.items():
-        read = {key for kind in FOLDERS if kind.preset == preset for key in kind.preset_of(task_class(name))}
-        assert read == set(values)
+        kinds = [kind for kind in FOLDERS if preset in (kind.preset, kind.own_preset)]
+        assert set(values) <= {key for kind in kinds for key in kind.preset_of(task_class(name))}
+
+
+def test_values_of_a_recipes_own_preset_count_more(monkeypatch):
+    presets = {"ilql": {"tau": 0.25, "steps": 7, "beta": 3.0}, "cql": {"tau": 0.5}}
+    monkeypatch.setattr(RandomWalksTask, "presets", presets)
+    places = {"data": Path("x"), "out": Path("x")}
+    cql, bcq, ilql = (kind.for_task(RandomWalksTask, **places) for kind in (CQL, BCQ, ILQL))
+    assert (cql.tau, cql.steps, cql.beta) == (0.5, 7, 3.0)
+    assert (bcq.tau, bcq.steps) == (0.25, 7)
+    assert (ilql.tau, ilql.steps, ilql.beta) == (0.25, 7, 3.0)
+    assert CQL.for_task(RandomWalksTask, **places, tau=0.75).tau == 0.75
 
 
 def test_help_shows_presets(capsys):

@@ -113,6 +113,17 @@ def test_further_methods_and_rewards_use_what_is_there(prepared_dialogues, copie
 
 
 @pytest.mark.slow
+def test_every_method_runs_by_its_name(prepared_dialogues, copied, trainings):
+    there = {path.name.removesuffix("-none") for path in (copied / "seed-0").iterdir()}
+    assert command(prepared_dialogues, copied, methods=tuple(METHODS), rewards=("none",)) == 0
+    assert {name.removesuffix("-none") for name in trainings.done} == set(METHODS) - there
+    players = results_of(copied)["none"]["players"]
+    for method in METHODS.values():
+        assert players[method.title]["games"] == 13
+        assert players[method.title]["decodings"]
+
+
+@pytest.mark.slow
 def test_interrupted_calls_continue(prepared_dialogues, finished, tmp_path, monkeypatch, capsys):
     check_interrupted_calls(
         lambda: command(prepared_dialogues, tmp_path / "out"),

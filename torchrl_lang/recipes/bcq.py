@@ -18,6 +18,7 @@ class BCQ(ActionValueOptions):
     """Discrete batch-constrained Q-learning on a dataset (arXiv 1910.01708)."""
 
     preset: ClassVar[str] = "ilql"
+    own_preset: ClassVar[str] = "bcq"
 
     threshold: float = option(
         0.3, "least probability of a token relative to the likeliest one's, the paper's tau", at_least=0, at_most=1

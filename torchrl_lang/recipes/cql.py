@@ -18,6 +18,7 @@ class CQL(ActionValueOptions):
     """Conservative Q-learning on a dataset (arXiv 2006.04779)."""
 
     preset: ClassVar[str] = "ilql"
+    own_preset: ClassVar[str] = "cql"
 
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
     cql_weight: float = option(0.1, "weight of the CQL term, the paper's alpha", at_least=0)

@@ -54,6 +54,9 @@ class Options:
     preset: ClassVar[str] = ""
     """Name under which a task keeps option values for this recipe in :attr:`Task.presets`."""
 
+    own_preset: ClassVar[str] = ""
+    """Likewise for this recipe alone; these values count more than those of :attr:`preset`."""
+
     defining: ClassVar[tuple[str, ...]] = ()
     """Options whose values make a variant of an algorithm what it is: presets of tasks do not change them."""
 
@@ -72,7 +75,8 @@ class Options:
     def preset_of(cls, task: Task | type[Task]) -> dict[str, Any]:
         """A task's preset, without options that define this variant and options that it does not have."""
         names = {field.name for field in dataclasses.fields(cast(Any, cls))} - set(cls.defining)
-        return {name: value for name, value in task.presets.get(cls.preset, {}).items() if name in names}
+        values = {**task.presets.get(cls.preset, {}), **task.presets.get(cls.own_preset, {})}
+        return {name: value for name, value in values.items() if name in names}
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:

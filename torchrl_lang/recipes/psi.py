@@ -22,6 +22,7 @@ class Psi(ActionValueOptions):
     """Psi-learning (KL control) on a dataset (arXiv 1611.02796)."""
 
     preset: ClassVar[str] = "ilql"
+    own_preset: ClassVar[str] = "psi"
 
     prior: Path | None = option(
         None, "folder of a finished run with the same tokens whose policy is the prior; none: the policy, as it learns"
