@@ -190,6 +190,34 @@ def test_learners_improve(make):
     assert found[-5:].mean() > 2.5 * found[:10].mean()
 
 
+class Aim(gymnasium.Env):
+    """Shows a number, and pays for an action near to it."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Box(-3, 1, (1,))  # not symmetric: half of the policy's first actions are far off
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.aim = self.np_random.uniform(-1, 1, 1).astype("float32")
+        return self.aim, {}
+
+    def step(self, action):
+        reward = -float(abs(action - self.aim).sum())
+        self.aim = self.np_random.uniform(-1, 1, 1).astype("float32")
+        return self.aim, reward, False, False, {}
+
+
+@pytest.mark.slow
+def test_continuous_actions_improve():
+    if "Aim-v0" not in gymnasium.registry:
+        gymnasium.register("Aim-v0", Aim, max_episode_steps=8)
+    history = PPO([GymTask("Aim-v0")], 4096, frames=256, gamma=0.5).history()[0, 0]
+    reward = -(history["action"] - history["observation"]).abs()
+    torch.testing.assert_close(history["reward"], reward)  # each action beside what it answered
+    assert reward[:256].mean() < -1.1
+    assert reward[2048:].mean() > -0.5
+
+
 @pytest.mark.slow
 def test_lunar_lander():
     pytest.importorskip("Box2D")
