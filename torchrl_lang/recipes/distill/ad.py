@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +12,9 @@ from torch import Tensor
 from torchrl_lang.distillation import ADLoss, ADTransformer, HistoryActor, evaluate_in_context, save_ad_model
 from torchrl_lang.recipes.distill.families import TaskFamily
 from torchrl_lang.recipes.distill.histories import HistoryOptions, history_windows
+from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import TrainingOptions, finish, is_due, make_optimizer, open_run, resume
-from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
+from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
 
 __all__ = ["AD", "main"]
 
@@ -64,34 +63,16 @@ def main(options: AD) -> float:
     described = family.describe()
     with open_run(options, free=("history",), fixed={"family": described}) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
-        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
-        parts: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
-        start, log = resume(options, checkpoints, {**parts, "windows": windows, "random": RandomState()})
-        finite = FiniteCheck()
-        training = train_steps(
+        train_and_evaluate(
+            options,
+            checkpoints,
             loss,
-            lambda: windows.sample().to(options.torch_device()),
-            optimizer,
+            windows.sample,
+            lambda: _evaluate(options, family, model),
             steps=options.steps,
-            start=start,
-            scheduler=scheduler,
-            max_grad_norm=options.max_grad_norm,
-            autocast=torch.bfloat16 if options.bf16 else None,
-            finite=finite,
+            weight_decay=options.weight_decay,
+            windows=windows,
         )
-        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", "return"))
-        with closing(log), progress:
-            for step, figures in training:
-                progress.update(step, figures)
-                if is_due(step, options.log_every, options.steps):
-                    log.log(step, figures)
-                if is_due(step, options.eval_every, options.steps):
-                    finite.check()
-                    check_parameters(loss, f"after step {step}")
-                    found = _evaluate(options, family, model)
-                    log.log(step, found)
-                    progress.update(step, found)
-                    checkpoints.save(step, found)
         trained_on = {"family": described, "source": options.source_name(), "options": _jsonable(options)}
         return finish(
             options, checkpoints, lambda folder: save_ad_model(folder, model, trained_on=trained_on), unit="step"

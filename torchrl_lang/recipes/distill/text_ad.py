@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.distill.text_histories import TextHistories, TextHistoryOptions, open_histories
 from torchrl_lang.recipes.distill.text_report import format_text_report, text_report
+from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import (
-    TrainingOptions,
-    check_heads,
-    finish,
-    is_due,
-    make_optimizer,
-    open_run,
-    resume,
-)
+from torchrl_lang.recipes.run_common import TrainingOptions, check_heads, finish, open_run
 from torchrl_lang.storage import write_file, write_json
-from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
 __all__ = ["TextAD", "main"]
 
@@ -67,35 +58,17 @@ def main(options: TextAD) -> dict[str, Any]:
     loss = BCLoss(actor, actor_normalizer="action")
     with open_run(options, free=("runs",), fixed={"histories": histories.digest}, best_by=_BEST_BY) as checkpoints:
         buffer = row_buffer(histories.rows.train, options.batch_size, seed=options.seed)
-        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
-        parts: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
-        parts |= {"sampler": buffer.sampler, "random": RandomState()}
-        start, log = resume(options, checkpoints, parts)
-        finite = FiniteCheck()
-        training = train_steps(
+        validation = histories.rows.validation.to(device)
+        train_and_evaluate(
+            options,
+            checkpoints,
             loss,
-            lambda: buffer.sample().to(device),
-            optimizer,
+            buffer.sample,
+            lambda: _validate(options, actor, validation),
             steps=options.steps,
-            start=start,
-            scheduler=scheduler,
-            max_grad_norm=options.max_grad_norm,
-            autocast=torch.bfloat16 if options.bf16 else None,
-            finite=finite,
+            weight_decay=options.weight_decay,
+            sampler=buffer.sampler,
         )
-        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", _BEST_BY))
-        with closing(log), progress:
-            for step, figures in training:
-                progress.update(step, figures)
-                if is_due(step, options.log_every, options.steps):
-                    log.log(step, figures)
-                if is_due(step, options.eval_every, options.steps):
-                    finite.check()
-                    check_parameters(loss, f"after step {step}")
-                    found = _validate(options, actor, histories.rows.validation.to(device))
-                    log.log(step, found)
-                    progress.update(step, found)
-                    checkpoints.save(step, found)
 
         def save(folder: Path) -> None:
             save_language_model(folder, lm, {}, tokenizer=tokenizer.config())
