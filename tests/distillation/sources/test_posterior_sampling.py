@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.envs.grids.reference import cells, key_door_step, moved, room_step
+from tests.envs.grids.reference import key_door_step, moved, room_step
 from torchrl_lang.distillation import episode_returns
 from torchrl_lang.distillation.sources import NO_NOISE, LinearDecay, PosteriorSampling
 from torchrl_lang.envs.grids import DarkKeyDoorEnv, DarkRoomEnv
