@@ -148,13 +148,22 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
     """The streams of a recorded history whose tasks are to be trained on."""
     history, family = load_history(folder), options.family()
-    env = family.env(family.split.train[:1], 1).describe()
-    if history.source.get("env") != env:
-        raise ValueError(
-            f"The history in {folder} was recorded in {shorten(history.source.get('env'))}, but these options give "
-            f"{shorten(env)}: give the options that it was recorded with."
-        )
-    kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in family.split.train]
+    env, train = family.env(family.split.train[:1], 1), family.split.train.tolist()
+    _check_same(folder, history.source.get("env") or {}, env.describe())
+    kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in train]
     if not kept:
-        raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(family.split.train)}.")
+        raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(train)}.")
+    for place in kept:  # the numbers of two families of bandits are the same, but not their arms
+        task = history.tasks[place]
+        _check_same(folder, task, env.describe_task(task["task"]))
     return LearningHistory(history.steps[kept], [history.tasks[place] for place in kept], source=history.source)
+
+
+def _check_same(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ValueError if what was recorded differs from what the options give."""
+    if changed := sorted(key for key in recorded | given if recorded.get(key) != given.get(key)):
+        before, now = (shorten({key: each.get(key) for key in changed}) for each in (recorded, given))
+        raise ValueError(
+            f"The history in {folder} was recorded with {before}, but these options give {now}: give the options that "
+            f"it was recorded with."
+        )
