@@ -21,7 +21,6 @@ __all__ = ["Distill", "main"]
 
 _RECORD = "options.json"
 _QUICK: Mapping[str, Any] = {"size": 7, "episodes": 30, "seeds": 3}
-_QUICK_STEPS = {"rl": 400, "language": 1000}
 
 
 @with_defaults(size=9)
@@ -41,8 +40,10 @@ class Distill(FormatOptions):
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
         """See :meth:`Options.from_given`; with ``quick`` its values where none are given."""
-        quick = {**_QUICK, "steps": _QUICK_STEPS[given.get("format", "rl")]} if given.get("quick") else {}
-        return super().from_given({**quick, **given})
+        if not given.get("quick"):
+            return super().from_given(given)
+        steps = 1000 if given.get("format") == "language" else 400
+        return super().from_given({**_QUICK, "steps": steps, **given})
 
 
 def main(options: Distill) -> Path:
