@@ -33,9 +33,6 @@ class AD(TrainingOptions, FormatOptions):
     """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains.
 
     The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
-
-    Raises:
-        ValueError: an option of the RL format's loss is given with the language format.
     """
 
     preset: ClassVar[str] = "ad"
