@@ -32,7 +32,7 @@ class Scripted:
         self.seen.append(observation)
         return self.actions[:, self.step]
 
-    def observe(self, reward, done):
+    def observe(self, reward, done, terminated=None):
         assert reward.shape == done.shape == (self.streams,)
         self.seen.append((reward, done))
         self.step += 1

@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase
 from torchrl_lang.distillation.context_policy import ContextPolicy
 from torchrl_lang.functional import seeded_generators
 from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, entry
+from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, TERMINATED, entry
 
 __all__ = ["episode_returns", "evaluate_in_context"]
 
@@ -54,8 +54,8 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         observed = env.reset()
         while bool((number < episodes).any()):
             following = _step(env, policy, observed)
-            reward, done = following.get(REWARD).reshape(streams), following.get(DONE).reshape(streams)
-            policy.observe(reward, done)
+            reward, done, terminated = (following.get(key).reshape(streams) for key in (REWARD, DONE, TERMINATED))
+            policy.observe(reward, done, terminated)
             counted = torch.where(number < episodes, reward, 0)
             returns.scatter_add_(1, number.clamp_max(episodes - 1)[:, None], counted[:, None])
             number = number + done
