@@ -66,6 +66,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Load]]] = {
             "utterance-ilql": _recipe("utterance_ilql", "UtteranceILQL"),
             "ppo": _recipe("ppo", "PPO"),
             "ad": _recipe("distill.ad", "AD"),
+            "text-ad": _recipe("distill.text_ad", "TextAD"),
             "rejection": _recipe("rejection", "Rejection"),
         },
     ),

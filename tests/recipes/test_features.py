@@ -126,8 +126,8 @@ def test_the_dataset_has_the_features_of_its_games(home):
 
 
 def test_no_recipe_is_left_out():
-    without_rows = {"ad"}  # reads steps of learning histories
-    assert {*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", *without_rows} == COMMANDS["train"][1].keys()
+    of_histories = {"ad", "text-ad"}  # they read no games
+    assert {*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", *of_histories} == COMMANDS["train"][1].keys()
 
 
 @pytest.mark.slow

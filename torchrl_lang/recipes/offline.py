@@ -27,7 +27,7 @@ from torchrl_lang.recipes.offline_evaluation import (
     longest_utterance,
 )
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import RunOptions, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.run_common import RunOptions, check_heads, finish, is_due, make_optimizer, open_run, resume
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.schema import PREFIX
@@ -80,8 +80,7 @@ class OfflineOptions(DialogueOptions, RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width % self.heads:
-            raise ValueError(f"width must be a multiple of heads, got width={self.width} and heads={self.heads}.")
+        check_heads(self.width, self.heads)
         if self.start is not None and self.pretrained is not None:
             raise ValueError(
                 f"Start from a run or from a pretrained model: got start={self.start} and pretrained={self.pretrained}."

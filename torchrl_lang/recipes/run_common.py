@@ -22,7 +22,17 @@ from torchrl_lang.recipes.task_options import TaskOptions
 from torchrl_lang.storage import folder_lock, remove_leftovers
 from torchrl_lang.training import LOGGERS, Checkpointer, RunLog, Stateful, adamw, make_log, muon_adamw, warmup_cosine
 
-__all__ = ["FREE_OPTIONS", "RunOptions", "finish", "is_due", "make_optimizer", "open_run", "resume"]
+__all__ = [
+    "FREE_OPTIONS",
+    "RunOptions",
+    "TrainingOptions",
+    "check_heads",
+    "finish",
+    "is_due",
+    "make_optimizer",
+    "open_run",
+    "resume",
+]
 
 FREE_OPTIONS = ("out", "logger", "device", "task", "option")
 """Options that may change when any run is resumed; the task is among the notes."""
@@ -70,6 +80,12 @@ class RunOptions(TrainingOptions, TaskOptions):
 
     top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
     eval_games: int = option(256, "games in an evaluation", at_least=1)
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise ValueError unless the hidden size of a model can be shared out to its attention heads."""
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
 
 
 @contextmanager

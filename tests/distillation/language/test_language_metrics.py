@@ -135,7 +135,7 @@ def test_templates_without_a_token_for_each_reward_raise(generator):
     template = continuous_template("compact", "decimals")
     tokenizer = template_tokenizer(template)
     actor = table_actor(tokenizer.vocab_size)
-    with pytest.raises(ValueError, match="finitely many words: give the template Bins or Levels"):
+    with pytest.raises(ValueError, match="finitely many rewards: give the template Bins or Levels"):
         reward_accuracy(actor, StepRows(template, tokenizer)(steps), template, tokenizer)
     template, steps = discrete_template("sparse"), random_steps(generator, 2, 5)
     tokenizer = template_tokenizer(template)

@@ -243,11 +243,11 @@ def test_completions_are_the_actions(template, tokenizer):
 def test_blocks_that_do_not_fit_are_reported(template, tokenizer):
     every = records(30)
     long = TextHistory(query="x" * 300, response="y", rewards=(1.0,), epoch=3, run="run-a")
-    with pytest.warns(UserWarning, match="1 of 31 blocks are longer than row_length=200 tokens and were left out"):
+    with pytest.warns(UserWarning, match="1 of 31 blocks are of episodes longer than row_length=200 tokens"):
         rows, left_out = pack_blocks([*every[:7], long, *every[7:]], template, tokenizer, 200)
     assert left_out == [long]
     assert sum(len(read_blocks(row, template, tokenizer)) for row in rows) == 30
-    with pytest.raises(ValueError, match="None of 1 blocks fits a row of 200 tokens"):
+    with pytest.raises(ValueError, match="No episode of 1 blocks fits a row of 200 tokens"):
         pack_blocks([long], template, tokenizer, 200)
 
 
@@ -259,7 +259,7 @@ def test_a_block_may_fill_its_row(template, tokenizer):
     rows, _ = pack_blocks([record], template, tokenizer, length + 1)
     assert rows["attention_mask"].all()
     assert tokenizer.decode(rows["tokens"][0, 1:].tolist()) == block
-    with pytest.raises(ValueError, match="None of 1 blocks fits"):
+    with pytest.raises(ValueError, match="No episode of 1 blocks fits"):
         pack_blocks([record], template, tokenizer, length)
 
 

@@ -15,7 +15,7 @@ from torchrl_lang.data import Episode, Tokenizer, Turn, to_rows
 from torchrl_lang.distillation.language.block_template import Block, BlockTemplate
 from torchrl_lang.distillation.language.step_rows import LossOn, begin_token, stack_rows
 from torchrl_lang.distillation.language.step_template import TokenKind
-from torchrl_lang.distillation.language.text_history import TextHistory, in_epoch_order
+from torchrl_lang.distillation.language.text_history import TextHistory, group_episodes, in_epoch_order
 from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, EPISODE, REWARD, TOKEN_LOG_PROB, TOKENS
 
@@ -28,7 +28,7 @@ class PackedBlocks(NamedTuple):
     rows: TensorDict
     """``[N]``, with the entries of :class:`~torchrl_lang.distillation.language.StepRows`."""
     left_out: list[TextHistory]
-    """The records whose block alone is longer than a row."""
+    """The records of episodes that alone are longer than a row."""
 
 
 def pack_blocks(
@@ -39,20 +39,21 @@ def pack_blocks(
     *,
     loss_on: LossOn = "actions",
 ) -> PackedBlocks:
-    """Pack the blocks of each run into rows: by epoch, as many as fit, and the next block begins the next row.
+    """Pack the blocks of each run into rows: by epoch, as many episodes as fit, and the next one begins the next row.
 
-    A row has the blocks of one run. ``action_mask`` is True on the completions, and the last token of each has the
-    block's ``token_reward``; see :class:`~torchrl_lang.distillation.language.StepRows` for ``loss_on="all"``.
+    A row has the blocks of one run, and all blocks of an episode are in one row. ``action_mask`` is True on the
+    completions, and the last token of each has the block's ``token_reward``; see
+    :class:`~torchrl_lang.distillation.language.StepRows` for ``loss_on="all"``.
 
     Args:
         records: the records, in any order.
         template: how blocks are written.
         tokenizer: encodes each part of a block on its own, so that no token is of two kinds.
-        row_length: ``T``. A block that alone is longer is left out, with a warning, and returned.
+        row_length: ``T``. An episode that alone is longer is left out, with a warning, and returned.
         loss_on: "actions" for completions, or "all".
 
     Raises:
-        ValueError: there is no record, no block fits, or a record has no text of the template.
+        ValueError: there is no record, no episode fits, or a record has no text of the template.
 
     Examples:
         >>> from torchrl_lang.data import word_tokenizer
@@ -69,21 +70,25 @@ def pack_blocks(
     rows, left_out = list[list[_Block]](), list[TextHistory]()
     for run in in_epoch_order(records):
         room = 0
-        for record in run:
-            block = _encode(record, template, tokenizer)
-            if len(block.ids) >= row_length:
-                left_out.append(record)
+        for episode in group_episodes(run):
+            blocks = [_encode(record, template, tokenizer) for record in episode]
+            length = sum(len(block.ids) for block in blocks)
+            if length >= row_length:
+                left_out += episode
                 continue
-            if len(block.ids) > room:
-                rows, room = [*rows, []], row_length - 1  # the first token is a control token
-            rows[-1].append(block)
-            room -= len(block.ids)
+            if length > room:
+                rows.append([])
+                room = row_length - 1  # the first token is a control token
+            rows[-1] += blocks
+            room -= length
     if not rows:
-        raise ValueError(f"None of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length.")
+        raise ValueError(
+            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length."
+        )
     if left_out:
         warnings.warn(
-            f"{len(left_out)} of {len(records)} blocks are longer than row_length={row_length} tokens and were left "
-            f"out; the first is that of the prompt {left_out[0].query[:60]!r}.",
+            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens and "
+            f"were left out; the first is that of the prompt {left_out[0].query[:60]!r}.",
             stacklevel=2,
         )
     return PackedBlocks(_stack(rows, tokenizer, row_length, loss_on), left_out)

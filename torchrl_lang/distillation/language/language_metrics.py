@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.data import Tokenizer
 from torchrl_lang.distillation.language.block_template import BlockTemplate
-from torchrl_lang.distillation.language.quantizers import FiniteQuantizer
+from torchrl_lang.distillation.language.reward_words import RewardWords
 from torchrl_lang.distillation.language.step_rows import TOKEN_KIND
 from torchrl_lang.distillation.language.step_template import StepTemplate, TokenKind
 from torchrl_lang.functional import shift_left
@@ -29,44 +30,63 @@ def reward_accuracy(
     template: StepTemplate | BlockTemplate,
     tokenizer: Tokenizer,
     *,
+    values: Sequence[float] | None = None,
     chunk: int = 64,
 ) -> dict[str, float]:
     """Predict each reward of rows ``[N]`` from all tokens before it, and compare it with the reward that was earned.
 
-    The probability of each reward is that of its tokens among those of all rewards; words of a reward and an end count
-    for the reward. ``exact`` is the share of rewards that are the most likely one, ``within_one`` the share that are it
-    or its neighbour in the order of their values. ``rank_correlation`` (Spearman) and ``squared_error`` are those of
-    the expected reward. Beside them is what a constant prediction reaches on these rows: ``constant_exact`` (the most
+    The probability of each reward is that of its tokens under the model if it may write nothing but rewards, see
+    :class:`~torchrl_lang.distillation.language.reward_words.RewardWords`; words of a reward and an end count for the
+    reward. ``exact`` is the share of rewards that are the most likely one, ``within_one`` the share that are it or its
+    neighbour in the order of their values. ``rank_correlation`` (Spearman) and ``squared_error`` are those of the
+    expected reward. Beside them is what a constant prediction reaches on these rows: ``constant_exact`` (the most
     frequent reward), ``constant_within_one`` (the best one) and ``constant_squared_error`` (the mean, which has no rank
     correlation).
 
     Args:
-        actor: a language-model actor.
+        actor: a language-model actor. Where a reward of a block may be several tokens, its context has room for a few
+            tokens more than a row's.
         rows: rows of :class:`StepRows` or :func:`pack_blocks`.
-        template: the template of the rows; it writes every reward, with finitely many words.
-        tokenizer: the tokenizer of the rows, in which each reward is one token.
+        template: the template of the rows; it writes every reward. A reward is one token in a template of steps, and
+            may be several in a template of blocks.
+        tokenizer: the tokenizer of the rows.
+        values: the rewards to choose among, where a template of blocks writes :class:`Decimals`.
         chunk: rows that the model reads at a time.
 
     Raises:
         KeyError: the rows have no ``token_kind``.
-        ValueError: the template has decimals, leaves rewards out or has rewards of several tokens, or no row has one.
+        ValueError: the template has decimals and there are no ``values``, a reward of the rows is not among them, the
+            template leaves rewards out, a step's reward is several tokens, or no row has a reward.
 
     See :func:`next_token_metrics` for an example.
     """
-    tokens, number, values = _reward_tokens(template, tokenizer)
-    found, expected = list[Tensor](), list[Tensor]()
-    likely = list[Tensor]()
-    for logits, target, kind in _predictions(actor, rows, chunk):
-        is_reward = kind == TokenKind.REWARD
-        probability = torch.softmax(upcast_half(logits[is_reward][:, tokens]), -1)
-        total = torch.zeros(len(probability), len(values)).index_add_(1, number, probability.cpu())
-        place = (target[is_reward][:, None] == tokens.to(target.device)).long().argmax(-1).cpu()
-        found.append(number[place])
-        likely.append(total.argmax(-1))
-        expected.append(total @ values)
-    truth, best, mean = torch.cat(found), torch.cat(likely), torch.cat(expected)
-    if not len(truth):
+    at_least_one("chunk", chunk)
+    words, kinds = RewardWords(template, tokenizer, values), entry(rows, TOKEN_KIND)
+    truth, likely, expected = list[Tensor](), list[Tensor](), list[Tensor]()
+    for first in range(0, len(rows), chunk):
+        part = rows[first : first + chunk].select(TOKENS, ATTENTION_MASK)
+        kind = kinds[first : first + chunk].cpu()
+        places, found = words.spans(part[TOKENS].cpu(), kind, part[ATTENTION_MASK].cpu())
+        if not found:
+            continue
+        probability = words.probabilities(len(places), partial(_logits_after, actor, part, places, chunk))
+        truth.append(words.read(found))
+        likely.append(probability.argmax(-1))
+        expected.append(probability @ words.values)
+    if not truth:
         raise ValueError("The rows have no reward: make them with StepRows or pack_blocks.")
+    return _compared(torch.cat(truth), torch.cat(likely), torch.cat(expected), words.values)
+
+
+def _compared(truth: Tensor, best: Tensor, mean: Tensor, values: Tensor) -> dict[str, float]:
+    """The figures of :func:`reward_accuracy`.
+
+    Args:
+        truth: int64 ``[M]``, the number of each reward.
+        best: int64 ``[M]``, the number of the most likely one.
+        mean: float32 ``[M]``, the expected reward.
+        values: float32 ``[R]``, the rewards.
+    """
     counts = torch.bincount(truth, minlength=len(values)).float() / len(truth)
     near = counts + torch.cat([counts[1:], counts[:1] * 0]) + torch.cat([counts[:1] * 0, counts[:-1]])
     earned = values[truth]
@@ -142,21 +162,35 @@ def _ranks(values: Tensor) -> Tensor:
     return (count.cumsum(0) - (count - 1) / 2).to(torch.float64)[place]
 
 
-def _reward_tokens(template: StepTemplate | BlockTemplate, tokenizer: Tokenizer) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of rewards int64 ``[M]``, the number of each one's value int64 ``[M]``, and values float32 ``[R]``."""
-    reward = template.reward
-    if not isinstance(reward, FiniteQuantizer):
-        raise ValueError("reward_accuracy compares rewards of finitely many words: give the template Bins or Levels.")
-    ends: tuple[str, ...] = ("",)
-    if isinstance(template, StepTemplate):
-        if not template.writes_every_reward:
-            raise ValueError("reward_accuracy needs a word for every reward, but this template leaves zeros out.")
-        ends = next(slot.words for slot in template.slots if slot.kind == TokenKind.REWARD)
-    encoded = [tokenizer.encode(f" {word}{end}") for word in reward.words for end in ends]
-    if any(len(ids) != 1 for ids in encoded):
-        raise ValueError("A reward is several tokens: use a tokenizer that has the words of rewards as symbols.")
-    number = torch.arange(len(reward.words)).repeat_interleave(len(ends))
-    return torch.tensor(encoded).squeeze(-1), number, reward.levels.to(torch.float32)
+def _logits_after(
+    actor: ProbabilisticTensorDictSequential, rows: TensorDictBase, places: Tensor, chunk: int, tokens: tuple[int, ...]
+) -> Tensor:
+    """Logits ``[M, V]`` after the tokens of rows before each of the ``places`` ``[M, 2]``, and then ``tokens``."""
+    row, place = places.to(rows[TOKENS].device).unbind(-1)
+    if not tokens:  # one pass serves all places of a row
+        return _logits(actor, rows)[row, place - 1]
+    found = list[Tensor]()
+    for rows_of, first in zip(row.split(chunk), place.split(chunk), strict=True):
+        part = _cut(rows[rows_of], first, tokens)
+        number = torch.arange(len(first), device=first.device)
+        found.append(_logits(actor, part)[number, first + len(tokens) - 1])
+    return torch.cat(found)
+
+
+def _cut(rows: TensorDictBase, place: Tensor, tokens: tuple[int, ...]) -> TensorDict:
+    """Rows ``[M]`` up to a place of each, ``[M]``, and then ``tokens``."""
+    longest = int(place.max()) + len(tokens)
+    ids = torch.nn.functional.pad(rows[TOKENS].long(), (0, len(tokens)))[:, :longest]
+    at = place[:, None] + torch.arange(len(tokens), device=place.device)
+    ids = ids.scatter(-1, at, torch.tensor(tokens, device=ids.device).expand(at.shape))
+    real = torch.arange(longest, device=ids.device) < (place + len(tokens))[:, None]
+    return TensorDict({TOKENS: ids, ATTENTION_MASK: real}, batch_size=[len(ids)])
+
+
+def _logits(actor: ProbabilisticTensorDictSequential, rows: TensorDictBase) -> Tensor:
+    """Logits ``[N, T, V]`` of the next token in rows ``[N, T]``."""
+    with torch.no_grad(), eval_mode(actor):
+        return actor.get_dist(rows.select(TOKENS, ATTENTION_MASK)).logits
 
 
 def _predictions(
@@ -168,8 +202,7 @@ def _predictions(
     for first in range(0, len(rows), chunk):
         part = rows[first : first + chunk]
         has_next = shift_left(part[ATTENTION_MASK])
-        with torch.no_grad(), eval_mode(actor):
-            logits = actor.get_dist(part.select(TOKENS, ATTENTION_MASK)).logits
+        logits = _logits(actor, part)
         target = shift_left(part[TOKENS]).long()
         yield logits[has_next], target[has_next], shift_left(kind[first : first + chunk])[has_next]
 

@@ -14,7 +14,7 @@ from torchrl_lang.data.json_checks import check_keys, read_number, show
 from torchrl_lang.data.json_lines import BadLine, LineFile, good_items
 from torchrl_lang.storage import shorten, write_file
 
-__all__ = ["TextHistory", "in_epoch_order", "read_text_history", "write_text_history"]
+__all__ = ["TextHistory", "group_episodes", "in_epoch_order", "read_text_history", "write_text_history"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,12 @@ class TextHistory:
         run: name of the run.
         query_tokens: the ids of the prompt, if known.
         response_tokens: the ids of the completion, if known.
+        episode: number of the episode in its epoch, from 0, for episodes of several records, one after another; None
+            if the record is an episode.
 
     Raises:
-        ValueError: there is no reward, a number is not finite, the epoch is negative, or there are other numbers of
-            log-probabilities than tokens.
+        ValueError: there is no reward, a number is not finite, the epoch or the episode is negative, or there are other
+            numbers of log-probabilities than tokens.
 
     Examples:
         >>> from torchrl_lang.distillation.language import TextHistory
@@ -49,15 +51,16 @@ class TextHistory:
     run: str = ""
     query_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
+    episode: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rewards", "log_probs"):
             numbers = tuple(read_number(value, f"each of '{name}'") for value in getattr(self, name))
             object.__setattr__(self, name, numbers)
-        if not self.rewards or self.epoch < 0:
+        if not self.rewards or self.epoch < 0 or (self.episode or 0) < 0:
             raise ValueError(
-                f"A text history has at least one reward and an epoch from 0, got {len(self.rewards)} rewards and "
-                f"epoch={self.epoch}."
+                f"A text history has at least one reward, an epoch and an episode from 0, got {len(self.rewards)} "
+                f"rewards, epoch={self.epoch} and episode={self.episode}."
             )
         if self.log_probs and self.response_tokens and len(self.log_probs) != len(self.response_tokens):
             raise ValueError(
@@ -82,6 +85,29 @@ def in_epoch_order(records: Sequence[TextHistory]) -> list[list[TextHistory]]:
     """
     runs = sorted({record.run for record in records})
     return [sorted((each for each in records if each.run == run), key=lambda each: each.epoch) for run in runs]
+
+
+def group_episodes(records: Sequence[TextHistory]) -> list[list[TextHistory]]:
+    """The records of each episode: neighbours of one run, epoch and episode.
+
+    Examples:
+        >>> from torchrl_lang.distillation.language import TextHistory, group_episodes
+        >>> turns = [("a", 0), ("b", 0), ("c", 1)]
+        >>> records = [TextHistory(query="", response=text, rewards=(0,), episode=number) for text, number in turns]
+        >>> [[record.response for record in episode] for episode in group_episodes(records)]
+        [['a', 'b'], ['c']]
+    """
+    found = list[list[TextHistory]]()
+    for record in records:
+        if found and record.episode is not None and _place(record) == _place(found[-1][-1]):
+            found[-1].append(record)
+        else:
+            found.append([record])
+    return found
+
+
+def _place(record: TextHistory) -> tuple[str, int, int | None]:
+    return record.run, record.epoch, record.episode
 
 
 def write_text_history(path: str | os.PathLike[str], records: Sequence[TextHistory]) -> None:
@@ -129,6 +155,7 @@ def read_record(content: Any) -> TextHistory:
     for name in ("query", "response", "run"):
         values[name] = _typed(content, name, str, "" if name == "run" else None)
     values["epoch"] = _typed(content, "epoch", int, 0)
+    values["episode"] = None if content.get("episode") is None else _typed(content, "episode", int)
     for name in ("rewards", "log_probs", "query_tokens", "response_tokens"):
         items = _typed(content, name, list, None if name == "rewards" else [])
         if name.endswith("tokens") and not all(type(item) is int and item >= 0 for item in items):
@@ -137,7 +164,7 @@ def read_record(content: Any) -> TextHistory:
     return TextHistory(**values)
 
 
-def _typed(content: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+def _typed(content: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
     """A value of a type; ``default`` if it is missing and there is one."""
     value = content.get(key, default)
     if not isinstance(value, kind) or isinstance(value, bool):

@@ -1,0 +1,139 @@
+"""Train a language model on the learning histories of text tasks, and report how well it predicts their rewards."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential
+from transformers import PreTrainedModel
+
+from torchrl_lang.data import row_buffer
+from torchrl_lang.distillation.language import next_token_metrics
+from torchrl_lang.distillation.language.reward_words import RewardWords
+from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, save_language_model
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.recipes.distill.text_histories import TextHistories, TextHistoryOptions, open_histories
+from torchrl_lang.recipes.distill.text_report import format_text_report, text_report
+from torchrl_lang.recipes.options import option, with_defaults
+from torchrl_lang.recipes.run_common import (
+    TrainingOptions,
+    check_heads,
+    finish,
+    is_due,
+    make_optimizer,
+    open_run,
+    resume,
+)
+from torchrl_lang.storage import write_file, write_json
+from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
+
+__all__ = ["TextAD", "main"]
+
+_BEST_BY = "validation_log_prob"
+
+
+@with_defaults(eval_every=100)
+class TextAD(TextHistoryOptions, TrainingOptions):
+    """Algorithm distillation of text tasks: a language model of recorded runs, and its accuracy of rewards."""
+
+    batch_size: int = option(16, "rows in a batch", at_least=1)
+    steps: int = option(400, "training steps", at_least=1)
+    weight_decay: float = option(0.05, "AdamW's weight decay", at_least=0)
+    width: int = option(64, "hidden size of a model from scratch", at_least=1)
+    layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
+    heads: int = option(4, "attention heads of a model from scratch", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.width, self.heads)
+
+
+def main(options: TextAD) -> dict[str, Any]:
+    """Train, and report on the held-out episodes; returns the report.
+
+    The run's folder contains ``config.json``, ``log.csv``, ``checkpoints`` and, at the end, ``model`` (that of the
+    checkpoint with the lowest loss on the validation episodes), ``report.json`` and ``report.txt``. The same command
+    continues a run that was killed, and ends with the same numbers.
+    """
+    histories = open_histories(options)
+    device, tokenizer = options.torch_device(), histories.tokenizer
+    torch.manual_seed(options.seed)
+    lm = _model(options, histories).to(device)
+    actor = language_actor(lm)
+    loss = BCLoss(actor, actor_normalizer="action")
+    with open_run(options, free=("runs",), fixed={"histories": histories.digest}, best_by=_BEST_BY) as checkpoints:
+        buffer = row_buffer(histories.rows.train, options.batch_size, seed=options.seed)
+        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
+        parts: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
+        parts |= {"sampler": buffer.sampler, "random": RandomState()}
+        start, log = resume(options, checkpoints, parts)
+        finite = FiniteCheck()
+        training = train_steps(
+            loss,
+            lambda: buffer.sample().to(device),
+            optimizer,
+            steps=options.steps,
+            start=start,
+            scheduler=scheduler,
+            max_grad_norm=options.max_grad_norm,
+            autocast=torch.bfloat16 if options.bf16 else None,
+            finite=finite,
+        )
+        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", _BEST_BY))
+        with closing(log), progress:
+            for step, figures in training:
+                progress.update(step, figures)
+                if is_due(step, options.log_every, options.steps):
+                    log.log(step, figures)
+                if is_due(step, options.eval_every, options.steps):
+                    finite.check()
+                    check_parameters(loss, f"after step {step}")
+                    found = _validate(options, actor, histories.rows.validation.to(device))
+                    log.log(step, found)
+                    progress.update(step, found)
+                    checkpoints.save(step, found)
+
+        def save(folder: Path) -> None:
+            save_language_model(folder, lm, {}, tokenizer=tokenizer.config())
+
+        finish(options, checkpoints, save, unit="step", describe=lambda best: f"validation loss {-best:.3f}")
+        return _report(options, histories, actor)
+
+
+def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
+    """The model to train, from scratch or pretrained."""
+    tokenizer = histories.tokenizer
+    if options.pretrained is not None:
+        return fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
+    words = RewardWords(histories.template, tokenizer, histories.values)
+    return causal_lm(
+        vocab_size=tokenizer.vocab_size,
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        max_length=options.row_length + words.longest,
+        pad=tokenizer.control.pad,
+        # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
+        initializer_range=options.width**-0.5,
+    )
+
+
+def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: TensorDict) -> dict[str, float]:
+    """The mean log-probability of the tokens that are learned, on validation rows."""
+    found = next_token_metrics(actor, rows, chunk=options.batch_size)
+    return {_BEST_BY: -found["loss" if options.loss_on == "all" else "loss/action"]}
+
+
+def _report(options: TextAD, histories: TextHistories, actor: ProbabilisticTensorDictSequential) -> dict[str, Any]:
+    """Write and print the report on the test rows."""
+    on_device = histories._replace(rows=histories.rows._replace(test=histories.rows.test.to(options.torch_device())))
+    report = text_report(options, on_device, actor, chunk=options.batch_size)
+    text = format_text_report(report)
+    write_json(options.out / "report.json", report)
+    write_file(options.out / "report.txt", text + "\n")
+    print(f"\n{text}\n\nreport: {options.out / 'report.json'}", flush=True)
+    return report
