@@ -21,7 +21,7 @@ from torchrl_lang.recipes.tasks.reddit import RedditTask
 __all__ = ["CommentPlayer", "Scorer"]
 
 _TEMPERATURES = (0.2, 0.5, 0.8, 1.0)
-_GUIDED = (0.5, 0.65, 0.8)
+_GUIDED = (0.8, 1.0)
 _MIN_P = 0.05
 """Of tokens by values: an end in the middle of a sentence avoids all harm, and no data show that it is bad."""
 

@@ -37,6 +37,14 @@ __all__ = ["CorpusOptions", "RedditData", "RedditPlay", "RedditTask", "comments_
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval_every": 750, "eval_games": 200}
 
+_ILQL: Mapping[str, Any] = {
+    # The reward of -5 a level follows the last token: lambda-returns show it to all tokens at once. With larger weights
+    # the errors of such values would take the shared layers from the language model.
+    **{"target": "lambda", "lmbda": 0.95, "qvalue_weight": 0.1, "value_weight": 0.1},
+    # Among many harmless tokens, values choose by their noise: the policy's own probabilities must do a part.
+    **{"advantage_temperature": 1.0, "weight_clip": 20.0},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(Options):
@@ -164,9 +172,7 @@ class RedditTask(Task):
     play_options = RedditPlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bc": _MODEL,
-        # The reward of -5 a level comes after the last token: returns show it to each token at once, and with large
-        # weights its errors would take the shared layers from the language model.
-        "ilql": {**_MODEL, "target": "lambda", "lmbda": 0.95, "qvalue_weight": 0.1, "value_weight": 0.1},
+        "ilql": {**_MODEL, **_ILQL},
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0)},
     }
     baselines = ("random", "data")
