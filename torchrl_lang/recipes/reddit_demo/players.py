@@ -82,7 +82,7 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
         """All ways to decode the run, by name; values both greedily and sampled."""
         by_values = METHODS[self.method].by_values
-        ways = {"temperatures": _TEMPERATURES, "guided_temperatures": _GUIDED, "min_p": _MIN_P}
+        ways: dict[str, Any] = {"temperatures": _TEMPERATURES, "guided_temperatures": _GUIDED, "min_p": _MIN_P}
         return decodings(self.finished, by_values=by_values, **ways)
 
     def measure(self, policy: TensorDictModuleBase) -> dict[str, Any]:
