@@ -33,6 +33,8 @@ _SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_do
 _EPISODES: dict[SourceName, int] = {"posterior": 12, "noise": 12, "q_learning": 600, "ucb": 20, "expert": 12}
 _SKIPPED: dict[SourceName, int] = {"q_learning": 40}
 _NOISE = LinearDecay(fraction=(0.2, 0.6))
+_SEARCH = LinearDecay(fraction=(0.1, 0.3))
+"""A searching learner begins with random actions, too, and its noise ends early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class HistoryOptions(FamilyOptions):
         whole = _EPISODES[name] if self.history_episodes is None else self.history_episodes
         steps = (whole if episodes is None else episodes) * env.episode_length
         if name == "posterior":
-            return PosteriorSampling(env, steps, seed=seed)
+            return PosteriorSampling(env, steps, decay=_SEARCH, seed=seed)
         if name == "q_learning":
             return QLearning(env, steps, seed=seed)
         if name == "ucb":
