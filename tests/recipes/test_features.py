@@ -126,7 +126,7 @@ def test_the_dataset_has_the_features_of_its_games(home):
 
 
 def test_no_recipe_is_left_out():
-    of_histories = {"ad", "text-ad"}  # they read no games
+    of_histories = {"ad", "text-ad"}  # they learn from histories, not from games
     assert {*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", *of_histories} == COMMANDS["train"][1].keys()
 
 

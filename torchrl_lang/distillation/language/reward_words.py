@@ -59,7 +59,7 @@ class RewardWords:
             for text in endings:
                 self._sequences.append(tuple(tokenizer.encode(text)))
                 owners.append(number)
-        if isinstance(template, BlockTemplate):  # what follows tells 1 from 10
+        if isinstance(template, BlockTemplate):  # without it, 1.0 would be the beginning of 1.05
             after = tuple(tokenizer.encode("\n\n"))[:1]
             self._sequences = [sequence + after for sequence in self._sequences]
         elif any(len(sequence) != 1 for sequence in self._sequences):
