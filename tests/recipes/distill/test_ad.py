@@ -135,7 +135,7 @@ def test_options_reach_the_loss(monkeypatch, tmp_path):
         seen.append((model, options))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ad, "ADLoss", stop)
+    monkeypatch.setattr("torchrl_lang.recipes.distill.formats.ADLoss", stop)
     more = ["--label-smoothing", "0.1", "--reward-weight", "0.2", "--observation-weight", "0.3", "--layers", "2"]
     assert train(tmp_path / "run", *more) == 130
     ((model, options),) = seen
