@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torchrl.envs import SerialEnv, TransformedEnv
 
 from tests.distillation.models import model
 from torchrl_lang.distillation import (
@@ -32,7 +33,7 @@ class Scripted:
         self.seen.append(observation)
         return self.actions[:, self.step]
 
-    def observe(self, reward, done):
+    def observe(self, reward, done, terminated=None):
         assert reward.shape == done.shape == (self.streams,)
         self.seen.append((reward, done))
         self.step += 1
@@ -110,8 +111,23 @@ def test_a_seed_determines_the_returns_whatever_was_drawn_before():
 def test_tasks_that_change_between_episodes_are_refused():
     with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
         evaluate_in_context(DarkRoomEnv(3, batch_size=[4]), RandomPolicy(5), 2)
+    with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
+        evaluate_in_context(TransformedEnv(DarkRoomEnv(3, batch_size=[4])), RandomPolicy(5), 2)
     with pytest.raises(ValueError, match="episodes must be at least 1"):
         evaluate_in_context(DarkRoomEnv(3, task=0), RandomPolicy(5), 0)
+
+
+def test_environments_of_one_row_each_side_by_side():
+    """A ``SerialEnv``, as of Gymnasium's environments: each has its task, and the returns are those of one batch."""
+
+    def single(task):
+        return lambda: DarkRoomEnv(3, task=task, batch_size=[], episode_length=4)
+
+    env = SerialEnv(9, [single(task) for task in range(9)])
+    together = DarkRoomEnv(3, task=torch.arange(9), batch_size=[9], episode_length=4)
+    returns = [evaluate_in_context(each, RandomPolicy(5), 3, seed=1) for each in (env, together)]
+    assert returns[0].shape == (9, 3)
+    assert torch.equal(*returns)
 
 
 @pytest.mark.parametrize("algorithm", [NoisyExpert, QLearning])

@@ -18,6 +18,7 @@ PAGES = [name for name, text in TEXTS.items() if blocks(text)]
 
 # What learning gives depends on rounding, so its numbers are compared roughly; all other output exactly.
 TOLERANCE = {
+    "tutorials/algorithm_distillation.md": 0.3,
     "tutorials/chat_model.md": 0.3,
     "tutorials/features.md": 0.15,
     "tutorials/offline_family.md": 0.6,
@@ -35,6 +36,15 @@ def check_random_walks(space):
     optimality = {name: value for name, (_, value) in space["results"].items()}
     copying = max(value for name, value in optimality.items() if name.startswith("BC"))
     assert optimality["ILQL, beta 2"] > max(copying + 0.03, 0.95)
+
+
+def check_algorithm_distillation(space):
+    reports = space["reports"]
+    assert reports["AD"].share_of_optimal.mean > max(0.65, 3 * reports["ED"].share_of_optimal.mean)
+    assert reports["AD"].late_beats_early.p_value < 0.05
+    assert reports["AD"].gain > 2.5
+    assert reports["AD, prompted"].mean[0] > reports["AD"].mean[0] + 1
+    assert not set(space["history"].task_numbers.tolist()) & set(space["split"].test.tolist())
 
 
 def check_chat_model(space):
@@ -115,6 +125,7 @@ CHECKS = {
     "guides/files_and_errors.md": check_files_and_errors,
     "guides/kl_penalties.md": check_kl_penalties,
     "guides/online.md": check_online,
+    "tutorials/algorithm_distillation.md": check_algorithm_distillation,
     "tutorials/chat_model.md": check_chat_model,
     "tutorials/features.md": check_features,
     "tutorials/offline_family.md": check_offline_family,

@@ -27,9 +27,9 @@ class Trainings:
             assert main(words) == 0
             self.done.append(Path(out).name)
 
-    def take_over(self, patch: pytest.MonkeyPatch) -> None:
-        """Train what commands plan from now on."""
-        patch.setattr(offline_methods, "run_in_parallel", self)
+    def take_over(self, patch: pytest.MonkeyPatch, owner: Any = offline_methods) -> None:
+        """Train what commands of the module ``owner`` plan from now on."""
+        patch.setattr(owner, "run_in_parallel", self)
 
 
 @contextmanager

@@ -142,13 +142,23 @@ def test_a_dataset_knows_its_task(home, task, tmp_path):
 def test_comments_are_generated_beside_the_dataset(tmp_path):
     words = ("--pairs", 150, "--corpus-seed", 3, "--reward", "score")
     assert generate(tmp_path / "data", *words) == 0
-    folder = tmp_path / "data-comments-150-3"
+    folder = tmp_path / "data-comments-150-1-0.1-0.7-3"
     assert len(RedditComments.read(folder)) == 150
     before = folder.stat().st_mtime_ns
     assert generate(tmp_path / "other", *words, "--folder", folder) == 0
     assert generate(tmp_path / "data", *words, "--overwrite") == 0
     assert folder.stat().st_mtime_ns == before
     assert described(load_dataset(tmp_path / "data")) == described(load_dataset(tmp_path / "other"))
+
+
+def test_other_rudeness_is_another_corpus(tmp_path):
+    rude = ("--sentences", 3, "--rude-when-calm", 1, "--rude-when-provoked", 1)
+    for words in ((), rude):
+        assert generate(tmp_path / "data", "--pairs", 100, "--reward", "score", "--overwrite", *words) == 0
+    mild, hostile = (RedditComments.read(tmp_path / f"data-comments-100-{name}-0") for name in ("1-0.1-0.7", "3-1-1"))
+    assert {len(sentences(text)) for text in mild.comments} == {1, 2}  # half of them have a closing
+    assert {len(sentences(text)) for text in hostile.comments} == {3, 4}
+    assert {text for _, text, _ in described(load_dataset(tmp_path / "data"))} <= set(hostile.comments)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from torchrl_lang.distillation.ad_loss import ADLoss
 from torchrl_lang.distillation.ad_saving import load_ad_model, save_ad_model
 from torchrl_lang.distillation.ad_transformer import ADTransformer
-from torchrl_lang.distillation.context_policy import ContextPolicy, OptimalPolicy, RandomPolicy
+from torchrl_lang.distillation.context_policy import ContextPolicy, OptimalPolicy, PromptablePolicy, RandomPolicy
 from torchrl_lang.distillation.history import LearningHistory, load_history
 from torchrl_lang.distillation.history_actor import HistoryActor, PromptedPolicy
 from torchrl_lang.distillation.history_windows import HistoryWindows
@@ -29,6 +29,7 @@ __all__ = [
     "LearningHistory",
     "OptimalPolicy",
     "PairedTest",
+    "PromptablePolicy",
     "PromptedPolicy",
     "RandomPolicy",
     "TaskResult",

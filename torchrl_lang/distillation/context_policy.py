@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import at_least_one
 
-__all__ = ["ContextPolicy", "OptimalPolicy", "RandomPolicy"]
+__all__ = ["ContextPolicy", "OptimalPolicy", "PromptablePolicy", "RandomPolicy"]
 
 
 @runtime_checkable
@@ -28,8 +29,22 @@ class ContextPolicy(Protocol):
     def act(self, observation: Tensor) -> Tensor:
         """The next action of each stream, ``[N, ...]``, for observations ``[N, ...]``."""
 
-    def observe(self, reward: Tensor, done: Tensor) -> None:
-        """The outcome of the last action: rewards, float32 ``[N]``, and whether episodes ended, bool ``[N]``."""
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """The outcome of the last action.
+
+        Args:
+            reward: float32 ``[N]``.
+            done: bool ``[N]``, whether episodes ended.
+            terminated: bool ``[N]``, whether they ended because the task did, if that is known.
+        """
+
+
+@runtime_checkable
+class PromptablePolicy(ContextPolicy, Protocol):
+    """A :class:`ContextPolicy` whose contexts may begin with steps that others took."""
+
+    def prompt(self, steps: TensorDictBase) -> None:
+        """Begin each context with steps of a demonstration, ``[N, L]``; its next step is the first of an episode."""
 
 
 class RandomPolicy(torch.nn.Module):
@@ -60,7 +75,7 @@ class RandomPolicy(torch.nn.Module):
         """Uniform actions, int64 ``[N]``."""
         return self.random.below(torch.full(observation.shape[:1], self.n_actions, device=observation.device))
 
-    def observe(self, reward: Tensor, done: Tensor) -> None:
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
         """Nothing is stored."""
 
 
@@ -96,5 +111,5 @@ class OptimalPolicy(torch.nn.Module):
         rank = self.random.below(best.sum(-1))
         return (best.cumsum(-1) <= rank[:, None]).sum(-1)
 
-    def observe(self, reward: Tensor, done: Tensor) -> None:
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
         """Nothing is stored."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchrl_lang.distillation.ad_blocks import KeyValues
 from torchrl_lang.distillation.ad_transformer import ADTransformer
+from torchrl_lang.distillation.context_policy import PromptablePolicy
 from torchrl_lang.distillation.rolling_context import RollingContext
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import at_least_one, finite, have_shapes, within
@@ -119,8 +120,10 @@ class HistoryActor(nn.Module):
         self._action = self._choose(self.model.action_head(self._hidden(context, evicted)))
         return self._action
 
-    def observe(self, reward: Tensor, done: Tensor) -> None:
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
         """The outcome of the last action: rewards, float ``[N]``, and whether episodes ended, bool ``[N]``.
+
+        The model reads where episodes begin, not why they ended, so ``terminated`` is not used.
 
         Raises:
             RuntimeError: there is no action without an outcome.
@@ -173,10 +176,10 @@ class HistoryActor(nn.Module):
 
 
 class PromptedPolicy(nn.Module):
-    """A :class:`HistoryActor` that begins each stream with the steps of a demonstration.
+    """A policy that begins each stream with the steps of a demonstration.
 
     Args:
-        actor: the actor.
+        actor: the policy, such as a :class:`HistoryActor`.
         steps: ``[N, L]``, see :meth:`HistoryActor.prompt`; every :meth:`begin` has ``N`` streams.
 
     Examples:
@@ -191,7 +194,7 @@ class PromptedPolicy(nn.Module):
         torch.Size([9, 2, 4])
     """
 
-    def __init__(self, actor: HistoryActor, steps: TensorDictBase) -> None:
+    def __init__(self, actor: PromptablePolicy, steps: TensorDictBase) -> None:
         super().__init__()
         self.actor, self._steps = actor, steps
 
@@ -201,9 +204,9 @@ class PromptedPolicy(nn.Module):
         self.actor.prompt(self._steps)
 
     def act(self, observation: Tensor) -> Tensor:
-        """See :meth:`HistoryActor.act`."""
+        """See :meth:`ContextPolicy.act`."""
         return self.actor.act(observation)
 
-    def observe(self, reward: Tensor, done: Tensor) -> None:
-        """See :meth:`HistoryActor.observe`."""
-        self.actor.observe(reward, done)
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """See :meth:`ContextPolicy.observe`."""
+        self.actor.observe(reward, done, terminated)

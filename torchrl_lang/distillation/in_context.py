@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_lang.distillation.context_policy import ContextPolicy
+from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional import seeded_generators
 from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, entry
+from torchrl_lang.schema import ACTION, DONE, EPISODE, OBSERVATION, REWARD, TERMINATED, entry
 
 __all__ = ["episode_returns", "evaluate_in_context"]
 
@@ -41,9 +42,12 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         torch.Size([25, 8, 3])
     """
     at_least_one("episodes", episodes)
-    if getattr(env, "fixed_task", 0) is None:
+    inner = env
+    while isinstance(inner, TransformedEnv):
+        inner = inner.base_env
+    if isinstance(inner, HiddenTaskEnv) and inner.fixed_task is None:
         raise ValueError(
-            f"{type(env).__name__} draws a task for each episode, but a stream needs one for all of them: give task=."
+            f"{type(inner).__name__} draws a task for each episode, but a stream needs one for all of them: give task=."
         )
     streams = env.batch_size.numel()
     returns = torch.zeros(streams, episodes, device=env.device)
@@ -54,8 +58,8 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         observed = env.reset()
         while bool((number < episodes).any()):
             following = _step(env, policy, observed)
-            reward, done = following.get(REWARD).reshape(streams), following.get(DONE).reshape(streams)
-            policy.observe(reward, done)
+            reward, done, terminated = (following.get(key).reshape(streams) for key in (REWARD, DONE, TERMINATED))
+            policy.observe(reward, done, terminated)
             counted = torch.where(number < episodes, reward, 0)
             returns.scatter_add_(1, number.clamp_max(episodes - 1)[:, None], counted[:, None])
             number = number + done

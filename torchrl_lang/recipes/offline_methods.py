@@ -126,22 +126,27 @@ def decodings(
     finished: FinishedRun,
     *,
     by_values: bool = True,
-    guided_sampling: bool = False,
     temperatures: Sequence[float] = _TEMPERATURES,
+    guided_temperatures: Sequence[float] = (),
+    min_p: float | None = None,
 ) -> Iterator[tuple[str, TensorDictModuleBase]]:
     """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way.
 
     Args:
         finished: the run.
         by_values: whether its values decode, if it has some.
-        guided_sampling: also sample by values: where varied utterances are wanted, the likeliest one is not enough.
         temperatures: of sampling.
+        guided_temperatures: of sampling by values, too: where varied utterances are wanted, the likeliest one is not
+            enough.
+        min_p: by values only write tokens with at least this probability under the language model, relative to the
+            likeliest one's: the values of tokens that the data never have there are not learned.
     """
     if finished.has_values and by_values:
+        limits: dict[str, Any] = {} if min_p is None else {"min_p": min_p}
         for beta in finished.betas:
-            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy")
-            for temperature in temperatures if guided_sampling else ():
-                policy = finished.policy(beta, seed=0, temperature=temperature)
+            yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy", **limits)
+            for temperature in guided_temperatures:
+                policy = finished.policy(beta, seed=0, temperature=temperature, **limits)
                 yield f"sampled at {temperature:g}, beta {beta:g}", policy
         return
     if "best_of" in methods_of(finished.model):

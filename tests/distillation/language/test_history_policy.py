@@ -215,7 +215,7 @@ def test_wrong_options_raise():
     for options, message in (
         ({"context": 0}, "context must be at least 1"),
         ({"context": 81}, "context=81 exceeds the model's 80 positions"),
-        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": -0.5}, "temperature must be"),
     ):
         with pytest.raises(ValueError, match=message):
             LanguageHistoryPolicy(actor, template, tokenizer, **{"context": 40, **options})

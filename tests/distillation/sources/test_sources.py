@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from torchrl_lang.distillation.sources import UCB, LinearDecay, NoisyExpert, QLearning, epsilon_greedy
+from torchrl_lang.distillation.sources import (
+    UCB,
+    LinearDecay,
+    NoisyExpert,
+    PosteriorSampling,
+    QLearning,
+    epsilon_greedy,
+)
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
 from torchrl_lang.functional import RandomStream
 
@@ -34,6 +41,8 @@ SOURCES = {
     "q_key_door": lambda **kwargs: QLearning(key_door(), 60, decay=DECAY, **kwargs),
     "ucb": lambda **kwargs: UCB(bandit(), 60, **kwargs),
     "expert": lambda **kwargs: NoisyExpert(room(), 60, decay=DECAY, **kwargs),
+    "posterior": lambda **kwargs: PosteriorSampling(room(), 60, **kwargs),
+    "posterior_noisy": lambda **kwargs: PosteriorSampling(key_door(), 60, decay=DECAY, **kwargs),
 }
 
 
@@ -185,6 +194,7 @@ def test_linear_decay_by_hand():
         (lambda: QLearning(room(), 10, gamma=2), r"gamma must lie in \[0, 1\], got 2"),
         (lambda: UCB(room(), 10), "DarkRoomEnv has 9"),
         (lambda: UCB(bandit(), 10, exploration=-1), "exploration must be a finite number of at least 0"),
+        (lambda: PosteriorSampling(bandit(), 10), "rewards are not random, got BernoulliBanditEnv"),
         (lambda: LinearDecay(2), r"first must lie in \[0, 1\]"),
         (lambda: LinearDecay(fraction=(0, 1)), r"interval in \(0, 1\]"),
     ],

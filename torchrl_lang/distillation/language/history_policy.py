@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from torchrl_lang.distillation.language.step_rows import begin_token
 from torchrl_lang.distillation.language.step_template import StepTemplate, TokenKind
 from torchrl_lang.distillation.language.step_tokens import Part, StepTokens
 from torchrl_lang.functional import RandomStream
-from torchrl_lang.functional.checks import at_least_one, positive
+from torchrl_lang.functional.checks import at_least_one, finite
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules import LOGITS, split_actor
 from torchrl_lang.modules.decoding.language_model_runner import LanguageModelRunner, cacheable_trunks
@@ -22,7 +22,7 @@ from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
 from torchrl_lang.modules.decoding.sampling import pick
 from torchrl_lang.modules.eval_mode import eval_mode, is_stochastic
 from torchrl_lang.modules.trunk import trunk_of
-from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED
+from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, entry
 
 __all__ = ["LanguageHistoryPolicy"]
 
@@ -42,7 +42,7 @@ class LanguageHistoryPolicy(nn.Module):
         tokenizer: encodes the words.
         context: tokens of a row, at most the model's positions and best those of the rows in training. It must be
             larger than the longest episode.
-        temperature: of the action words.
+        temperature: of the action words; at 0 the most likely ones are taken.
         seed: seed of the sampling; default from the operating system.
         cached: False reads whole rows for each action, with the same actions, but slower.
         truncates: how an episode ends of which :meth:`observe` is only given ``done``: truncated, or terminated.
@@ -81,7 +81,7 @@ class LanguageHistoryPolicy(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one("context", context)
-        positive("temperature", temperature)
+        finite("temperature", temperature)
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
         self.temperature, self.cached, self.truncates = temperature, cached, truncates
         self.stream = RandomStream(seed)
@@ -103,6 +103,32 @@ class LanguageHistoryPolicy(nn.Module):
         device = next(self.actor.parameters()).device
         self._rows, self._has_acted = ContextRows(streams, self.context, self._begin, device), False
         self._cache.clear()
+
+    def prompt(self, steps: TensorDictBase) -> None:
+        """Begin each row with the text of a demonstration, which ends an episode: one that runs on is truncated.
+
+        Where the row is full, the oldest episodes leave.
+
+        Args:
+            steps: ``[N, L]``, in the entries of a :class:`~torchrl_lang.distillation.LearningHistory`.
+
+        Raises:
+            RuntimeError: there is no :meth:`begin`, or the rows have steps already.
+            ValueError: there are other streams, an episode is longer than the context, or a number has no word.
+        """
+        rows = self._begun()
+        streams = len(rows.length)
+        if self._has_acted or bool((rows.length > 1).any()):
+            raise RuntimeError("prompt() must follow begin(): these rows have steps already.")
+        if steps.ndim != 2 or steps.shape[0] != streams:
+            raise ValueError(f"A prompt of {streams} streams has shape [{streams}, L], got {list(steps.shape)}.")
+        done = entry(steps, DONE).clone()
+        done[:, -1] = True
+        steps = steps.copy().set(DONE, done)
+        for number in range(steps.shape[1]):
+            rows.make_room(self._words.longest_step)
+            self._append(steps[:, number], "state", "action", "outcome")
+            rows.episode = rows.episode + done[:, number].reshape(streams).to(rows.episode.device)
 
     def act(self, observation: Tensor) -> Tensor:
         """Append observations ``[N, D]`` (or ``[N]``) and sample actions, ``[N]`` (or ``[N, A]``).
@@ -152,9 +178,9 @@ class LanguageHistoryPolicy(nn.Module):
             raise RuntimeError("The policy has no streams: call begin(streams) first.")
         return self._rows
 
-    def _append(self, steps: TensorDict, part: Part) -> None:
+    def _append(self, steps: TensorDictBase, *parts: Part) -> None:
         rows = self._begun()
-        ids, kept, _ = self._words.encode(steps, part)
+        ids, kept, _ = self._words.encode(steps, *parts)
         rows.append(ids.to(rows.tokens.device), kept.to(rows.tokens.device))
 
     def _decode(self, rows: ContextRows) -> list[Tensor]:
@@ -182,6 +208,8 @@ class LanguageHistoryPolicy(nn.Module):
 
     def _sample(self, logits: Tensor, words: Tensor) -> Tensor:
         """Numbers of words, int64 ``[N]``, with the probabilities of their tokens ``words`` ``[W]`` alone."""
-        log_prob = torch.log_softmax(upcast_half(logits[:, words]) / self.temperature, -1)
-        uniform = self.stream.uniform((len(logits),), torch.float32).to(logits.device) if is_stochastic() else None
-        return pick(log_prob, uniform)
+        own = upcast_half(logits[:, words])
+        if not (self.temperature and is_stochastic()):
+            return own.argmax(-1)
+        uniform = self.stream.uniform((len(logits),), torch.float32).to(logits.device)
+        return pick(torch.log_softmax(own / self.temperature, -1), uniform)

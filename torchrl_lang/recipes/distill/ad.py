@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,24 +10,38 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchrl_lang.distillation import ADLoss, ADTransformer, HistoryActor, evaluate_in_context, save_ad_model
+from torchrl_lang.distillation import evaluate_in_context
+from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.recipes.distill.families import TaskFamily
-from torchrl_lang.recipes.distill.histories import HistoryOptions, history_windows
+from torchrl_lang.recipes.distill.formats import FORMATS, Format, FormatOptions, RLFormat
+from torchrl_lang.recipes.distill.histories import history_windows
 from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
 
 __all__ = ["AD", "main"]
 
+_OF_RL_LOSS = ("label_smoothing", "reward_weight", "observation_weight")
+
 _LAST = 3
 """Number of the last episodes whose mean return chooses the checkpoint."""
 
 
 @with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400)
-class AD(TrainingOptions, HistoryOptions):
-    """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains."""
+class AD(TrainingOptions, FormatOptions):
+    """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains.
+
+    The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
+    """
 
     preset: ClassVar[str] = "ad"
+    of_language: ClassVar[Mapping[str, Any]] = {
+        **FormatOptions.of_language,
+        "batch_size": 32,
+        "lr": 3e-3,
+        "optimizer": "muon",
+        "steps": 1000,
+    }
 
     batch_size: int = option(64, "windows in a batch", at_least=1)
     steps: int = option(400, "training steps", at_least=1)
@@ -34,13 +49,13 @@ class AD(TrainingOptions, HistoryOptions):
     label_smoothing: float = option(0.0, "share of an action's target that is uniform", at_least=0, below=1)
     reward_weight: float = option(0.0, "weight of the loss of predicted rewards", at_least=0)
     observation_weight: float = option(0.0, "weight of the loss of predicted observations", at_least=0)
-    context_episodes: int = option(6, "episodes that the model reads", at_least=1)
-    width: int = option(64, "hidden size", at_least=1)
-    layers: int = option(3, "transformer blocks", at_least=1)
-    heads: int = option(4, "attention heads", at_least=1)
     episodes: int = option(20, "episodes of an evaluation on validation tasks", at_least=_LAST)
     eval_streams: int = option(16, "streams of each task in an evaluation", at_least=1)
-    temperature: float = option(1.0, "of the actions in an evaluation", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == "language" and (given := [name for name in _OF_RL_LOSS if getattr(self, name)]):
+            raise ValueError(f"{' and '.join(given)} are for the RL format's loss: leave them out.")
 
 
 def main(options: AD) -> float:
@@ -52,14 +67,10 @@ def main(options: AD) -> float:
     family = options.family()
     torch.manual_seed(options.seed)
     length = options.context_episodes * family.episode_length
-    sizes: dict[str, Any] = {"width": options.width, "layers": options.layers, "heads": options.heads}
-    model = ADTransformer.for_env(family.env(family.split.train[:1], 1), context=length, **sizes)
-    loss = ADLoss(
-        model.to(options.torch_device()),
-        label_smoothing=options.label_smoothing,
-        reward_weight=options.reward_weight,
-        observation_weight=options.observation_weight,
-    )
+    format = FORMATS[options.format].new(options, family)
+    format.model.to(options.torch_device())
+    weights = {name: getattr(options, name) for name in _OF_RL_LOSS}
+    loss = format.loss(**weights) if isinstance(format, RLFormat) else format.loss()
     described = family.describe()
     with open_run(options, free=("history",), fixed={"family": described}) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
@@ -67,25 +78,22 @@ def main(options: AD) -> float:
             options,
             checkpoints,
             loss,
-            windows.sample,
-            lambda: _evaluate(options, family, model),
+            lambda: format.batch(windows.sample()),
+            lambda: _evaluate(options, family, format),
             steps=options.steps,
             weight_decay=options.weight_decay,
             windows=windows,
         )
         trained_on = {"family": described, "source": options.source_name(), "options": _jsonable(options)}
-        return finish(
-            options, checkpoints, lambda folder: save_ad_model(folder, model, trained_on=trained_on), unit="step"
-        )
+        return finish(options, checkpoints, lambda folder: format.save(folder, trained_on), unit="step")
 
 
-def _evaluate(options: AD, family: TaskFamily, model: ADTransformer) -> dict[str, float]:
+def _evaluate(options: AD, family: TaskFamily, format: Format) -> dict[str, float]:
     """The mean return of the last episodes and of the first one on validation tasks."""
     env = family.env(family.split.validation, options.eval_streams)
-    model.eval()
-    actor = HistoryActor(model, temperature=options.temperature)
-    returns: Tensor = evaluate_in_context(env, actor, options.episodes, seed=options.seed)
-    model.train()
+    with eval_mode(format.model):
+        policy = format.policy(options.temperature)
+        returns: Tensor = evaluate_in_context(env, policy, options.episodes, seed=options.seed)
     return {"return": float(returns[..., -_LAST:].mean()), "first_return": float(returns[..., 0].mean())}
 
 

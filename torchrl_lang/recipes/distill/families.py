@@ -50,16 +50,15 @@ class FamilyOptions(Options):
 
     def _numbers(self) -> Tensor:
         """The numbers of the tasks, sorted."""
-        generator = torch.Generator().manual_seed(self.split_seed)
         if self.env == "bandit":
             return torch.arange(1000 if self.tasks is None else self.tasks)
-        if self.env == "dark_key_door":
-            return torch.randperm(self.size**4, generator=generator)[: self.tasks or 1000].sort().values
-        cells = torch.arange(self.size**2)
-        if self.start == "centre":  # a goal where each episode begins needs no search
-            cells = cells[cells != (self.size // 2) * (self.size + 1)]
-        chosen = torch.randperm(len(cells), generator=generator)[: self.tasks or len(cells)]
-        return cells[chosen].sort().values
+        every = torch.arange(self.size**4 if self.env == "dark_key_door" else self.size**2)
+        if self.env == "dark_room" and self.start == "centre":  # a goal where each episode begins needs no search
+            every = every[every != (self.size // 2) * (self.size + 1)]
+        if self.tasks is not None and self.tasks > len(every):
+            raise ValueError(f"tasks must be at most {len(every)} in this room of size={self.size}, got {self.tasks}.")
+        chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(self.split_seed))
+        return every[chosen[: self.tasks or (len(every) if self.env == "dark_room" else 1000)]].sort().values
 
 
 class TaskFamily:
@@ -75,6 +74,9 @@ class TaskFamily:
 
     Attributes:
         split: the tasks to train on, to validate on and to report.
+
+    Raises:
+        ValueError: the name is unknown, or a part of the split has no task.
 
     Examples:
         >>> from torchrl_lang.recipes.distill.families import FamilyOptions
@@ -97,6 +99,10 @@ class TaskFamily:
         self.name, self.episode_length = name, episode_length
         self._room: dict[str, Any] = {"size": size, "start": start}
         self.split: TaskSplit = split_tasks(numbers, **split)
+        if empty := [part for part, held_out in self.split._asdict().items() if not len(held_out)]:
+            raise ValueError(
+                f"{len(numbers)} tasks leave none for {' and '.join(empty)}: give more tasks, or larger shares."
+            )
         self._arms = random_bandits(len(numbers), arms, seed=split["seed"]) if name == "bandit" else None
 
     def env(self, tasks: Tensor, streams: int) -> HiddenTaskEnv:

@@ -33,6 +33,8 @@ _SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_do
 _EPISODES: dict[SourceName, int] = {"posterior": 12, "noise": 12, "q_learning": 600, "ucb": 20, "expert": 12}
 _SKIPPED: dict[SourceName, int] = {"q_learning": 40}
 _NOISE = LinearDecay(fraction=(0.2, 0.6))
+_SEARCH = LinearDecay(fraction=(0.1, 0.3))
+"""A searching learner begins with random actions, too, and its noise ends early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class HistoryOptions(FamilyOptions):
         whole = _EPISODES[name] if self.history_episodes is None else self.history_episodes
         steps = (whole if episodes is None else episodes) * env.episode_length
         if name == "posterior":
-            return PosteriorSampling(env, steps, seed=seed)
+            return PosteriorSampling(env, steps, decay=_SEARCH, seed=seed)
         if name == "q_learning":
             return QLearning(env, steps, seed=seed)
         if name == "ucb":
@@ -148,13 +150,22 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
     """The streams of a recorded history whose tasks are to be trained on."""
     history, family = load_history(folder), options.family()
-    env = family.env(family.split.train[:1], 1).describe()
-    if history.source.get("env") != env:
-        raise ValueError(
-            f"The history in {folder} was recorded in {shorten(history.source.get('env'))}, but these options give "
-            f"{shorten(env)}: give the options that it was recorded with."
-        )
-    kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in family.split.train]
+    env, train = family.env(family.split.train[:1], 1), family.split.train.tolist()
+    _check_same(folder, history.source.get("env") or {}, env.describe())
+    kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in train]
     if not kept:
-        raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(family.split.train)}.")
+        raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(train)}.")
+    for place in kept:  # the numbers of two families of bandits are the same, but not their arms
+        task = history.tasks[place]
+        _check_same(folder, task, env.describe_task(task["task"]))
     return LearningHistory(history.steps[kept], [history.tasks[place] for place in kept], source=history.source)
+
+
+def _check_same(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ValueError if what was recorded differs from what the options give."""
+    if changed := sorted(key for key in recorded | given if recorded.get(key) != given.get(key)):
+        before, now = (shorten({key: each.get(key) for key in changed}) for each in (recorded, given))
+        raise ValueError(
+            f"The history in {folder} was recorded with {before}, but these options give {now}: give the options that "
+            f"it was recorded with."
+        )

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
-from torchrl_lang.recipes.distill.histories import HistoryOptions
+from torchrl_lang.recipes.distill.formats import FormatOptions
 from torchrl_lang.recipes.distill.players import TestPlay, reports
 from torchrl_lang.recipes.distill.report import draw_curves, format_report
 from torchrl_lang.recipes.options import check_record, option, with_defaults, write_options
@@ -20,30 +20,30 @@ from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, writ
 __all__ = ["Distill", "main"]
 
 _RECORD = "options.json"
-_QUICK: Mapping[str, Any] = {"size": 7, "episodes": 30, "seeds": 3, "steps": 400}
+_QUICK: Mapping[str, Any] = {"size": 7, "episodes": 30, "seeds": 3}
 
 
 @with_defaults(size=9)
-class Distill(HistoryOptions):
+class Distill(FormatOptions):
     """Algorithm distillation beside expert distillation, its source, random and optimal actions, on unseen tasks."""
 
     out: Path = option(Path("runs/distill"), "folder of all results; the same command continues")
-    quick: bool = option(False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps, unless they are given")
+    quick: bool = option(
+        False, "a room of 7 x 7, 30 episodes, 3 seeds and 400 steps (of language 1,000), unless they are given"
+    )
     methods: tuple[Literal["ad", "ed"], ...] = option(("ad", "ed"), "ad: algorithm distillation; ed: of an expert")
     seeds: int = option(5, "training seeds, from 0 on", at_least=1)
     steps: int = option(2000, "training steps of each run", at_least=1)
-    context_episodes: int = option(6, "episodes that a model reads", at_least=1)
-    width: int = option(64, "hidden size", at_least=1)
-    layers: int = option(3, "transformer blocks", at_least=1)
-    heads: int = option(4, "attention heads", at_least=1)
     episodes: int = option(40, "episodes of each stream on test tasks, without a change of weights", at_least=6)
     test_streams: int = option(16, "streams of each test task", at_least=1)
-    temperature: float = option(1.0, "of the actions", at_least=0)
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
         """See :meth:`Options.from_given`; with ``quick`` its values where none are given."""
-        return super().from_given({**(_QUICK if given.get("quick") else {}), **given})
+        if not given.get("quick"):
+            return super().from_given(given)
+        steps = 1000 if given.get("format") == "language" else 400
+        return super().from_given({**_QUICK, "steps": steps, **given})
 
 
 def main(options: Distill) -> Path:
@@ -86,8 +86,7 @@ def _place(options: Distill, method: str, seed: int) -> Path:
 def _command(options: Distill, method: str, seed: int) -> list[str]:
     """The command that trains a run."""
     changed = replace(options, source="expert", history=None) if method == "ed" else options
-    shared = [field.name for field in fields(HistoryOptions)]
-    names = [*shared, "steps", "context_episodes", "width", "layers", "heads", "temperature"]
+    names = [*(field.name for field in fields(FormatOptions)), "steps"]
     given = {name: value for name in names if (value := getattr(changed, name)) is not None}
     evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": _place(options, method, seed)}
     words = ["train", "ad"]

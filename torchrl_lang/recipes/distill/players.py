@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torchrl_lang.distillation import (
     ContextPolicy,
-    HistoryActor,
     InContextReport,
     OptimalPolicy,
     PromptedPolicy,
@@ -20,11 +19,10 @@ from torchrl_lang.distillation import (
     episode_returns,
     evaluate_in_context,
     in_context_report,
-    load_ad_model,
 )
 from torchrl_lang.distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.recipes.distill.histories import HistoryOptions
+from torchrl_lang.recipes.distill.formats import FORMATS, FormatOptions
 from torchrl_lang.storage import read_json, write_json
 
 __all__ = ["TestPlay", "reports"]
@@ -40,7 +38,7 @@ class TestPlay:
     """How policies are evaluated on test tasks.
 
     Args:
-        options: of the tasks and their source algorithm.
+        options: of the tasks, their source algorithm and the format of the models.
         episodes: of each stream.
         streams: of each task.
         temperature: of the models' actions.
@@ -48,7 +46,7 @@ class TestPlay:
 
     __test__ = False  # not a class of tests
 
-    options: HistoryOptions
+    options: FormatOptions
     episodes: int
     streams: int
     temperature: float
@@ -67,7 +65,7 @@ class TestPlay:
         path = run / f"test{'_prompted' if prompted else ''}.json"
         if not path.exists():
             env = self.env()
-            actor = HistoryActor(load_ad_model(run / "model"), temperature=self.temperature)
+            actor = FORMATS[self.options.format].load(run / "model").policy(self.temperature)
             policy = PromptedPolicy(actor, self._demonstration()) if prompted else actor
             write_json(path, {"returns": self.returns(policy, env).tolist()})
             print(f"{run.name}{', prompted' * prompted}: {self.episodes} episodes on test tasks", flush=True)

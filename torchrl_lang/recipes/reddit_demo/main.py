@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchrl_lang.envs.reddit import generate_reddit_comments
 from torchrl_lang.recipes.comparison import CHOICE, REPORT, ComparisonOptions
 from torchrl_lang.recipes.datasets import check_place, generate_once
 from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, planned_runs, train_missing
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.reddit_demo.comparison import DATA, Row, as_dict, format_report, write_side_by_side
 from torchrl_lang.recipes.reddit_demo.players import CommentPlayer, Scorer
-from torchrl_lang.recipes.tasks.reddit import RedditData, RedditTask
+from torchrl_lang.recipes.tasks.reddit import CorpusOptions, RedditData, RedditTask
 from torchrl_lang.storage import folder_lock, remove_leftovers, write_file, write_json
 
 __all__ = ["RedditDemo", "main"]
@@ -24,16 +23,20 @@ _SCORES = "best-scores"
 _QUANTILE = 0.9
 
 
-@with_defaults(out=Path("runs/reddit"))
-class RedditDemo(ComparisonOptions):
-    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in a quarter of an hour."""
+@with_defaults(
+    out=Path("runs/reddit"), steps=1500, pairs=40_000, sentences=4, rude_when_calm=0.7, rude_when_provoked=0.9
+)
+class RedditDemo(ComparisonOptions, CorpusOptions):
+    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in twenty minutes.
 
-    folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments in --out")
-    pairs: int = option(12_000, "without --folder, pairs of parent and comment to generate", at_least=100)
+    The generated comments have several sentences, most of them rude, so that few comments are polite throughout. A copy
+    of the best tenth then copies rude ones, too; values of tokens choose each sentence by itself.
+    """
+
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
     comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
     choice_comments: int = option(
-        400, "comments on validation parents for each decoding, at most the validation comments", at_least=2
+        300, "comments on validation parents for each decoding, at most the validation comments", at_least=2
     )
 
 
@@ -57,8 +60,7 @@ def main(options: RedditDemo) -> Path:
 def _comments(options: RedditDemo) -> Path:
     """The folder of the comments, which are generated unless they are given or there."""
     folder = options.folder or options.out / "comments"
-    if not folder.exists():
-        generate_reddit_comments(folder, options.pairs)
+    options.generate(folder)
     return folder
 
 

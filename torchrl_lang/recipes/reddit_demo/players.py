@@ -21,6 +21,9 @@ from torchrl_lang.recipes.tasks.reddit import RedditTask
 __all__ = ["CommentPlayer", "Scorer"]
 
 _TEMPERATURES = (0.2, 0.5, 0.8, 1.0)
+_GUIDED = (0.8, 1.0)
+_MIN_P = 0.05
+"""Of tokens by values: an end in the middle of a sentence avoids all harm, and no data show that it is bad."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
         """All ways to decode the run, by name; values both greedily and sampled."""
         by_values = METHODS[self.method].by_values
-        return decodings(self.finished, by_values=by_values, guided_sampling=True, temperatures=_TEMPERATURES)
+        ways: dict[str, Any] = {"temperatures": _TEMPERATURES, "guided_temperatures": _GUIDED, "min_p": _MIN_P}
+        return decodings(self.finished, by_values=by_values, **ways)
 
     def measure(self, policy: TensorDictModuleBase) -> dict[str, Any]:
         """The figures of comments on validation parents."""

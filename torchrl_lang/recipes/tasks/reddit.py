@@ -33,18 +33,44 @@ from torchrl_lang.recipes.reddit_rewards import RedditReward, RewardName
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, PlayOptions, Task
 from torchrl_lang.storage import Fields
 
-__all__ = ["RedditData", "RedditPlay", "RedditTask", "comments_of", "distinct"]
+__all__ = ["CorpusOptions", "RedditData", "RedditPlay", "RedditTask", "comments_of", "distinct"]
 
 _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval_every": 750, "eval_games": 200}
 
+_ILQL: Mapping[str, Any] = {
+    # The reward of -5 a level follows the last token: lambda-returns show it to all tokens at once. With larger weights
+    # the errors of such values would take the shared layers from the language model.
+    **{"target": "lambda", "lmbda": 0.95, "qvalue_weight": 0.1, "value_weight": 0.1},
+    # Among many harmless tokens, values choose by their noise: the policy's own probabilities must do a part.
+    **{"advantage_temperature": 1.0, "weight_clip": 20.0},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class RedditGames(Options):
-    """Options that define the task."""
+class CorpusOptions(Options):
+    """Options of comments, which may be generated."""
 
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
     pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", at_least=100)
+    sentences: int = option(1, "sentences of a generated comment", at_least=1, at_most=20)
+    rude_when_calm: float = option(
+        0.1, "probability that a generated sentence on a calm parent is rude", at_least=0, at_most=1
+    )
+    rude_when_provoked: float = option(0.7, "the same on a provoking parent", at_least=0, at_most=1)
     corpus_seed: int = option(0, "seed of generated comments", at_least=0)
+
+    def generate(self, folder: Path) -> None:
+        """Generate the comments, unless the folder is there."""
+        if not folder.exists():
+            names = ("sentences", "rude_when_calm", "rude_when_provoked")
+            rates: dict[str, Any] = {name: getattr(self, name) for name in names}
+            generate_reddit_comments(folder, self.pairs, seed=self.corpus_seed, **rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedditGames(CorpusOptions):
+    """Options that define the task."""
+
     reward: RewardName = option("profanity", "what is rewarded or punished")
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
@@ -63,8 +89,8 @@ class RedditGames(Options):
         """The task; comments are generated unless they are there."""
         reward = RedditReward(self.reward, self.model, tuple(sorted(self.labels.items())), self.url)
         folder = self.corpus() if self.folder is None else self.folder
-        if self.folder is None and not folder.exists():
-            generate_reddit_comments(folder, self.pairs, seed=self.corpus_seed)
+        if self.folder is None:
+            self.generate(folder)
         comments = CommentFolder(str(folder.resolve()), self.encoding, self.on_bad_rows, self.split_seed)
         scale = reward.paper_scale if self.scale is None else self.scale
         return RedditTask.of(
@@ -89,7 +115,8 @@ class RedditData(RedditGames, DataOptions):
 
     def corpus(self) -> Path:
         """Generated comments are beside the dataset."""
-        return self.out.with_name(f"{self.out.name}-comments-{self.pairs}-{self.corpus_seed}")
+        rudeness = f"{self.sentences}-{self.rude_when_calm:g}-{self.rude_when_provoked:g}"
+        return self.out.with_name(f"{self.out.name}-comments-{self.pairs}-{rudeness}-{self.corpus_seed}")
 
     def maker(self, task: Task) -> GameMaker:
         """The comments in a random order, or games of the player; the same command continues an interrupted one."""
@@ -145,7 +172,7 @@ class RedditTask(Task):
     play_options = RedditPlay
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bc": _MODEL,
-        "ilql": _MODEL,
+        "ilql": {**_MODEL, **_ILQL},
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0)},
     }
     baselines = ("random", "data")

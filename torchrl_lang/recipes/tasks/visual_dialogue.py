@@ -127,6 +127,8 @@ class VisualDialogueTask(Task):
         # All rewards are negative, so questions without data, such as repeated ones, look good unless the CQL term is
         # strong. Whether a question is the last one is chance for the most part: returns over turns make Q less noisy.
         "ilql": {**_MODEL, "cql_weight": 0.1, "qvalue_lmbda": 0.5},
+        # They learn from one token to the one before, across dozens of tokens: a slow target Q takes too many steps.
+        **{name: {"tau": 0.2} for name in ("cql", "bcq", "psi")},
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
     }
     baselines = ("random", "data")

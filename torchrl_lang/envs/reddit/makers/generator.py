@@ -149,7 +149,8 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
 
 def _comment(rate: float, sentences: int, topic: str, random: Random) -> tuple[str, str]:
     """A comment's kind and text."""
-    found, text = [], random.choice(OPENINGS)
+    found: list[str] = []
+    text = random.choice(OPENINGS)
     for _ in range(sentences):
         rude = random.random() < rate
         kind = random.choices(list(RUDE_SHARES), list(RUDE_SHARES.values()))[0] if rude else random.choice([*POLITE])
