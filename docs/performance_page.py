@@ -88,6 +88,11 @@ SECTIONS = {
         "A server process with the small trained models, and clients on the same core. A scored question is a request "
         "for an answer and the percentile that it leads to.",
     ),
+    "ad_rollout": (
+        "Acting in context",
+        "A model of algorithm distillation with a rolling context of 160 steps: keys and values cached, or the whole "
+        "context read at each step.",
+    ),
     "kl_transforms": (
         "KL transforms",
         "TorchRL's transforms need its wrappers around Qwen2 or Llama and lazily stacked data, so the comparison uses "
