@@ -1,4 +1,4 @@
-"""Algorithm distillation: acting with a rolling context, cached and reading it all each step; a training step.
+"""Algorithm distillation: acting with a cached rolling context, or reading it all each step; training and sampling.
 
 Acting is timed for one episode of 20 steps of a full context of 160: the oldest episode is evicted and the rest is read
 again, once, then 20 steps follow.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import interleaved, median, one_core, ratio, row, seconds
+from benchmarks.common import interleaved, median, one_core, ratio, row
 from torchrl_lang.distillation import ADLoss, ADTransformer, HistoryActor, HistoryWindows, LearningHistory
 from torchrl_lang.distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
@@ -20,6 +20,7 @@ from torchrl_lang.training import adamw, total_loss
 STREAMS, CONTEXT, EPISODE, ROOM = 96, 160, 20, 9
 WINDOWS, WINDOW = 64, 120
 MIN_RATIO = 3.0
+MOST_SAMPLING = 0.05
 CACHES = {"acting, cached": True, "acting, reading the whole context": False}
 
 
@@ -32,9 +33,13 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     times = interleaved(jobs, repeats)
     rows = [row(name, median(STREAMS * EPISODE / taken for taken in times[name]), "steps/s") for name in CACHES]
     saved = row("reading the whole context / cached, time", ratio(times, *reversed(CACHES)), "x", MIN_RATIO)
-    learn = _training_step(env)
-    learned = median(1000 * seconds(learn) for _ in range(repeats))
+    work = _training(env)
+    taken = interleaved(work, repeats)
+    learned = median(1000 * each for each in taken["step"])
     rows += [saved, row(f"a training step of {WINDOWS} x {WINDOW} steps", learned, "ms")]
+    rows.append(
+        row("sampling its windows / the step, time", ratio(taken, "sample", "step"), "x", MOST_SAMPLING, at_most=True)
+    )
     return [{**entry, "name": f"algorithm distillation: {entry['name']}"} for entry in rows]
 
 
@@ -54,7 +59,8 @@ def _episode(actor: HistoryActor) -> Callable[[], None]:
     return job
 
 
-def _training_step(env: DarkRoomEnv) -> Callable[[], None]:
+def _training(env: DarkRoomEnv) -> dict[str, Callable[[], Any]]:
+    """A training step on windows, and sampling them."""
     goals = torch.arange(ROOM**2)[:, None]
     source = NoisyExpert(DarkRoomEnv(ROOM, task=goals, batch_size=[ROOM**2, 4]), 2 * WINDOW)
     windows = HistoryWindows(LearningHistory(source.history(), source.tasks), WINDOW).buffer(WINDOWS)
@@ -66,5 +72,4 @@ def _training_step(env: DarkRoomEnv) -> Callable[[], None]:
         total_loss(loss(batch)).backward()
         optimizer.step()
 
-    job()
-    return job
+    return {"step": job, "sample": windows.sample}
