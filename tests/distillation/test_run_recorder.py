@@ -168,6 +168,16 @@ def test_a_recorded_run_is_read_again(tmp_path, rows):
     assert list(line) == keys
 
 
+@pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x1c", "\r", "\n"])
+def test_texts_with_any_line_break_are_read_again(tmp_path, letter):
+    tokenizer = CharTokenizer.from_alphabet(["a", letter])
+    rows = to_rows([Episode([Turn(f"a{letter}a"), Turn(letter, reward=1.0)], terminated=True)], tokenizer, 16)
+    with RunRecorder(tmp_path, "ppo", tokenizer, config={}) as recorder:
+        recorder.record(1, rows)
+    (record,) = read_run(tmp_path / "run-ppo")
+    assert (record.query, record.response) == (f"a{letter}a", letter)
+
+
 def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
     folder = write(tmp_path / "a", rows, (1, 2))
     write(tmp_path / "a", rows, (2,))  # its checkpoint was that of epoch 1
@@ -229,6 +239,14 @@ def test_changed_files_are_found(tmp_path, rows, name):
     path.write_text(text[: text.rindex("\n", 0, -1) + 1])
     with pytest.raises(FileError, match=r"differs from what|is not valid JSON"):
         read_run(path.parent)
+
+
+def test_a_manifest_of_something_else_is_called_that(tmp_path, rows):
+    """Whatever its version."""
+    folder = write(tmp_path, rows)
+    write_manifest(folder / "manifest.json", {"format": "a map", "version": 9})
+    with pytest.raises(FileError, match="has 'a map' as \"format\", expected 'torchrl_lang run history'"):
+        read_run(folder)
 
 
 def test_missing_files(tmp_path, rows):

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torchrl_lang.data.dialogue_records import parse_object
 from torchrl_lang.data.json_checks import check_keys
-from torchrl_lang.storage import Fields, FileError, file_digest, read_json, read_manifest, read_text, regular_file
+from torchrl_lang.data.json_lines import LineFile
+from torchrl_lang.storage import Fields, FileError, file_digest, read_json, read_manifest, regular_file
 from torchrl_lang.storage.manifests import json_digest, write_manifest
 
 __all__ = [
@@ -111,9 +112,7 @@ def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"There is no recorded run in {folder}: {MANIFEST} is missing. Record one first.")
-    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
-    if manifest.take("format", str) != FORMAT:
-        raise manifest.error(f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}')
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
     config = read_json(folder / CONFIG, remedy=REMEDY)
     if json_digest(config) != manifest.take("config_sha256", str):
         raise FileError(folder / CONFIG, f"differs from what {MANIFEST} records", REMEDY)
@@ -131,9 +130,9 @@ def read_epoch(folder: Path, number: int, expected: Epoch) -> list[RunRecord]:
     if file_digest(path) != expected.sha256:
         raise FileError(path, f"differs from what {MANIFEST} records", REMEDY)
     records, run = list[RunRecord](), folder.resolve().name.removeprefix("run-")
-    for line, text in enumerate(read_text(path, remedy=REMEDY).splitlines(), start=1):
+    for line, text in LineFile(path):
         try:
-            records.append(_record(parse_object(text), path, number, run))
+            records.append(_record(parse_object(text.decode()), path, number, run))
         except FileError:
             raise
         except (ValueError, RecursionError) as error:
