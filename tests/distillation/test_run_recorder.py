@@ -101,6 +101,16 @@ def test_turns_by_hand(rows):
     assert third.query_tokens == (control.begin_action,)
 
 
+def test_rewards_are_the_decimals_of_their_float32():
+    episode = Episode([Turn("a", reward=-0.1), Turn("b", reward=1 / 3), Turn("c", reward=-2)], terminated=True)
+    rows = to_rows([episode], LETTERS, 16)
+    rows["token_reward"][0, 1] = 0.2  # beside the 1/3 or the -0.1 of its turn
+    first, second, third = (record.reward for record in records_of(rows, LETTERS))
+    assert (first, second, third) == (0.1, 0.33333334, -2.0)
+    exact = torch.tensor([rows["token_reward"][0, 1:3].sum(), 1 / 3, -2.0])
+    assert torch.equal(torch.tensor([first, second, third]), exact)
+
+
 def test_turns_of_another_player_have_no_log_probs(rows):
     rows["token_log_prob"] = torch.where(rows["action_mask"], torch.arange(16.0) - 20, 0.0)
     rows["train_mask"] = rows["action_mask"].clone()

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import Tokenizer, from_row
@@ -199,7 +200,7 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 response=response,
                 query_tokens=tuple(tokens[before:first]),
                 response_tokens=tuple(tokens[first:end]),
-                reward=sum(rewards[first:end]),
+                reward=_decimal(sum(rewards[first:end])),
                 log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
                 episode=number,
                 turn=turn,
@@ -207,6 +208,11 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 run=run,
             )
             before = end
+
+
+def _decimal(reward: float) -> float:
+    """The number with the fewest digits that is the same float32: rows have -0.1 as -0.10000000149011612."""
+    return float(str(np.float32(reward)))
 
 
 def _responses(tokens: list[int], agent: list[bool], end_of_action: int) -> list[tuple[int, int]]:
