@@ -138,9 +138,13 @@ def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokeniz
 def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_length: int) -> TensorDict:
     """One row for each record, ``[N]``, in the schema of this library: the prompt, then the completion.
 
-    Records with ``response_tokens`` keep these ids, and those of which all have ``log_probs`` too make an entry
-    ``token_log_prob``, float32 ``[N, T]``, zero elsewhere. Further entries are ``reward`` float32 ``[N, 1]``, that of
-    the completion, and ``episode`` int64 ``[N]``, the epoch.
+    Records with ``query_tokens`` and ``response_tokens`` keep these ids, except that a row has control tokens of its
+    own: an end of the action that was recorded is the agent's. In a run that records control tokens, such as those of
+    :func:`~torchrl_lang.distillation.run_records`, a response without it was cut off: its end is not the agent's.
+
+    If all records have ``response_tokens`` and ``log_probs``, there is an entry ``token_log_prob``, float32 ``[N, T]``,
+    zero elsewhere. Further entries are ``reward`` float32 ``[N, 1]``, that of the completion, and ``episode`` int64
+    ``[N]``, the epoch.
 
     Raises:
         ValueError: a row does not fit, or a text cannot be encoded.
@@ -154,16 +158,9 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
         >>> rows["token_log_prob"], rows["token_reward"]
         (tensor([[ 0.,  0.,  0., -1., -2.,  0.,  0.,  0.]]), tensor([[0.0000, ..., 0.5000, 0.0000, 0.0000]]))
     """
-    episodes = [
-        Episode(
-            [
-                Turn(each.query, tokens=each.query_tokens or None),
-                Turn(each.response, each.reward, tokens=each.response_tokens or None),
-            ],
-            terminated=True,
-        )
-        for each in records
-    ]
+    control = set(tokenizer.control.ids())
+    marked = {each.run for each in records if control.intersection(each.query_tokens + each.response_tokens)}
+    episodes = [Episode(_turns(each, tokenizer, each.run in marked), terminated=True) for each in records]
     rows = to_rows(episodes, tokenizer, row_length)
     rows[REWARD] = torch.tensor([[each.reward] for each in records], dtype=torch.float32)
     rows[EPISODE] = torch.tensor([each.epoch for each in records])
@@ -172,8 +169,25 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
     return rows
 
 
+def _turns(record: TextHistory, tokenizer: Tokenizer, is_marked: bool) -> list[Turn]:
+    """Prompt and completion; with ``is_marked`` a completion without its end token was cut off."""
+    control, query, response = tokenizer.control, record.query_tokens, record.response_tokens
+    has_end = response[-1:] == (control.end_of_action,)
+    if control.marks_turns:  # otherwise they are in the strings of the chat template
+        query = tuple(token for token in query if token not in control.ids())
+    return [
+        Turn(record.query, tokens=query if record.query_tokens else None),
+        Turn(
+            record.response,
+            record.reward,
+            closed=has_end or not response or not is_marked,
+            tokens=response[: len(response) - has_end] if response else None,
+        ),
+    ]
+
+
 def _log_probs(records: Sequence[TextHistory], action_mask: Tensor) -> Tensor:
-    """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on the end of the action."""
+    """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on an end that was not recorded."""
     out = torch.zeros(action_mask.shape)
     first = action_mask.long().argmax(-1).tolist()
     for place, record in enumerate(records):
