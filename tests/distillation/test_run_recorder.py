@@ -201,6 +201,28 @@ def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
     assert not (folder / "epoch-000002.jsonl").exists()
 
 
+def test_a_run_in_another_folder_may_continue_but_not_begin_again(tmp_path, rows):
+    home, folder = tmp_path / "home", write(tmp_path / "home", rows, config={}, out=tmp_path / "x" / "ppo")
+    before, moved = read_run(folder), tmp_path / "y" / "ppo"
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=moved) as recorder:
+        message = rf"{folder} has epochs 1 to 2 of the run in {tmp_path / 'x' / 'ppo'}, .* --out .* or --record-history"
+        with pytest.raises(ValueError, match=message):
+            recorder.rewind(0)
+        assert read_run(folder) == before
+        recorder.rewind(1)
+    with (
+        RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / "ppo") as recorder,
+        pytest.raises(ValueError, match=f"epochs 1 to 1 of the run in {moved}"),
+    ):
+        recorder.rewind(0)
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / ".." / "y" / "ppo") as recorder:
+        recorder.rewind(0)
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "z") as recorder:
+        recorder.rewind(0)  # nothing was recorded
+        recorder.record(1, rows)
+    assert {record.epoch for record in read_run(folder)} == {1}
+
+
 @pytest.mark.slow
 def test_a_recorder_that_is_killed_at_any_step_can_be_resumed(tmp_path, rows):
     expected, found = read_run(write(tmp_path / "whole", rows, (1, 2), config={})), set()

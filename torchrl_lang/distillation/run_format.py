@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ __all__ = [
     "MANIFEST",
     "REMEDY",
     "Epoch",
+    "RunManifest",
     "RunRecord",
     "epoch_file",
     "lines_of",
@@ -95,15 +96,25 @@ def lines_of(records: Sequence[RunRecord]) -> str:
     return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in content)
 
 
-def write_run_manifest(folder: Path, config: Mapping[str, Any], epochs: Sequence[Epoch]) -> None:
-    """Write the manifest of a run with this configuration and these epochs, from 1."""
-    listed = [epoch._asdict() for epoch in epochs]
-    content = {"format": FORMAT, "version": VERSION, "config_sha256": json_digest(config), "epochs": listed}
-    write_manifest(folder / MANIFEST, content)
+class RunManifest(NamedTuple):
+    """What is recorded of a run."""
+
+    config: dict[str, Any]
+    epochs: list[Epoch]
+    """From 1."""
+    out: str
+    """Absolute path of the folder of the run that recorded last; empty if it is unknown."""
 
 
-def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
-    """The configuration of a run, and its epochs, from 1.
+def write_run_manifest(folder: Path, run: RunManifest) -> None:
+    """Write the manifest of a run; its configuration has a file of its own."""
+    listed = [epoch._asdict() for epoch in run.epochs]
+    content = {"format": FORMAT, "version": VERSION, "config_sha256": json_digest(run.config), "epochs": listed}
+    write_manifest(folder / MANIFEST, content | {"out": run.out})
+
+
+def read_run_manifest(folder: Path) -> RunManifest:
+    """The manifest of a run, and its configuration.
 
     Raises:
         FileNotFoundError: there is no recorded run.
@@ -117,7 +128,8 @@ def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
     if json_digest(config) != manifest.take("config_sha256", str):
         raise FileError(folder / CONFIG, f"differs from what {MANIFEST} records", REMEDY)
     listed = [Fields(each, path, REMEDY, "epochs") for each in manifest.list_of("epochs", dict)]
-    return config, [Epoch(each.at_least("records", 0), each.take("sha256", str)) for each in listed]
+    epochs = [Epoch(each.at_least("records", 0), each.take("sha256", str)) for each in listed]
+    return RunManifest(config, epochs, manifest.take("out", str, ""))
 
 
 def read_epoch(folder: Path, number: int, expected: Epoch) -> list[RunRecord]:
