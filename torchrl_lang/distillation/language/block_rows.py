@@ -28,7 +28,7 @@ class PackedBlocks(NamedTuple):
     rows: TensorDict
     """``[N]``, with the entries of :class:`~torchrl_lang.distillation.language.StepRows`."""
     left_out: list[TextHistory]
-    """The records of episodes that alone are longer than a row."""
+    """The records of episodes that alone are longer than a row, or have lines of the template in a text."""
 
 
 def pack_blocks(
@@ -49,11 +49,12 @@ def pack_blocks(
         records: the records, in any order.
         template: how blocks are written.
         tokenizer: encodes each part of a block on its own, so that no token is of two kinds.
-        row_length: ``T``. An episode that alone is longer is left out, with a warning, and returned.
+        row_length: ``T``. An episode that alone is longer, or has lines of the template in a text, is left out as a
+            whole, with a warning, and returned.
         loss_on: "actions" for completions, or "all".
 
     Raises:
-        ValueError: there is no record, no episode fits, or a record has no text of the template.
+        ValueError: there is no record, no episode fits, or a reward has no word.
 
     Examples:
         >>> from torchrl_lang.data import word_tokenizer
@@ -71,9 +72,10 @@ def pack_blocks(
     for run in in_epoch_order(records):
         room = 0
         for episode in group_episodes(run):
-            blocks = [_encode(record, template, tokenizer) for record in episode]
+            fits = all(template.can_write(_block(record)) for record in episode)
+            blocks = [_encode(record, template, tokenizer) for record in episode if fits]
             length = sum(len(block.ids) for block in blocks)
-            if length >= row_length:
+            if not fits or length >= row_length:
                 left_out += episode
                 continue
             if length > room:
@@ -83,12 +85,14 @@ def pack_blocks(
             room -= length
     if not rows:
         raise ValueError(
-            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length."
+            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length, or "
+            f"episodes without lines of the template in a text."
         )
     if left_out:
         warnings.warn(
-            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens and "
-            f"were left out; the first is that of the prompt {left_out[0].query[:60]!r}.",
+            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens, or "
+            f"with lines of the template in a text, and were left out; the first is that of the prompt "
+            f"{left_out[0].query[:60]!r}.",
             stacklevel=2,
         )
     return PackedBlocks(_stack(rows, tokenizer, row_length, loss_on), left_out)
@@ -102,9 +106,13 @@ class _Block(NamedTuple):
     earned: list[float]
 
 
+def _block(record: TextHistory) -> Block:
+    return Block(record.query, record.response, record.reward)
+
+
 def _encode(record: TextHistory, template: BlockTemplate, tokenizer: Tokenizer) -> _Block:
     ids, kind = list[int](), list[int]()
-    for text, of in template.segments(Block(record.query, record.response, record.reward)):
+    for text, of in template.segments(_block(record)):
         encoded = tokenizer.encode(text)
         ids, kind = ids + encoded, kind + [int(of)] * len(encoded)
     earned = [0.0] * len(ids)
