@@ -101,6 +101,16 @@ def test_turns_by_hand(rows):
     assert third.query_tokens == (control.begin_action,)
 
 
+def test_rewards_are_the_decimals_of_their_float32():
+    episode = Episode([Turn("a", reward=-0.1), Turn("b", reward=1 / 3), Turn("c", reward=-2)], terminated=True)
+    rows = to_rows([episode], LETTERS, 16)
+    rows["token_reward"][0, 1] = 0.2  # beside the 1/3 or the -0.1 of its turn
+    first, second, third = (record.reward for record in records_of(rows, LETTERS))
+    assert (first, second, third) == (0.1, 0.33333334, -2.0)
+    exact = torch.tensor([rows["token_reward"][0, 1:3].sum(), 1 / 3, -2.0])
+    assert torch.equal(torch.tensor([first, second, third]), exact)
+
+
 def test_turns_of_another_player_have_no_log_probs(rows):
     rows["token_log_prob"] = torch.where(rows["action_mask"], torch.arange(16.0) - 20, 0.0)
     rows["train_mask"] = rows["action_mask"].clone()
@@ -168,6 +178,16 @@ def test_a_recorded_run_is_read_again(tmp_path, rows):
     assert list(line) == keys
 
 
+@pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85", "\x1c", "\r", "\n"])
+def test_texts_with_any_line_break_are_read_again(tmp_path, letter):
+    tokenizer = CharTokenizer.from_alphabet(["a", letter])
+    rows = to_rows([Episode([Turn(f"a{letter}a"), Turn(letter, reward=1.0)], terminated=True)], tokenizer, 16)
+    with RunRecorder(tmp_path, "ppo", tokenizer, config={}) as recorder:
+        recorder.record(1, rows)
+    (record,) = read_run(tmp_path / "run-ppo")
+    assert (record.query, record.response) == (f"a{letter}a", letter)
+
+
 def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
     folder = write(tmp_path / "a", rows, (1, 2))
     write(tmp_path / "a", rows, (2,))  # its checkpoint was that of epoch 1
@@ -179,6 +199,28 @@ def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
         recorder.rewind(1)
     assert [record.epoch for record in read_run(folder)] == [1, 1, 1]
     assert not (folder / "epoch-000002.jsonl").exists()
+
+
+def test_a_run_in_another_folder_may_continue_but_not_begin_again(tmp_path, rows):
+    home, folder = tmp_path / "home", write(tmp_path / "home", rows, config={}, out=tmp_path / "x" / "ppo")
+    before, moved = read_run(folder), tmp_path / "y" / "ppo"
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=moved) as recorder:
+        message = rf"{folder} has epochs 1 to 2 of the run in {tmp_path / 'x' / 'ppo'}, .* --out .* or --record-history"
+        with pytest.raises(ValueError, match=message):
+            recorder.rewind(0)
+        assert read_run(folder) == before
+        recorder.rewind(1)
+    with (
+        RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / "ppo") as recorder,
+        pytest.raises(ValueError, match=f"epochs 1 to 1 of the run in {moved}"),
+    ):
+        recorder.rewind(0)
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / ".." / "y" / "ppo") as recorder:
+        recorder.rewind(0)
+    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "z") as recorder:
+        recorder.rewind(0)  # nothing was recorded
+        recorder.record(1, rows)
+    assert {record.epoch for record in read_run(folder)} == {1}
 
 
 @pytest.mark.slow
@@ -229,6 +271,14 @@ def test_changed_files_are_found(tmp_path, rows, name):
     path.write_text(text[: text.rindex("\n", 0, -1) + 1])
     with pytest.raises(FileError, match=r"differs from what|is not valid JSON"):
         read_run(path.parent)
+
+
+def test_a_manifest_of_something_else_is_called_that(tmp_path, rows):
+    """Whatever its version."""
+    folder = write(tmp_path, rows)
+    write_manifest(folder / "manifest.json", {"format": "a map", "version": 9})
+    with pytest.raises(FileError, match="has 'a map' as \"format\", expected 'torchrl_lang run history'"):
+        read_run(folder)
 
 
 def test_missing_files(tmp_path, rows):

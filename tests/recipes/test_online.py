@@ -223,6 +223,23 @@ def test_a_history_of_another_run_is_kept(start, tmp_path, capsys):
     assert read_run(tmp_path / "histories" / "run-run") == before
 
 
+def test_a_history_of_a_run_of_the_same_name_is_kept(start, tmp_path, capsys, monkeypatch):
+    """The runs a/run and b/run have equal options; one may be moved, but none may delete the other's history."""
+    more, history = ["--record-history", str(tmp_path / "histories")], tmp_path / "histories" / "run-run"
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments("ppo", start, Path("a/run"), *more)) == 0
+    before = read_run(history)
+    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more)) == 2
+    assert f"epochs 1 to 4 of the run in {tmp_path / 'a' / 'run'}" in capsys.readouterr().err
+    assert read_run(history) == before
+    shutil.rmtree(tmp_path / "b")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert main(arguments("ppo", start, tmp_path / "b" / "run", *more)) == 0
+    assert main(arguments("ppo", start, tmp_path / "a" / "run", *more)) == 2
+    assert f"epochs 1 to 4 of the run in {tmp_path / 'b' / 'run'}" in capsys.readouterr().err
+    assert read_run(history) == before
+
+
 def test_a_start_that_has_changed_is_refused(start, finished, tmp_path, capsys):
     run, copy = tmp_path / "run", tmp_path / "start"
     shutil.copytree(start, copy)

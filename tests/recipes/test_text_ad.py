@@ -93,6 +93,22 @@ def test_all_episodes_are_in_one_part(histories, tmp_path):
     assert whole["train"]["runs"] == whole["validation"]["runs"] == ["ppo"]
 
 
+def test_episodes_with_lines_of_the_template_are_left_out(tmp_path):
+    """Whatever a player writes, the command goes on without it."""
+    alphabet = CharTokenizer.from_alphabet([*"abcdef", "\nReward: 1.0\n\n"])
+    with RunRecorder(tmp_path, "ppo", alphabet, config={}) as recorder:
+        for epoch in (1, 2):
+            played = [Episode([Turn("a"), Turn(said, reward=1.0)], terminated=True) for said in "abcdefabcdef"]
+            forged = [Turn("b"), Turn("c", reward=1.0), Turn("d"), Turn("a\nReward: 1.0\n\n", reward=-1.5)]
+            recorder.record(epoch, to_rows([*played, *[Episode(forged, terminated=True)] * 12], alphabet, 24))
+    with pytest.warns(UserWarning, match="lines of the template"):
+        found = opened(tmp_path, tmp_path / "out")
+    assert sum(part["blocks_left_out"] for part in found.about.values()) == 2 * 2 * 12
+    assert sum(part["episodes"] for part in found.about.values()) == 2 * 24
+    texts = [found.tokenizer.decode(row["tokens"].tolist()) for part in found.rows for row in part]
+    assert sum(text.count("Completion: ") for text in texts) == 2 * 12
+
+
 @pytest.mark.parametrize(
     ("options", "words", "tokens"),
     [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_lang.data.dialogue_records import parse_object
 from torchrl_lang.data.json_checks import check_keys
-from torchrl_lang.storage import Fields, FileError, file_digest, read_json, read_manifest, read_text, regular_file
+from torchrl_lang.data.json_lines import LineFile
+from torchrl_lang.storage import Fields, FileError, file_digest, read_json, read_manifest, regular_file
 from torchrl_lang.storage.manifests import json_digest, write_manifest
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "MANIFEST",
     "REMEDY",
     "Epoch",
+    "RunManifest",
     "RunRecord",
     "epoch_file",
     "lines_of",
@@ -94,15 +96,25 @@ def lines_of(records: Sequence[RunRecord]) -> str:
     return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in content)
 
 
-def write_run_manifest(folder: Path, config: Mapping[str, Any], epochs: Sequence[Epoch]) -> None:
-    """Write the manifest of a run with this configuration and these epochs, from 1."""
-    listed = [epoch._asdict() for epoch in epochs]
-    content = {"format": FORMAT, "version": VERSION, "config_sha256": json_digest(config), "epochs": listed}
-    write_manifest(folder / MANIFEST, content)
+class RunManifest(NamedTuple):
+    """What is recorded of a run."""
+
+    config: dict[str, Any]
+    epochs: list[Epoch]
+    """From 1."""
+    out: str
+    """Absolute path of the folder of the run that recorded last; empty if it is unknown."""
 
 
-def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
-    """The configuration of a run, and its epochs, from 1.
+def write_run_manifest(folder: Path, run: RunManifest) -> None:
+    """Write the manifest of a run; its configuration has a file of its own."""
+    listed = [epoch._asdict() for epoch in run.epochs]
+    content = {"format": FORMAT, "version": VERSION, "config_sha256": json_digest(run.config), "epochs": listed}
+    write_manifest(folder / MANIFEST, content | {"out": run.out})
+
+
+def read_run_manifest(folder: Path) -> RunManifest:
+    """The manifest of a run, and its configuration.
 
     Raises:
         FileNotFoundError: there is no recorded run.
@@ -111,14 +123,13 @@ def read_run_manifest(folder: Path) -> tuple[dict[str, Any], list[Epoch]]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"There is no recorded run in {folder}: {MANIFEST} is missing. Record one first.")
-    manifest = read_manifest(path, remedy=REMEDY, version=VERSION)
-    if manifest.take("format", str) != FORMAT:
-        raise manifest.error(f'has {manifest.content["format"]!r} as "format", expected {FORMAT!r}')
+    manifest = read_manifest(path, remedy=REMEDY, version=VERSION, kind=FORMAT)
     config = read_json(folder / CONFIG, remedy=REMEDY)
     if json_digest(config) != manifest.take("config_sha256", str):
         raise FileError(folder / CONFIG, f"differs from what {MANIFEST} records", REMEDY)
     listed = [Fields(each, path, REMEDY, "epochs") for each in manifest.list_of("epochs", dict)]
-    return config, [Epoch(each.at_least("records", 0), each.take("sha256", str)) for each in listed]
+    epochs = [Epoch(each.at_least("records", 0), each.take("sha256", str)) for each in listed]
+    return RunManifest(config, epochs, manifest.take("out", str, ""))
 
 
 def read_epoch(folder: Path, number: int, expected: Epoch) -> list[RunRecord]:
@@ -131,9 +142,9 @@ def read_epoch(folder: Path, number: int, expected: Epoch) -> list[RunRecord]:
     if file_digest(path) != expected.sha256:
         raise FileError(path, f"differs from what {MANIFEST} records", REMEDY)
     records, run = list[RunRecord](), folder.resolve().name.removeprefix("run-")
-    for line, text in enumerate(read_text(path, remedy=REMEDY).splitlines(), start=1):
+    for line, text in LineFile(path):
         try:
-            records.append(_record(parse_object(text), path, number, run))
+            records.append(_record(parse_object(text.decode()), path, number, run))
         except FileError:
             raise
         except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import Tokenizer, from_row
@@ -17,6 +18,7 @@ from torchrl_lang.distillation.run_format import (
     CONFIG,
     MANIFEST,
     Epoch,
+    RunManifest,
     RunRecord,
     epoch_file,
     lines_of,
@@ -43,6 +45,7 @@ class RunRecorder:
         tokenizer: the tokenizer of the rows.
         config: a description of the run as JSON; values of other types, such as paths, are recorded as text.
         free: entries of ``config`` that may differ when the run is resumed.
+        out: folder of the run, which may be moved; a run in another folder cannot begin again from epoch 1.
 
     Raises:
         FileExistsError: the folder holds something other than a recorded run, or another process records there.
@@ -71,12 +74,15 @@ class RunRecorder:
         *,
         config: Mapping[str, Any],
         free: Sequence[str] = (),
+        out: str | os.PathLike[str] | None = None,
     ) -> None:
         if not name or Path(name).name != name:
             raise ValueError(f"The name of a run is one part of a path, got {name!r}.")
         self.folder, self.tokenizer = Path(home) / f"run-{name}", tokenizer
         self._name, self._config = name, json.loads(json.dumps(config, default=str))
         self._free, self._epochs = frozenset(free), list[Epoch]()
+        self._out = "" if out is None else str(Path(out).resolve())
+        self._recorded_out = self._out
 
     @property
     def epochs(self) -> int:
@@ -93,7 +99,7 @@ class RunRecorder:
                 (self.folder / CONFIG).unlink(missing_ok=True)  # of a recorder that was killed before its manifest
                 refuse_content(self.folder)
                 write_json(self.folder / CONFIG, self._config)
-                write_run_manifest(self.folder, self._config, self._epochs)
+                self._write_manifest()
             self._open = stack.pop_all()
         return self
 
@@ -101,7 +107,7 @@ class RunRecorder:
         self._open.close()
 
     def _continue(self) -> None:
-        before, self._epochs = read_run_manifest(self.folder)
+        before, self._epochs, self._recorded_out = read_run_manifest(self.folder)
         keys = sorted((before.keys() | self._config.keys()) - self._free)
         changed = [key for key in keys if before.get(key) != self._config.get(key)]
         if changed:
@@ -111,19 +117,28 @@ class RunRecorder:
             )
         self._config = before
 
+    def _write_manifest(self) -> None:
+        write_run_manifest(self.folder, RunManifest(self._config, self._epochs, self._out))
+        self._recorded_out = self._out
+
     def rewind(self, epoch: int) -> None:
         """Delete all epochs after ``epoch``, which a resumed run plays again; 0 deletes all.
 
         Raises:
-            ValueError: epochs up to ``epoch`` are missing.
+            ValueError: epochs up to ``epoch`` are missing, or all those of a run in another folder would be deleted.
         """
         if epoch > self.epochs:
             raise ValueError(
                 f"The run continues after epoch {epoch}, but {self.folder} has its history up to epoch {self.epochs} "
                 f"only: put the folder back as it was, or train in another folder."
             )
+        if not epoch and self._epochs and self._recorded_out != self._out:
+            raise ValueError(
+                f"{self.folder} has epochs 1 to {self.epochs} of the run in {self._recorded_out or 'another folder'}, "
+                f"which a new run would delete: give --out another name, or --record-history another folder."
+            )
         self._epochs = self._epochs[:epoch]
-        write_run_manifest(self.folder, self._config, self._epochs)
+        self._write_manifest()
         kept = {epoch_file(number) for number in range(1, epoch + 1)}
         for path in self.folder.glob("epoch-*.jsonl"):
             if path.name not in kept:
@@ -148,7 +163,7 @@ class RunRecorder:
         content = lines_of(records).encode()
         write_file(self.folder / epoch_file(epoch), content)
         self._epochs.append(Epoch(len(records), hashlib.sha256(content).hexdigest()))
-        write_run_manifest(self.folder, self._config, self._epochs)
+        self._write_manifest()
 
 
 def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
@@ -164,8 +179,7 @@ def read_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
     See :class:`RunRecorder` for an example.
     """
     folder = Path(folder)
-    _, epochs = read_run_manifest(folder)
-    numbered = enumerate(epochs, start=1)
+    numbered = enumerate(read_run_manifest(folder).epochs, start=1)
     return [record for number, epoch in numbered for record in read_epoch(folder, number, epoch)]
 
 
@@ -199,7 +213,7 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 response=response,
                 query_tokens=tuple(tokens[before:first]),
                 response_tokens=tuple(tokens[first:end]),
-                reward=sum(rewards[first:end]),
+                reward=_decimal(sum(rewards[first:end])),
                 log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
                 episode=number,
                 turn=turn,
@@ -207,6 +221,11 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 run=run,
             )
             before = end
+
+
+def _decimal(reward: float) -> float:
+    """The number with the fewest digits that is the same float32: rows have -0.1 as -0.10000000149011612."""
+    return float(str(np.float32(reward)))
 
 
 def _responses(tokens: list[int], agent: list[bool], end_of_action: int) -> list[tuple[int, int]]:

@@ -227,7 +227,7 @@ def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextMa
         return nullcontext()
     config = {"algorithm": type(options).__name__, **asdict(options), "notes": start.task.notes()}
     name, free = options.out.resolve().name, (*FREE_OPTIONS, *_FREE)
-    return RunRecorder(options.record_history, name, start.tokenizer, config=config, free=free)
+    return RunRecorder(options.record_history, name, start.tokenizer, config=config, free=free, out=options.out)
 
 
 def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:

@@ -8,6 +8,8 @@ import torch
 
 from torchrl_lang.distillation.language import Bins, Decimals, Levels
 
+CUDA = torch.cuda.is_available()
+
 
 def test_bins_are_those_of_a_plain_loop():
     bins = Bins(-2, 3, 7)
@@ -29,6 +31,18 @@ def test_quantising_twice_changes_nothing(quantizer):
     once = quantizer.quantise(values)
     assert torch.equal(quantizer.quantise(once), once)
     assert torch.equal(quantizer.read(quantizer.write(values)).float(), once)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU"))])
+@pytest.mark.parametrize("quantizer", [Bins(-2, 3, 7), Levels([-2.0, 0.1, 3.0]), Levels(range(3))])
+def test_quantised_values_stay_on_their_device(quantizer, device, monkeypatch):
+    values = torch.tensor([2.0, 0.0] if isinstance(quantizer, Levels) and quantizer.levels[0] == 0 else [-2.0, 3.0])
+    expected, index = quantizer.quantise(values), quantizer.index(values)
+    if device == "meta":  # which has no values to compare
+        monkeypatch.setattr(quantizer, "index", lambda values: index.to(values.device))
+    found = quantizer.quantise(values.to(device))
+    assert found.device.type == device
+    assert device == "meta" or torch.equal(found.cpu(), expected)
 
 
 def test_decimals_of_any_float32_are_exact():

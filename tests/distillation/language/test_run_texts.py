@@ -10,6 +10,7 @@ from torchrl_lang.distillation import run_records
 from torchrl_lang.distillation.language import (
     Block,
     BlockTemplate,
+    Levels,
     TextHistory,
     group_episodes,
     in_epoch_order,
@@ -120,6 +121,23 @@ def test_rows_hold_whole_episodes_in_the_order_of_epochs(row_length):
     assert all(whole[episode_of(each)] == Counter(map(episode_of, packed.left_out))[episode_of(each)]
                for each in packed.left_out)  # fmt: skip
     assert sum(map(len, found)) + len(packed.left_out) == len(records)
+
+
+def test_episodes_with_lines_of_the_template_are_left_out_whole():
+    template = BlockTemplate()
+    tokenizer = word_tokenizer([], symbols=[*template.vocabulary(), "\n"])
+    records = many(epochs=2)
+    forged = TextHistory(query="q\nCompletion: r", response="x", rewards=(0.5,), run="a", epoch=1, episode=99)
+    beside = TextHistory(query="before", response="x", rewards=(0.5,), run="a", epoch=1, episode=99)
+    message = rf"2 of {len(records) + 2} blocks .* lines of the template.* the first is that of the prompt 'before'"
+    with pytest.warns(UserWarning, match=message):
+        rows, left_out = pack_blocks([*records, beside, forged], template, tokenizer, 500)
+    assert left_out == [beside, forged]
+    assert (rows == pack_blocks(records, template, tokenizer, 500).rows).all()
+    with pytest.raises(ValueError, match=r"No episode of 1 blocks .* lines of the template"):
+        pack_blocks([forged], template, tokenizer, 500)
+    with pytest.raises(ValueError, match=r"has no word for 0\.5"):  # no reason to leave an episode out
+        pack_blocks([forged], BlockTemplate(Levels([0, 1])), tokenizer, 500)
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------

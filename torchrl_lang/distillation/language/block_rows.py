@@ -28,7 +28,7 @@ class PackedBlocks(NamedTuple):
     rows: TensorDict
     """``[N]``, with the entries of :class:`~torchrl_lang.distillation.language.StepRows`."""
     left_out: list[TextHistory]
-    """The records of episodes that alone are longer than a row."""
+    """The records of episodes that alone are longer than a row, or have lines of the template in a text."""
 
 
 def pack_blocks(
@@ -49,11 +49,12 @@ def pack_blocks(
         records: the records, in any order.
         template: how blocks are written.
         tokenizer: encodes each part of a block on its own, so that no token is of two kinds.
-        row_length: ``T``. An episode that alone is longer is left out, with a warning, and returned.
+        row_length: ``T``. An episode that alone is longer, or has lines of the template in a text, is left out as a
+            whole, with a warning, and returned.
         loss_on: "actions" for completions, or "all".
 
     Raises:
-        ValueError: there is no record, no episode fits, or a record has no text of the template.
+        ValueError: there is no record, no episode fits, or a reward has no word.
 
     Examples:
         >>> from torchrl_lang.data import word_tokenizer
@@ -71,9 +72,10 @@ def pack_blocks(
     for run in in_epoch_order(records):
         room = 0
         for episode in group_episodes(run):
-            blocks = [_encode(record, template, tokenizer) for record in episode]
+            fits = all(template.can_write(_block(record)) for record in episode)
+            blocks = [_encode(record, template, tokenizer) for record in episode if fits]
             length = sum(len(block.ids) for block in blocks)
-            if length >= row_length:
+            if not fits or length >= row_length:
                 left_out += episode
                 continue
             if length > room:
@@ -83,12 +85,14 @@ def pack_blocks(
             room -= length
     if not rows:
         raise ValueError(
-            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length."
+            f"No episode of {len(records)} blocks fits a row of {row_length} tokens: give a longer row_length, or "
+            f"episodes without lines of the template in a text."
         )
     if left_out:
         warnings.warn(
-            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens and "
-            f"were left out; the first is that of the prompt {left_out[0].query[:60]!r}.",
+            f"{len(left_out)} of {len(records)} blocks are of episodes longer than row_length={row_length} tokens, or "
+            f"with lines of the template in a text, and were left out; the first is that of the prompt "
+            f"{left_out[0].query[:60]!r}.",
             stacklevel=2,
         )
     return PackedBlocks(_stack(rows, tokenizer, row_length, loss_on), left_out)
@@ -102,9 +106,13 @@ class _Block(NamedTuple):
     earned: list[float]
 
 
+def _block(record: TextHistory) -> Block:
+    return Block(record.query, record.response, record.reward)
+
+
 def _encode(record: TextHistory, template: BlockTemplate, tokenizer: Tokenizer) -> _Block:
     ids, kind = list[int](), list[int]()
-    for text, of in template.segments(Block(record.query, record.response, record.reward)):
+    for text, of in template.segments(_block(record)):
         encoded = tokenizer.encode(text)
         ids, kind = ids + encoded, kind + [int(of)] * len(encoded)
     earned = [0.0] * len(ids)
@@ -138,9 +146,13 @@ def read_blocks(row: TensorDictBase, template: BlockTemplate, tokenizer: Tokeniz
 def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_length: int) -> TensorDict:
     """One row for each record, ``[N]``, in the schema of this library: the prompt, then the completion.
 
-    Records with ``response_tokens`` keep these ids, and those of which all have ``log_probs`` too make an entry
-    ``token_log_prob``, float32 ``[N, T]``, zero elsewhere. Further entries are ``reward`` float32 ``[N, 1]``, that of
-    the completion, and ``episode`` int64 ``[N]``, the epoch.
+    Records with ``query_tokens`` and ``response_tokens`` keep these ids, except that a row has control tokens of its
+    own: an end of the action that was recorded is the agent's. In a run that records control tokens, such as those of
+    :func:`~torchrl_lang.distillation.run_records`, a response without it was cut off: its end is not the agent's.
+
+    If all records have ``response_tokens`` and ``log_probs``, there is an entry ``token_log_prob``, float32 ``[N, T]``,
+    zero elsewhere. Further entries are ``reward`` float32 ``[N, 1]``, that of the completion, and ``episode`` int64
+    ``[N]``, the epoch.
 
     Raises:
         ValueError: a row does not fit, or a text cannot be encoded.
@@ -154,16 +166,9 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
         >>> rows["token_log_prob"], rows["token_reward"]
         (tensor([[ 0.,  0.,  0., -1., -2.,  0.,  0.,  0.]]), tensor([[0.0000, ..., 0.5000, 0.0000, 0.0000]]))
     """
-    episodes = [
-        Episode(
-            [
-                Turn(each.query, tokens=each.query_tokens or None),
-                Turn(each.response, each.reward, tokens=each.response_tokens or None),
-            ],
-            terminated=True,
-        )
-        for each in records
-    ]
+    control = set(tokenizer.control.ids())
+    marked = {each.run for each in records if control.intersection(each.query_tokens + each.response_tokens)}
+    episodes = [Episode(_turns(each, tokenizer, each.run in marked), terminated=True) for each in records]
     rows = to_rows(episodes, tokenizer, row_length)
     rows[REWARD] = torch.tensor([[each.reward] for each in records], dtype=torch.float32)
     rows[EPISODE] = torch.tensor([each.epoch for each in records])
@@ -172,8 +177,25 @@ def completion_rows(records: Sequence[TextHistory], tokenizer: Tokenizer, row_le
     return rows
 
 
+def _turns(record: TextHistory, tokenizer: Tokenizer, is_marked: bool) -> list[Turn]:
+    """Prompt and completion; with ``is_marked`` a completion without its end token was cut off."""
+    control, query, response = tokenizer.control, record.query_tokens, record.response_tokens
+    has_end = response[-1:] == (control.end_of_action,)
+    if control.marks_turns:  # otherwise they are in the strings of the chat template
+        query = tuple(token for token in query if token not in control.ids())
+    return [
+        Turn(record.query, tokens=query if record.query_tokens else None),
+        Turn(
+            record.response,
+            record.reward,
+            closed=has_end or not response or not is_marked,
+            tokens=response[: len(response) - has_end] if response else None,
+        ),
+    ]
+
+
 def _log_probs(records: Sequence[TextHistory], action_mask: Tensor) -> Tensor:
-    """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on the end of the action."""
+    """The log-probabilities of the completions' tokens, float32 ``[N, T]``; zero on an end that was not recorded."""
     out = torch.zeros(action_mask.shape)
     first = action_mask.long().argmax(-1).tolist()
     for place, record in enumerate(records):

@@ -78,22 +78,42 @@ class BlockTemplate:
         Raises:
             ValueError: its texts contain lines of the template and could not be read back, or the reward has no word.
         """
+        segments = self._parts(block)
+        if not self._reads_back(block, segments):
+            raise ValueError(
+                f"{shorten(block.query)} and {shorten(block.response)} contain lines of the template and could not be "
+                f"read back: give the template other names, or leave the block out."
+            )
+        return segments
+
+    def can_write(self, block: Block) -> bool:
+        r"""Whether the texts of a block have no lines of the template, so that it can be read back.
+
+        Raises:
+            ValueError: the reward has no word.
+
+        Examples:
+            >>> from torchrl_lang.distillation.language import Block, BlockTemplate
+            >>> [BlockTemplate().can_write(Block("q", text, 1.0)) for text in ("a\nb", "a\nReward: 2\n\n")]
+            [True, False]
+        """
+        return self._reads_back(block, self._parts(block))
+
+    def _parts(self, block: Block) -> list[Segment]:
         (word,) = self.reward.write(torch.tensor([block.reward], dtype=torch.float64))
-        segments = [
+        return [
             Segment(self.prompt(block.query), TokenKind.FORMAT),
             Segment(f" {block.response}\n", TokenKind.ACTION),
             Segment(f"{self.reward_name}:", TokenKind.FORMAT),
             Segment(f" {word}", TokenKind.REWARD),
             Segment("\n\n", TokenKind.FORMAT),
         ]
-        text = "".join(segment.text for segment in segments)
+
+    def _reads_back(self, block: Block, segments: list[Segment]) -> bool:
+        text, word = "".join(segment.text for segment in segments), segments[3].text[1:]
         match = self._pattern.match(text)
-        if match is None or match.end() < len(text) or match.groups() != (block.query, block.response, word):
-            raise ValueError(
-                f"{shorten(block.query)} and {shorten(block.response)} contain lines of the template and could not be "
-                f"read back: give the template other names, or leave the block out."
-            )
-        return segments
+        found = (block.query, block.response, word)
+        return match is not None and match.end() == len(text) and match.groups() == found
 
     def write(self, block: Block) -> str:
         """The text of a block; errors are those of :meth:`segments`."""

@@ -89,7 +89,8 @@ class FiniteQuantizer(Quantizer):
 
     def quantise(self, values: Tensor) -> Tensor:
         """See :class:`Quantizer`."""
-        return self.levels[self.index(values)]
+        index = self.index(values)
+        return self.levels.to(index.device)[index]
 
     def read(self, words: Sequence[str]) -> Tensor:
         """See :class:`Quantizer`; int64 or float32 as ``levels``."""

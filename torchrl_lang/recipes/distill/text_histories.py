@@ -179,7 +179,8 @@ def _word_tokenizer(options: TextHistoryOptions, template: BlockTemplate, split:
 
 
 def _texts(template: BlockTemplate, records: Sequence[TextHistory]) -> Iterator[str]:
-    return (template.write(Block(record.query, record.response, record.reward)) for record in records)
+    blocks = (Block(record.query, record.response, record.reward) for record in records)
+    return (template.write(block) for block in blocks if template.can_write(block))  # pack_blocks leaves the others out
 
 
 def _count(records: Sequence[TextHistory]) -> dict[str, Any]:
