@@ -76,6 +76,18 @@ def test_each_block_has_a_history_of_its_own():
     assert numbers == [0, 1, 2]
 
 
+def test_each_block_reads_other_windows():
+    options = HistoryOptions(**SMALL)
+    source = options.source_on(options.family().env(options.family().split.train, 40), seed=0)
+    history = LearningHistory(source.history(), source.tasks)
+    windows = FreshWindows(lambda number: history, LENGTH, BATCH, every=EVERY)
+    first, second = (
+        {start for _ in range(EVERY) for start in windows.sample()["index"][:, 0].tolist()} for _ in range(2)
+    )
+    assert len(first) == len(second) == EVERY * BATCH
+    assert len(first & second) < EVERY * BATCH / 2
+
+
 def test_new_histories_differ(drawn):
     windows = windows_of()
     for _ in range(3 * EVERY):

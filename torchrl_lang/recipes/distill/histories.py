@@ -85,7 +85,7 @@ class FreshWindows:
         batch_size: windows per batch.
         every: batches until new histories are drawn.
         skip_episodes: see :class:`~torchrl_lang.distillation.HistoryWindows`.
-        seed: seed of the orders.
+        seed: seed of the orders, which differ between the histories.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class FreshWindows:
         seed: int = 0,
     ) -> None:
         self._draw, self._every, self._batch_size = draw, every, batch_size
-        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes, "seed": seed}
-        self._length, self._batches = length, 0
+        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes}
+        self._length, self._seed, self._batches = length, seed, 0
         self._buffer: TensorDictReplayBuffer | None = None
 
     def sample(self) -> TensorDictBase:
@@ -111,8 +111,10 @@ class FreshWindows:
         return self._buffer.sample()
 
     def _open(self) -> TensorDictReplayBuffer:
-        history = self._draw(self._batches // self._every)
-        return HistoryWindows(history, self._length, **self._options).buffer(self._batch_size)
+        number = self._batches // self._every
+        seed = _seed_of(self._seed, number)  # with the same one, the same streams and starts would be read each time
+        windows = HistoryWindows(self._draw(number), self._length, seed=seed, **self._options)
+        return windows.buffer(self._batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of batches, and the place in the order of the present histories."""
@@ -125,6 +127,11 @@ class FreshWindows:
         if state_dict["sampler"] is not None and self._batches % self._every:
             self._buffer = self._open()
             self._buffer.sampler.load_state_dict(state_dict["sampler"])
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of the histories with a number, and of the order of their windows."""
+    return seed * 1_000_003 + number
 
 
 def history_windows(options: HistoryOptions, *, length: int, batch_size: int, seed: int) -> FreshWindows:
@@ -141,7 +148,7 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
 
     def draw(number: int) -> LearningHistory:
         env = family.env(family.split.train, options.streams)
-        source = options.source_on(env, seed=seed * 1_000_003 + number)
+        source = options.source_on(env, seed=_seed_of(seed, number))
         return LearningHistory(source.history(), source.tasks)
 
     return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)
