@@ -12,7 +12,7 @@ import torch
 
 from tests.recipes.demos import Trainings
 from torchrl_lang.__main__ import main
-from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model
+from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model, record_history
 from torchrl_lang.distillation.sources import NoisyExpert
 from torchrl_lang.recipes.distill import Distill
 from torchrl_lang.recipes.distill.formats import FormatOptions
@@ -200,6 +200,20 @@ def test_other_options_are_refused(finished, here, capsys):
         assert distill(finished, *more) == 2
         assert "other options" in capsys.readouterr().err.splitlines()[-1]
     assert here.done == []
+
+
+@pytest.mark.slow
+def test_another_recorded_history_is_refused(tmp_path, here, capsys):
+    options, more = HistoryOptions(**FAMILY), ("--seeds", 1, "--methods", "ad")
+    for seed in range(2):
+        record_history(
+            tmp_path / f"{seed}", options.source_on(options.family().env(options.family().split.train, 4), seed=seed)
+        )
+    assert distill(tmp_path / "out", *more, "--history", tmp_path / "0") == 0
+    for given in (["--history", tmp_path / "1"], []):
+        assert distill(tmp_path / "out", *more, *given) == 2
+        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
+    assert here.done == ["ad-0"]
 
 
 @pytest.mark.slow
