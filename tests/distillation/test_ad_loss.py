@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 
 from tests.distillation import reference
 from tests.distillation.models import continuous, model, windows
-from torchrl_lang.distillation import ADLoss
+from torchrl_lang.distillation import ADLoss, Continuous, Discrete
 
 WEIGHTS = {"reward_weight": 0.5, "observation_weight": 2.0, "log_prob_weight": 0.25}
 
@@ -107,6 +109,28 @@ def test_an_observation_after_an_episode_end_does_not_count(kind):
     ends[:, -1] = True
     assert (before[ends] == 0).all()
     assert (before[~ends] > 0).all()
+
+
+@pytest.mark.parametrize("entry", [Discrete([4]), Continuous(1)])
+def test_an_observation_of_one_number_needs_no_dimension_of_its_own(entry):
+    made = model(entry)
+    rows = windows(made)
+    scalars = rows.clone().set("observation", rows["observation"].squeeze(-1))
+    loss = ADLoss(made, observation_weight=1.0, reduction="none")
+    assert torch.equal(loss(scalars)["loss_observation"], loss(rows)["loss_observation"])
+
+
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_a_step_does_not_wait_for_the_device(kind, monkeypatch):
+    """A fake tensor has no values, and to read one raises. TorchRL turns the checks of distributions off for all."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+    made = kind()
+    loss = ADLoss(made, **WEIGHTS)
+    loss(windows(made))  # the first call checks the entries
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        rows = windows(made).apply(fake.from_tensor)
+        out = loss(rows)
+    assert out["loss_action"].shape == ()
 
 
 def test_a_weight_of_zero_is_not_computed():

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.distillation.models import CONTEXT, EPISODE, continuous, model, windows
 from torchrl_lang.distillation import Continuous, Discrete, HistoryActor, evaluate_in_context
@@ -211,6 +213,41 @@ def test_evaluation_is_reproducible(seed):
         for number, cache in ((1, True), (2, False))
     ]
     assert torch.equal(*returns)
+
+
+class OtherDevice(TorchDispatchMode):
+    """The meta device in place of a GPU: an operation on two devices raises; values are 0, and a search finds none."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found, aten = kwargs or {}, torch.ops.aten
+        given = [value for value in tree_leaves((args, found)) if isinstance(value, torch.Tensor)]
+        if not any(value.is_meta for value in given):
+            return function(*args, **found)
+        if function is aten._to_copy.default and str(found.get("device")) == "cpu":
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        same = all(value.is_meta for value in given if value.ndim)
+        assert same or function is aten.copy_.default, f"{function} on two devices"
+        if function is aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        if function is aten.nonzero.default:
+            return args[0].new_empty((0, args[0].ndim), dtype=torch.int64)
+        return function(*args, **found)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_environment_may_be_on_another_device(made, cache, temperature):
+    rows = windows(made, rows=STREAMS, length=3)
+    actor = HistoryActor(made.to("meta"), temperature=temperature, cache=cache, seed=0)
+    with OtherDevice():
+        actor.begin(STREAMS)
+        actor.prompt(rows)
+        for step in rows.unbind(1)[:2]:
+            action = actor.act(step["observation"])
+            assert (action.shape, action.device.type) == (step["action"].shape, "cpu")
+            actor.observe(step["reward"][:, 0], step["done"][:, 0])
+    assert actor._steps._reward.is_meta
+    assert actor._episode_step.is_meta
 
 
 @pytest.mark.parametrize(

@@ -39,3 +39,19 @@ def test_a_generator_of_ones_own_travels_too():
     assert torch.equal(twin.uniform((9,), torch.float32), stream.uniform((9,), torch.float32))
     with pytest.raises(ValueError, match="either seed or generator"):
         RandomStream(1, generator=torch.Generator())
+
+
+def test_a_choice_is_uniform_among_the_allowed():
+    allowed = torch.tensor([[True, False, True, True], [False, True, False, False], [True, True, True, True]])
+    drawn = RandomStream(0).choice(allowed.repeat(7000, 1)).view(7000, 3)
+    assert drawn.dtype == torch.int64
+    for column, row in zip(drawn.unbind(-1), allowed, strict=True):
+        share = column.bincount(minlength=4) / 7000
+        assert not share[~row].any()
+        torch.testing.assert_close(share[row], torch.full_like(share[row], 1 / int(row.sum())), atol=0.03, rtol=0)
+
+
+def test_a_choice_takes_one_number_a_row():
+    stream, twin, allowed = RandomStream(5), RandomStream(5), torch.ones(6, 4, dtype=torch.bool)
+    assert torch.equal(stream.choice(allowed), (4 * twin.uniform((6,))).long())
+    assert torch.equal(stream.uniform((3,)), twin.uniform((3,)))

@@ -40,11 +40,14 @@ class ActionHead(nn.Module):
         return self.out(hidden)
 
     def distribution(self, parameters: Tensor) -> Distribution:
-        """The distribution with these parameters, of batch shape ``[*S]``."""
+        """The distribution with these parameters, of batch shape ``[*S]``.
+
+        It does not check its parameters: on a GPU each check waits for the device.
+        """
         if self.is_discrete:
-            return Categorical(logits=parameters)
+            return Categorical(logits=parameters, validate_args=False)
         loc, scale = self.loc_and_scale(parameters)
-        return Independent(Normal(loc, scale), 1)
+        return Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
 
     def loc_and_scale(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of continuous actions, each ``[*S, A]``."""

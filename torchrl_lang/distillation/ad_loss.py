@@ -163,7 +163,7 @@ class ADLoss(LossModule):
         return (outcomes.log_prob - windows.get(ACTION_LOG_PROB)).square(), counted
 
     def _observation_term(self, windows: TensorDictBase, outcomes: Outcomes, counted: Tensor) -> tuple[Tensor, Tensor]:
-        following = windows.get(OBSERVATION).roll(-1, counted.ndim - 1)
+        following = windows.get(OBSERVATION).reshape(*counted.shape, -1).roll(-1, -2)
         follows = ~windows.get(DONE).squeeze(-1)
         follows[..., -1] = False
         if not isinstance(self.model.observation, Discrete):

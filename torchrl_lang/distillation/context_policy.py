@@ -107,9 +107,7 @@ class OptimalPolicy(torch.nn.Module):
     def act(self, observation: Tensor) -> Tensor:
         """One of the optimal actions in the environment's current states, int64 ``[N]``."""
         (env,) = self._env
-        best = env.optimal_actions().reshape(-1, env.n_actions)
-        rank = self.random.below(best.sum(-1))
-        return (best.cumsum(-1) <= rank[:, None]).sum(-1)
+        return self.random.choice(env.optimal_actions().reshape(-1, env.n_actions))
 
     def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
         """Nothing is stored."""

@@ -22,7 +22,7 @@ class HistoryActor(nn.Module):
 
     The context of a stream holds its last steps, across episodes. Where it is full, the oldest episode is evicted and
     the rest is read again, with positions from 0, as in the windows of training. The model reads nothing but the
-    context: observations, its own actions and the rewards.
+    context: observations, its own actions and the rewards, which may be on another device.
 
     Args:
         model: the model.
@@ -95,6 +95,7 @@ class HistoryActor(nn.Module):
                 f"A prompt of {streams} streams has shape [{streams}, L] with L at most {self.context}, got "
                 f"{list(steps.shape)}."
             )
+        steps = steps.to(context.length.device)
         observation, action = (entry(steps, key).reshape(*steps.shape, -1) for key in (OBSERVATION, ACTION))
         episode_step = entry(steps, EPISODE_STEP)
         self.model.check_entries(observation, action, episode_step)
@@ -104,7 +105,7 @@ class HistoryActor(nn.Module):
 
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:
-        """The next action of each stream, int64 ``[N]`` or float ``[N, A]``.
+        """The next action of each stream, int64 ``[N]`` or float ``[N, A]``, on the device of the observations.
 
         Raises:
             RuntimeError: there is no :meth:`begin`, or the last action has no outcome.
@@ -113,12 +114,12 @@ class HistoryActor(nn.Module):
         context = self._begun()
         if self._action is not None:
             raise RuntimeError("The last action has no outcome: call observe() before the next act().")
-        observation = observation.reshape(len(context.length), -1)
-        self.model.check_entries(observation, None, self._episode_step)
+        seen = observation.reshape(len(context.length), -1).to(context.length.device)
+        self.model.check_entries(seen, None, self._episode_step)
         evicted = context.evict()
-        context.open(observation, self._episode_step)
+        context.open(seen, self._episode_step)
         self._action = self._choose(self.model.action_head(self._hidden(context, evicted)))
-        return self._action
+        return self._action.to(observation.device)
 
     def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
         """The outcome of the last action: rewards, float ``[N]``, and whether episodes ended, bool ``[N]``.
@@ -133,8 +134,9 @@ class HistoryActor(nn.Module):
             raise RuntimeError("There is no action to observe the outcome of: call act() first.")
         streams = (len(self._action),)
         have_shapes(("reward", reward, streams), ("done", done, streams))
-        self._begun().close(self._action, reward)
-        self._episode_step = torch.where(done, 0, self._episode_step + 1)
+        device = self._action.device
+        self._begun().close(self._action, reward.to(device))
+        self._episode_step = torch.where(done.to(device), 0, self._episode_step + 1)
         self._action = None
 
     def _begun(self) -> RollingContext:

@@ -49,6 +49,21 @@ class RandomStream(nn.Module):
         """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 if ``n`` is 0."""
         return torch.minimum((self.uniform(tuple(n.shape)).to(n.device) * n).long(), (n - 1).clamp_min(0))
 
+    def choice(self, allowed: Tensor) -> Tensor:
+        """The index of a True entry in each row of ``allowed``, bool ``[N, A]``; each is equally likely.
+
+        Returns:
+            int64 ``[N]``; ``A`` where a row has no True entry.
+
+        Examples:
+            >>> import torch
+            >>> from torchrl_lang.functional import RandomStream
+            >>> RandomStream(0).choice(torch.tensor([[False, True, False], [False, False, True]]))
+            tensor([1, 2])
+        """
+        rank = self.below(allowed.sum(-1))
+        return (allowed.cumsum(-1) <= rank[:, None]).sum(-1)
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         generator = state.pop("generator")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model
+from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model, record_history
 from torchrl_lang.evaluation import read_columns
 from torchrl_lang.recipes.distill.ad import AD
 from torchrl_lang.training import Checkpointer
@@ -176,6 +176,25 @@ def test_bad_options_end_in_a_line(more, message, tmp_path, capsys):
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("torchrl_lang: ")
     assert message in error
+
+
+def recorded(folder, seed):
+    options = AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}, source="noise")
+    env = family().env(family().split.train, 4)
+    record_history(folder, options.source_on(env, seed=seed))
+    return folder
+
+
+def test_a_run_continues_with_its_recorded_history_alone(tmp_path, capsys):
+    one, other, out = recorded(tmp_path / "one", 1), recorded(tmp_path / "other", 2), tmp_path / "run"
+    with interrupted_at(Checkpointer, "save", 2):
+        assert train(out, "--source", "noise", "--history", one) == 130
+    for more in (["--history", other], []):
+        assert train(out, "--source", "noise", *more) == 2
+        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
+    assert train(out, "--source", "noise", "--history", one.rename(tmp_path / "moved")) == 0
+    trained_on = json.loads((out / "model" / "ad_model.json").read_text())["trained_on"]
+    assert (trained_on["source"]["algorithm"], trained_on["source"]["seed"]) == ("NoisyExpert", 1)
 
 
 def test_a_finished_run_refuses_other_options(run, capsys):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.recipes.demos import Trainings
 from torchrl_lang.__main__ import main
-from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model
+from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model, record_history
+from torchrl_lang.distillation.sources import NoisyExpert
 from torchrl_lang.recipes.distill import Distill
+from torchrl_lang.recipes.distill.formats import FormatOptions
 from torchrl_lang.recipes.distill.histories import HistoryOptions
 from torchrl_lang.recipes.distill.players import TestPlay, reports
 from torchrl_lang.recipes.distill.report import format_report
@@ -138,7 +141,7 @@ def test_figures_by_plain_loops(finished):
 def test_the_returns_are_those_of_the_saved_model(finished):
     env = HistoryOptions(**FAMILY).family().env(split().test, 3)
     actor = HistoryActor(load_ad_model(finished / "ad-1" / "model"))
-    again = evaluate_in_context(env, actor, 6, seed=2_000_000)
+    again = evaluate_in_context(env, actor, 6, seed=2_000_001)
     assert json.loads((finished / "ad-1" / "test.json").read_text())["returns"] == again.tolist()
 
 
@@ -197,6 +200,20 @@ def test_other_options_are_refused(finished, here, capsys):
         assert distill(finished, *more) == 2
         assert "other options" in capsys.readouterr().err.splitlines()[-1]
     assert here.done == []
+
+
+@pytest.mark.slow
+def test_another_recorded_history_is_refused(tmp_path, here, capsys):
+    options, more = HistoryOptions(**FAMILY), ("--seeds", 1, "--methods", "ad")
+    for seed in range(2):
+        record_history(
+            tmp_path / f"{seed}", options.source_on(options.family().env(options.family().split.train, 4), seed=seed)
+        )
+    assert distill(tmp_path / "out", *more, "--history", tmp_path / "0") == 0
+    for given in (["--history", tmp_path / "1"], []):
+        assert distill(tmp_path / "out", *more, *given) == 2
+        assert "other options: history_digest." in capsys.readouterr().err.splitlines()[-1]
+    assert here.done == ["ad-0"]
 
 
 @pytest.mark.slow
@@ -260,12 +277,38 @@ def test_bad_options(more, message, tmp_path, capsys):
 
 def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
     play = TestPlay(HistoryOptions(size=5), episodes=6, streams=3, temperature=1.0)
-    steps, test = play._demonstration(), HistoryOptions(size=5).family().split.test.tolist()
+    steps, test = play._demonstration(0), HistoryOptions(size=5).family().split.test.tolist()
     assert steps.shape == (len(test) * 3, 10)
     for number, row in enumerate(steps.unbind(0)):
         goal = divmod(test[number // 3], 5)
         away = [abs(r - goal[0]) + abs(c - goal[1]) for r, c in row["observation"].tolist()]
         assert away == [max(away[0] - t, 0) for t in range(10)]
+
+
+def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_models(tmp_path, monkeypatch):
+    seeds, made = [], SimpleNamespace(load=lambda folder: SimpleNamespace(policy=lambda temperature: None))
+
+    class Expert(NoisyExpert):
+        def __init__(self, *arguments, seed, **options):
+            super().__init__(*arguments, seed=seed, **options)
+            seeds.append(seed)
+
+    def evaluate(env, policy, episodes, *, seed):
+        seeds.append(seed)
+        return torch.rand(*env.batch_size, episodes)
+
+    monkeypatch.setattr(players, "FORMATS", {"rl": made})
+    monkeypatch.setattr(players, "NoisyExpert", Expert)
+    monkeypatch.setattr(players, "evaluate_in_context", evaluate)
+    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=2, temperature=1.0)
+    for seed in range(3):
+        run = tmp_path / f"ad-{seed}"
+        run.mkdir()
+        play.of_model(run, seed)
+        play.of_model(run, seed, prompted=True)
+    plain, demonstrations, prompted = seeds[0::3], seeds[1::3], seeds[2::3]
+    assert plain == prompted
+    assert len({*plain, *demonstrations}) == 6
 
 
 def test_the_source_plays_the_episodes_that_histories_keep():

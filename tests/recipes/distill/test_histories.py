@@ -7,7 +7,7 @@ import torch
 
 from torchrl_lang.distillation import LearningHistory, record_history
 from torchrl_lang.distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
-from torchrl_lang.recipes.distill.histories import FreshWindows, HistoryOptions, history_windows
+from torchrl_lang.recipes.distill.histories import FreshWindows, HistoryOptions, history_windows, recording_of
 from torchrl_lang.schema import EPISODE_STEP, OBSERVATION, REWARD
 
 LENGTH, EVERY, BATCH = 12, 5, 7
@@ -74,6 +74,18 @@ def test_each_block_has_a_history_of_its_own():
     for _ in range(2 * EVERY + 1):
         windows.sample()
     assert numbers == [0, 1, 2]
+
+
+def test_each_block_reads_other_windows():
+    options = HistoryOptions(**SMALL)
+    source = options.source_on(options.family().env(options.family().split.train, 40), seed=0)
+    history = LearningHistory(source.history(), source.tasks)
+    windows = FreshWindows(lambda number: history, LENGTH, BATCH, every=EVERY)
+    first, second = (
+        {start for _ in range(EVERY) for start in windows.sample()["index"][:, 0].tolist()} for _ in range(2)
+    )
+    assert len(first) == len(second) == EVERY * BATCH
+    assert len(first & second) < EVERY * BATCH / 2
 
 
 def test_new_histories_differ(drawn):
@@ -230,6 +242,41 @@ def test_histories_of_other_tasks_are_refused(before, now, message, tmp_path):
     recorded(tmp_path / "history", **before)
     with pytest.raises(ValueError, match=message):
         windows_of(**now, history=tmp_path / "history")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (FAMILIES["q_learning"], {}, "algorithm QLearning, but source=posterior is PosteriorSampling: .*q_learning."),
+        ({}, FAMILIES["q_learning"], "algorithm PosteriorSampling, but source=q_learning is QLearning: .* posterior."),
+        (FAMILIES["noise"], {}, "algorithm NoisyExpert, .*: give --source noise or expert"),
+    ],
+)
+def test_histories_of_another_source_are_refused(before, now, message, tmp_path):
+    recorded(tmp_path / "history", **before)
+    with pytest.raises(ValueError, match=message):
+        windows_of(**now, history=tmp_path / "history")
+
+
+def test_histories_of_an_algorithm_that_is_no_option_are_refused(tmp_path):
+    options = HistoryOptions(**SMALL)
+
+    class MyLearner(NoisyExpert):
+        pass
+
+    record_history(tmp_path / "history", MyLearner(options.family().env(options.family().split.train, 2), 72))
+    with pytest.raises(ValueError, match=r"algorithm MyLearner, .*: give a history of one of posterior, noise"):
+        windows_of(history=tmp_path / "history")
+
+
+def test_a_recording_is_recognised_by_its_steps(tmp_path):
+    assert recording_of(HistoryOptions(**SMALL)) is None
+    for name, more in (("one", {}), ("same", {}), ("longer", {"history_episodes": 13})):
+        recorded(tmp_path / name, **more)
+    found = {name: recording_of(HistoryOptions(**SMALL, history=tmp_path / name)) for name in ("one", "same", "longer")}
+    assert found["one"] == found["same"]
+    assert found["one"].digest != found["longer"].digest
+    assert found["one"].source["algorithm"] == "PosteriorSampling"
 
 
 def test_a_folder_without_a_history(tmp_path):

@@ -81,9 +81,7 @@ def epsilon_greedy(best: Tensor, epsilon: Tensor, random: RandomStream) -> tuple
         (1, tensor([1.0000, 0.5000]))
     """
     explores = random.uniform((best.shape[0],)) < epsilon
-    choices = best | explores[:, None]
-    rank = random.below(choices.sum(-1))
-    action = (choices.cumsum(-1) <= rank[:, None]).sum(-1)
+    action = random.choice(best | explores[:, None])
     is_best = best.gather(-1, action[:, None]).squeeze(-1)
     probability = epsilon / best.shape[-1] + (1 - epsilon) * is_best / best.sum(-1)
     return action, probability.log().to(torch.float32)

@@ -60,8 +60,7 @@ class PosteriorSampling(TabularSource):
 
     def _draw(self) -> Tensor:
         """A task for each stream among those that are possible."""
-        rank = self._random.below(self._possible.sum(-1))
-        return (self._possible.cumsum(-1) <= rank[:, None]).sum(-1)
+        return self._random.choice(self._possible)
 
     def _best(self) -> Tensor:
         return self.env._optimal_actions(self.env.state.reshape(-1), self._drawn)

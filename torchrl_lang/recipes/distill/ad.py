@@ -14,7 +14,7 @@ from torchrl_lang.distillation import evaluate_in_context
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.recipes.distill.families import TaskFamily
 from torchrl_lang.recipes.distill.formats import FORMATS, Format, FormatOptions, RLFormat
-from torchrl_lang.recipes.distill.histories import history_windows
+from torchrl_lang.recipes.distill.histories import history_windows, recording_of
 from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
@@ -71,8 +71,9 @@ def main(options: AD) -> float:
     format.model.to(options.torch_device())
     weights = {name: getattr(options, name) for name in _OF_RL_LOSS}
     loss = format.loss(**weights) if isinstance(format, RLFormat) else format.loss()
-    described = family.describe()
-    with open_run(options, free=("history",), fixed={"family": described}) as checkpoints:
+    described, recording = family.describe(), recording_of(options)
+    fixed = {"family": described, "history_digest": None if recording is None else recording.digest}
+    with open_run(options, free=("history",), fixed=fixed) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
         train_and_evaluate(
             options,
@@ -84,7 +85,8 @@ def main(options: AD) -> float:
             weight_decay=options.weight_decay,
             windows=windows,
         )
-        trained_on = {"family": described, "source": options.source_name(), "options": _jsonable(options)}
+        source = options.source_name() if recording is None else recording.source
+        trained_on = {"family": described, "source": source, "options": _jsonable(options)}
         return finish(options, checkpoints, lambda folder: format.save(folder, trained_on), unit="step")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_lang.distillation import HistoryWindows, LearningHistory, load_history
+from torchrl_lang.distillation.history_format import MANIFEST, read_history_manifest
 from torchrl_lang.distillation.sources import (
     NO_NOISE,
     UCB,
@@ -23,13 +24,20 @@ from torchrl_lang.distillation.sources import (
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.recipes.distill.families import FamilyName, FamilyOptions
 from torchrl_lang.recipes.options import option
-from torchrl_lang.storage import shorten
+from torchrl_lang.storage import file_digest, shorten
 
-__all__ = ["FreshWindows", "HistoryOptions", "SourceName", "history_windows"]
+__all__ = ["FreshWindows", "HistoryOptions", "Recording", "SourceName", "history_windows", "recording_of"]
 
 SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
 
 _SOURCES: dict[FamilyName, SourceName] = {"dark_room": "posterior", "dark_key_door": "q_learning", "bandit": "ucb"}
+_CLASSES: dict[SourceName, type[HistorySource]] = {
+    "posterior": PosteriorSampling,
+    "noise": NoisyExpert,
+    "q_learning": QLearning,
+    "ucb": UCB,
+    "expert": NoisyExpert,
+}
 _EPISODES: dict[SourceName, int] = {"posterior": 12, "noise": 12, "q_learning": 600, "ucb": 20, "expert": 12}
 _SKIPPED: dict[SourceName, int] = {"q_learning": 40}
 _NOISE = LinearDecay(fraction=(0.2, 0.6))
@@ -85,7 +93,7 @@ class FreshWindows:
         batch_size: windows per batch.
         every: batches until new histories are drawn.
         skip_episodes: see :class:`~torchrl_lang.distillation.HistoryWindows`.
-        seed: seed of the orders.
+        seed: seed of the orders, which differ between the histories.
     """
 
     def __init__(
@@ -99,8 +107,8 @@ class FreshWindows:
         seed: int = 0,
     ) -> None:
         self._draw, self._every, self._batch_size = draw, every, batch_size
-        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes, "seed": seed}
-        self._length, self._batches = length, 0
+        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes}
+        self._length, self._seed, self._batches = length, seed, 0
         self._buffer: TensorDictReplayBuffer | None = None
 
     def sample(self) -> TensorDictBase:
@@ -111,8 +119,10 @@ class FreshWindows:
         return self._buffer.sample()
 
     def _open(self) -> TensorDictReplayBuffer:
-        history = self._draw(self._batches // self._every)
-        return HistoryWindows(history, self._length, **self._options).buffer(self._batch_size)
+        number = self._batches // self._every
+        seed = _seed_of(self._seed, number)  # with the same one, the same streams and starts would be read each time
+        windows = HistoryWindows(self._draw(number), self._length, seed=seed, **self._options)
+        return windows.buffer(self._batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of batches, and the place in the order of the present histories."""
@@ -127,11 +137,16 @@ class FreshWindows:
             self._buffer.sampler.load_state_dict(state_dict["sampler"])
 
 
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of the histories with a number, and of the order of their windows."""
+    return seed * 1_000_003 + number
+
+
 def history_windows(options: HistoryOptions, *, length: int, batch_size: int, seed: int) -> FreshWindows:
     """Windows of histories of the tasks to train on, and of no others.
 
     Raises:
-        ValueError: the recorded history has none of these tasks, or tasks of another family.
+        ValueError: the recorded history has none of these tasks, or does not fit, see :func:`recording_of`.
     """
     family = options.family()
     windows: dict[str, Any] = {"skip_episodes": options.skipped(), "seed": seed}
@@ -141,17 +156,50 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
 
     def draw(number: int) -> LearningHistory:
         env = family.env(family.split.train, options.streams)
-        source = options.source_on(env, seed=seed * 1_000_003 + number)
+        source = options.source_on(env, seed=_seed_of(seed, number))
         return LearningHistory(source.history(), source.tasks)
 
     return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)
 
 
+class Recording(NamedTuple):
+    """What defines a recorded history."""
+
+    source: dict[str, Any]
+    """The description of its learners."""
+    digest: str
+    """The SHA-256 of its manifest, in which are those of all steps."""
+
+
+def recording_of(options: HistoryOptions) -> Recording | None:
+    """The recorded history that the options name; None if new ones are drawn.
+
+    Raises:
+        FileNotFoundError: there is none in the folder.
+        FileError: its manifest is damaged.
+        ValueError: its tasks are of another family, or it is of another source algorithm than that of the options.
+    """
+    if options.history is None:
+        return None
+    folder, family, name = options.history, options.family(), options.source_name()
+    source = read_history_manifest(folder).source
+    _check_same(folder, source.get("env") or {}, family.env(family.split.train[:1], 1).describe())
+    recorded, given = source.get("algorithm"), _CLASSES[name].__name__
+    if recorded != given:
+        fitting = [each for each, kind in _CLASSES.items() if kind.__name__ == recorded]
+        advice = f"--source {' or '.join(fitting)}" if fitting else f"a history of one of {', '.join(_CLASSES)}"
+        raise ValueError(
+            f"The history in {folder} was recorded with the source algorithm {recorded}, but source={name} is {given}: "
+            f"give {advice}."
+        )
+    return Recording(source, file_digest(folder / MANIFEST))
+
+
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
     """The streams of a recorded history whose tasks are to be trained on."""
+    recording_of(options)
     history, family = load_history(folder), options.family()
     env, train = family.env(family.split.train[:1], 1), family.split.train.tolist()
-    _check_same(folder, history.source.get("env") or {}, env.describe())
     kept = [place for place, task in enumerate(history.task_numbers.tolist()) if task in train]
     if not kept:
         raise ValueError(f"The history in {folder} has none of the tasks to train on, {shorten(train)}.")

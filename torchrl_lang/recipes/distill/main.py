@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from torchrl_lang.recipes.datasets import check_place
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
 from torchrl_lang.recipes.distill.formats import FormatOptions
+from torchrl_lang.recipes.distill.histories import recording_of
 from torchrl_lang.recipes.distill.players import TestPlay, reports
 from torchrl_lang.recipes.distill.report import draw_curves, format_report
 from torchrl_lang.recipes.options import check_record, option, with_defaults, write_options
@@ -49,12 +50,15 @@ class Distill(FormatOptions):
 def main(options: Distill) -> Path:
     """Run it, or what is missing; returns the folder with ``report.txt``, ``results.json`` and ``curves.png``."""
     check_place(options.out)
+    recording = recording_of(options)
+    digest = None if recording is None else recording.digest
     with folder_lock(options.out, "runs this comparison"):
         remove_leftovers(options.out)
         began, record = time.monotonic(), options.out / _RECORD
         if record.exists():
-            check_record(record, options, free=("out", "quick", "methods", "seeds", "history"))
-        write_options(record, options)
+            free = ("out", "quick", "methods", "seeds", "history")
+            check_record(record, options, free=free, history_digest=digest)
+        write_options(record, options, history_digest=digest)
         commands = {
             f"{method}-{seed}": _command(options, method, seed)
             for method in options.methods

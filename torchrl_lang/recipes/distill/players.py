@@ -28,7 +28,9 @@ from torchrl_lang.storage import read_json, write_json
 __all__ = ["TestPlay", "reports"]
 
 _SEED = 2_000_000
-"""Seed of the episodes on test tasks."""
+"""Seed of the episodes on test tasks; for models plus their training seed, whose errors would otherwise be related."""
+_DEMONSTRATION_SEED = 3_000_000
+"""Of other starts and payoffs than those of the episodes that are evaluated."""
 
 TITLES = {"ad": "AD", "ed": "ED"}
 
@@ -56,25 +58,26 @@ class TestPlay:
         family = self.options.family()
         return family.env(family.split.test, self.streams)
 
-    def returns(self, policy: ContextPolicy, env: HiddenTaskEnv) -> Tensor:
+    def returns(self, policy: ContextPolicy, env: HiddenTaskEnv, *, seed: int = _SEED) -> Tensor:
         """Returns of a policy, ``[tasks, streams, episodes]``."""
-        return evaluate_in_context(env, policy, self.episodes, seed=_SEED)
+        return evaluate_in_context(env, policy, self.episodes, seed=seed)
 
-    def of_model(self, run: Path, *, prompted: bool = False) -> Tensor:
+    def of_model(self, run: Path, training_seed: int, *, prompted: bool = False) -> Tensor:
         """Returns of a run's model, kept in its folder; ``prompted`` with half an episode of an expert."""
         path = run / f"test{'_prompted' if prompted else ''}.json"
         if not path.exists():
             env = self.env()
             actor = FORMATS[self.options.format].load(run / "model").policy(self.temperature)
-            policy = PromptedPolicy(actor, self._demonstration()) if prompted else actor
-            write_json(path, {"returns": self.returns(policy, env).tolist()})
+            policy = PromptedPolicy(actor, self._demonstration(training_seed)) if prompted else actor
+            write_json(path, {"returns": self.returns(policy, env, seed=_SEED + training_seed).tolist()})
             print(f"{run.name}{', prompted' * prompted}: {self.episodes} episodes on test tasks", flush=True)
         return torch.tensor(read_json(path, remedy="delete it: the episodes are played again")["returns"])
 
-    def _demonstration(self) -> TensorDict:
+    def _demonstration(self, training_seed: int) -> TensorDict:
         """The first half of an expert's episode, one in each stream."""
         env = self.env()
-        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=NO_NOISE, seed=_SEED)
+        seed = _DEMONSTRATION_SEED + training_seed
+        expert = NoisyExpert(env, max(1, env.episode_length // 2), decay=NO_NOISE, seed=seed)
         return expert.history().flatten(0, 1)
 
     def of_source(self) -> Tensor:
@@ -89,15 +92,17 @@ def reports(play: TestPlay, runs: Mapping[str, Sequence[Path]]) -> dict[str, InC
 
     Args:
         play: how policies are evaluated.
-        runs: the folders of each method's runs, one for each training seed.
+        runs: the folders of each method's runs, one for each training seed from 0 on.
     """
     env = play.env()
     optimal = env.optimal_return()[:, 0]
     found: dict[str, Tensor] = {}
     for method, places in runs.items():
-        found[TITLES[method]] = torch.stack([play.of_model(place) for place in places])
+        seeded = list(enumerate(places))
+        found[TITLES[method]] = torch.stack([play.of_model(place, seed) for seed, place in seeded])
         if method == "ad":
-            found["AD, prompted"] = torch.stack([play.of_model(place, prompted=True) for place in places])
+            prompted = [play.of_model(place, seed, prompted=True) for seed, place in seeded]
+            found["AD, prompted"] = torch.stack(prompted)
     found["source"] = play.of_source()[None]
     found["random"] = play.returns(RandomPolicy(env.n_actions), env)[None]
     found["optimal"] = play.returns(OptimalPolicy(env), env)[None]
