@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -122,7 +123,8 @@ def test_figures_by_plain_loops(finished):
         written = json.loads(path.read_text())
         assert shown in (None, written["parents"])  # all reply to the same parents
         shown = written["parents"]
-        levels = [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in predict_prob(written["texts"])]
+        worst = [max(predict_prob(re.split(r"(?<=[.!?])\s+", text))) for text in written["texts"]]
+        levels = [0 if p < 1 / 3 else 1 if p < 2 / 3 else 2 for p in worst]
         rewards = [-5.0 * level for level in levels]
         mean = sum(rewards) / 12
         words = [text.split() for text in written["texts"]]
@@ -185,7 +187,7 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
     assert command(home, copied) == 0
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
     assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
-    assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 5 * 5
+    assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 5 * 3
     limits = Limits(WrittenComments.of_data(*of_bc(copied), split="val", games=6).figures)
     for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
         choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())

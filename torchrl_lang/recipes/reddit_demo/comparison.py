@@ -105,10 +105,14 @@ def write_side_by_side(path: Path, rows: Sequence[Row], *, parents: int = 20) ->
     blocks = []
     for place, parent in enumerate(trained[0].written[0].parents[:parents]):
         lines = [f"parent: {parent or '(none)'}"]
-        lines += [f"  {row.title}: {row.written[0].texts[place] or '(nothing)'}" for row in trained]
-        lines += [f"  {DATA}: {others[parent]}"] if parent in others else []
+        lines += [f"  {row.title}: {_one_line(row.written[0].texts[place])}" for row in trained]
+        lines += [f"  {DATA}: {_one_line(others[parent])}"] if parent in others else []
         blocks.append("\n".join(lines))
     write_file(path, "\n\n".join(blocks) + "\n")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) or "(nothing)"
 
 
 def _reversed_pairs(row: Row) -> list[tuple[str, str]]:
