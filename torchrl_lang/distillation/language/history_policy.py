@@ -131,7 +131,7 @@ class LanguageHistoryPolicy(nn.Module):
             rows.episode = rows.episode + done[:, number].reshape(streams).to(rows.episode.device)
 
     def act(self, observation: Tensor) -> Tensor:
-        """Append observations ``[N, D]`` (or ``[N]``) and sample actions, ``[N]`` (or ``[N, A]``).
+        """Append observations ``[N, D]`` (or ``[N]``) and sample actions, ``[N]`` (or ``[N, A]``), on their device.
 
         Raises:
             RuntimeError: the outcome of the last actions is missing.
@@ -144,7 +144,8 @@ class LanguageHistoryPolicy(nn.Module):
         self._append(TensorDict({OBSERVATION: observation}, batch_size=observation.shape[:1]), "state")
         numbers = self._decode(rows)
         self._has_acted = True
-        values = [levels.to(number.device)[number] for levels, number in zip(self._levels, numbers, strict=True)]
+        pairs = zip(self._levels, numbers, strict=True)
+        values = [levels.to(number.device)[number].to(observation.device) for levels, number in pairs]
         return values[0] if isinstance(self.template.action, Quantizer) else torch.stack(values, -1)
 
     def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
