@@ -24,7 +24,7 @@ _QUANTILE = 0.9
 
 
 @with_defaults(
-    out=Path("runs/reddit"), steps=1500, pairs=40_000, sentences=4, rude_when_calm=0.7, rude_when_provoked=0.9
+    out=Path("runs/reddit"), steps=3000, pairs=40_000, sentences=4, rude_when_calm=0.7, rude_when_provoked=0.9
 )
 class RedditDemo(ComparisonOptions, CorpusOptions):
     """Reddit comments: BC on all and on the best, and ILQL with and without noise, in twenty minutes.

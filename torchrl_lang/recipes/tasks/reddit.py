@@ -42,7 +42,7 @@ _ILQL: Mapping[str, Any] = {
     # the errors of such values would take the shared layers from the language model.
     **{"target": "lambda", "lmbda": 0.95, "qvalue_weight": 0.1, "value_weight": 0.1},
     # Among many harmless tokens, values choose by their noise: the policy's own probabilities must do a part.
-    **{"advantage_temperature": 1.0, "weight_clip": 20.0},
+    **{"advantage_temperature": 2.0, "weight_clip": 20.0},
 }
 
 
