@@ -27,7 +27,7 @@ _QUANTILE = 0.9
     out=Path("runs/reddit"), steps=3000, pairs=40_000, sentences=4, rude_when_calm=0.7, rude_when_provoked=0.9
 )
 class RedditDemo(ComparisonOptions, CorpusOptions):
-    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in twenty minutes.
+    """Reddit comments: BC on all and on the best, and ILQL with and without noise, in a quarter of an hour.
 
     The generated comments have several sentences, most of them rude, so that few comments are polite throughout. A copy
     of the best tenth then copies rude ones, too; values of tokens choose each sentence by itself.
