@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torchrl.objectives import LossModule, TargetNetUpdater
@@ -27,12 +25,11 @@ from torchrl_lang.recipes.offline_evaluation import (
     longest_utterance,
 )
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import RunOptions, check_heads, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.run_common import RunOptions, check_heads, finish, open_run
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.recipes.trainable_state import TrainableState
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 from torchrl_lang.schema import PREFIX
 from torchrl_lang.storage import file_digest
-from torchrl_lang.training import FiniteCheck, Progress, RandomState, check_parameters, train_steps
 
 __all__ = [
     "OfflineData",
@@ -198,46 +195,26 @@ def train_offline(
     dataset, evaluation = data.dataset, data.evaluation
     free = ("data", "length_groups", "compile", "checkpointing")
     with open_run(options, free=free, fixed=data.record, best_by=evaluation.best_by) as checkpoints:
-        device = options.torch_device()
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1:
             rows = best_rows(rows, fraction=options.fraction)
         buffer = row_buffer(prepare(rows), options.batch_size, seed=options.seed)
-        optimizer, scheduler = make_optimizer(options, loss, options.steps, weight_decay=options.weight_decay)
-        parts: dict[str, Any] = {
-            "loss": TrainableState(loss),
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "sampler": buffer.sampler,
-            "random": RandomState(),
-        }
-        start, log = resume(options, checkpoints, parts)
-        finite = FiniteCheck()
-        training = train_steps(
+
+        def evaluate() -> tuple[dict[str, float], dict[str, float]]:
+            checked = dict(check(kept.to(options.torch_device()))) if len(kept) else {}
+            return evaluation.figures(policy, checked, options), checked
+
+        train_and_evaluate(
+            options,
+            checkpoints,
             loss,
-            lambda: buffer.sample().to(device),
-            optimizer,
+            buffer.sample,
+            evaluate,
             steps=options.steps,
-            start=start,
-            scheduler=scheduler,
+            weight_decay=options.weight_decay,
             target_updater=target_updater,
-            max_grad_norm=options.max_grad_norm,
-            autocast=torch.bfloat16 if options.bf16 else None,
-            finite=finite,
+            shown=evaluation.shown,
+            sampler=buffer.sampler,
         )
-        progress = Progress(options.steps, label=options.out.name, start=start, shown=("loss", evaluation.shown))
-        with closing(log), progress:
-            for step, figures in training:
-                progress.update(step, figures)
-                if is_due(step, options.log_every, options.steps):
-                    log.log(step, figures)
-                if is_due(step, options.eval_every, options.steps):
-                    finite.check()
-                    check_parameters(loss, f"after step {step}")
-                    checked = dict(check(kept.to(device))) if len(kept) else {}
-                    found = evaluation.figures(policy, checked, options)
-                    log.log(step, found | checked)
-                    progress.update(step, found | checked)
-                    checkpoints.save(step, found)
         return finish(options, checkpoints, save, unit="step", describe=evaluation.describe)

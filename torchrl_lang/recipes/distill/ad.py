@@ -15,9 +15,9 @@ from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.recipes.distill.families import TaskFamily
 from torchrl_lang.recipes.distill.formats import FORMATS, Format, FormatOptions, RLFormat
 from torchrl_lang.recipes.distill.histories import history_windows, recording_of
-from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 
 __all__ = ["AD", "main"]
 
@@ -80,7 +80,7 @@ def main(options: AD) -> float:
             checkpoints,
             loss,
             lambda: format.batch(windows.sample()),
-            lambda: _evaluate(options, family, format),
+            lambda: (_evaluate(options, family, format), {}),
             steps=options.steps,
             weight_decay=options.weight_decay,
             windows=windows,

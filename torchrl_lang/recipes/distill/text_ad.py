@@ -17,9 +17,9 @@ from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.distill.text_histories import TextHistories, TextHistoryOptions, open_histories
 from torchrl_lang.recipes.distill.text_report import format_text_report, text_report
-from torchrl_lang.recipes.distill.training import train_and_evaluate
 from torchrl_lang.recipes.options import option, with_defaults
 from torchrl_lang.recipes.run_common import TrainingOptions, check_heads, finish, open_run
+from torchrl_lang.recipes.training_loop import train_and_evaluate
 from torchrl_lang.storage import write_file, write_json
 
 __all__ = ["TextAD", "main"]
@@ -64,7 +64,7 @@ def main(options: TextAD) -> dict[str, Any]:
             checkpoints,
             loss,
             buffer.sample,
-            lambda: _validate(options, actor, validation),
+            lambda: (_validate(options, actor, validation), {}),
             steps=options.steps,
             weight_decay=options.weight_decay,
             sampler=buffer.sampler,
