@@ -15,7 +15,7 @@ from torchrl_lang.distillation.ad_heads import ActionHead, OutcomeHead
 from torchrl_lang.distillation.ad_trunk import ADTrunk
 from torchrl_lang.distillation.step_entries import Discrete, Entry, describe_entry, entry_of_spec
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.functional.checks import at_least_one
+from torchrl_lang.functional.checks import at_least_one, check_heads
 from torchrl_lang.schema import (
     ACTION,
     ACTION_PARAMETERS,
@@ -97,8 +97,7 @@ class ADTransformer(TensorDictModuleBase):
         sizes = {"context": context, "episode_length": episode_length, "width": width, "layers": layers, "heads": heads}
         for name, size in sizes.items():
             at_least_one(name, size)
-        if width % heads:
-            raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
+        check_heads(width, heads)
         if context < episode_length:
             raise ValueError(f"context must cover an episode of {episode_length} steps at least, got {context}.")
         if isinstance(action, Discrete) and len(action.sizes) > 1:

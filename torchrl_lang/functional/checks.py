@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["at_least_one", "finite", "have_shapes", "one_of", "positive", "within"]
+__all__ = ["at_least_one", "check_heads", "finite", "have_shapes", "one_of", "positive", "within"]
 
 
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
@@ -34,6 +34,12 @@ def at_least_one(name: str, value: int) -> None:
     """Raise ValueError unless a number of something is at least 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise ValueError unless the hidden size of a model can be shared out to its attention heads."""
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
 
 
 def have_shapes(*expected: tuple[str, Tensor | None, tuple[int, ...]]) -> None:

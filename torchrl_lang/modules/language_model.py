@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import check_heads, one_of
 from torchrl_lang.modules.agilerl.gpt import register_agilerl
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
@@ -69,8 +69,7 @@ def causal_lm(
         >>> lm.config.model_type, lm.get_input_embeddings().weight.shape
         ('llama', torch.Size([35, 16]))
     """
-    if width % heads:
-        raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
+    check_heads(width, heads)
     fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "num_hidden_layers": layers,

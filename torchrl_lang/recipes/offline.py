@@ -13,6 +13,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.data.dataset_format import MANIFEST
+from torchrl_lang.functional.checks import check_heads
 from torchrl_lang.modules import SavedModel, train_top_layers
 from torchrl_lang.modules.saved_readers import saved_actor
 from torchrl_lang.recipes.datasets import check_features, check_tokenizer, open_task
@@ -25,7 +26,7 @@ from torchrl_lang.recipes.offline_evaluation import (
     longest_utterance,
 )
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import RunOptions, check_heads, finish, open_run
+from torchrl_lang.recipes.run_common import RunOptions, finish, open_run
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.recipes.training_loop import train_and_evaluate
 from torchrl_lang.schema import PREFIX

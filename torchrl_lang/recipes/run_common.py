@@ -26,7 +26,6 @@ __all__ = [
     "FREE_OPTIONS",
     "RunOptions",
     "TrainingOptions",
-    "check_heads",
     "finish",
     "is_due",
     "make_optimizer",
@@ -80,12 +79,6 @@ class RunOptions(TrainingOptions, TaskOptions):
 
     top_layers: int | None = option(None, "number of transformer blocks to train, from the last; none: all", at_least=1)
     eval_games: int = option(256, "games in an evaluation", at_least=1)
-
-
-def check_heads(width: int, heads: int) -> None:
-    """Raise ValueError unless the hidden size of a model can be shared out to its attention heads."""
-    if width % heads:
-        raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
 
 
 @contextmanager

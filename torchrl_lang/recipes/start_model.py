@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from torchrl_lang.modules import PrefixEmbedding, SavedModel, causal_lm, fit_vocabulary, load_causal_lm
+from torchrl_lang.modules import PrefixEmbedding, SavedModel, fit_vocabulary, load_causal_lm
 from torchrl_lang.modules.saved_readers import PREFIX_HEAD
 from torchrl_lang.recipes.load_run import load_model, refuse_returns
+from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import read_options
 from torchrl_lang.schema import PREFIX
 
@@ -89,7 +90,7 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
     rows, tokenizer = data.dataset.rows, data.dataset.tokenizer
     prefix = rows.get(PREFIX, None)
     places = 0 if prefix is None or not options.prefix_positions else prefix.shape[-2]
-    return causal_lm(
+    return new_lm(
         options.kind,
         vocab_size=tokenizer.vocab_size,
         layers=options.layers,
@@ -97,8 +98,6 @@ def _new_lm(options: OfflineOptions, data: OfflineData) -> PreTrainedModel:
         heads=options.heads,
         max_length=places + rows["tokens"].shape[-1] + data.evaluation.room,
         pad=tokenizer.control.pad,
-        # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
-        initializer_range=options.width**-0.5,
     )
 
 

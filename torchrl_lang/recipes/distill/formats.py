@@ -22,12 +22,13 @@ from torchrl_lang.distillation import (
     save_ad_model,
 )
 from torchrl_lang.distillation.language import LanguageHistoryPolicy, StepRows, template_tokenizer
-from torchrl_lang.modules import causal_lm, language_actor
+from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.saving import read_model, write_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.distill.families import TaskFamily
 from torchrl_lang.recipes.distill.histories import HistoryOptions
 from torchrl_lang.recipes.distill.wording import TemplateName, Wording
+from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import option
 from torchrl_lang.storage import FileError
 
@@ -195,12 +196,10 @@ class LanguageFormat(Format):
         wording = Wording.of_env(options.template or "compact", family.env(family.split.train[:1], 1))
         tokenizer = template_tokenizer(wording.steps())
         steps = options.context_episodes * family.episode_length
-        lm = causal_lm(
+        lm = new_lm(
             vocab_size=tokenizer.vocab_size,
             max_length=wording.tokens(steps, steps),
             pad=tokenizer.control.pad,
-            # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
-            initializer_range=options.width**-0.5,
             **options.sizes,
         )
         return cls(lm, wording, wording.tokens(steps, options.context_episodes))

@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from torchrl_lang.data import row_buffer
 from torchrl_lang.distillation.language import next_token_metrics
 from torchrl_lang.distillation.language.reward_words import RewardWords
-from torchrl_lang.modules import causal_lm, fit_vocabulary, language_actor, load_causal_lm, save_language_model
+from torchrl_lang.functional.checks import check_heads
+from torchrl_lang.modules import fit_vocabulary, language_actor, load_causal_lm, save_language_model
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.distill.text_histories import TextHistories, TextHistoryOptions, open_histories
 from torchrl_lang.recipes.distill.text_report import format_text_report, text_report
+from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import TrainingOptions, check_heads, finish, open_run
+from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
 from torchrl_lang.recipes.training_loop import train_and_evaluate
 from torchrl_lang.storage import write_file, write_json
 
@@ -83,15 +85,13 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
     if options.pretrained is not None:
         return fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
     words = RewardWords(histories.template, tokenizer, histories.values)
-    return causal_lm(
+    return new_lm(
         vocab_size=tokenizer.vocab_size,
         layers=options.layers,
         width=options.width,
         heads=options.heads,
         max_length=options.row_length + words.longest,
         pad=tokenizer.control.pad,
-        # Hugging Face's 0.02 is meant for widths near a thousand; in a narrow model it makes activations vanish.
-        initializer_range=options.width**-0.5,
     )
 
 
