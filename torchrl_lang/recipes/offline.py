@@ -26,9 +26,9 @@ from torchrl_lang.recipes.offline_evaluation import (
     longest_utterance,
 )
 from torchrl_lang.recipes.options import option, required
-from torchrl_lang.recipes.run_common import RunOptions, finish, open_run
+from torchrl_lang.recipes.run_common import RunOptions, open_run
 from torchrl_lang.recipes.tasks.base import Task
-from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
 from torchrl_lang.schema import PREFIX
 from torchrl_lang.storage import file_digest
 
@@ -45,14 +45,12 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineOptions(DialogueOptions, RunOptions):
+class OfflineOptions(DialogueOptions, LoopOptions, RunOptions):
     """Options of all offline recipes."""
 
     task_from: ClassVar[tuple[str, str]] = ("data", MANIFEST)
 
     data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
-    steps: int = option(8000, "training steps", at_least=1)
-    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
     held_out: int = option(
         500,
@@ -206,16 +204,15 @@ def train_offline(
             checked = dict(check(kept.to(options.torch_device()))) if len(kept) else {}
             return evaluation.figures(policy, checked, options), checked
 
-        train_and_evaluate(
+        return train_and_evaluate(
             options,
             checkpoints,
             loss,
             buffer.sample,
             evaluate,
-            steps=options.steps,
-            weight_decay=options.weight_decay,
+            save,
             target_updater=target_updater,
             shown=evaluation.shown,
+            describe=evaluation.describe,
             sampler=buffer.sampler,
         )
-        return finish(options, checkpoints, save, unit="step", describe=evaluation.describe)

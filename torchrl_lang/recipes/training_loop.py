@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import LossModule, TargetNetUpdater
 
-from torchrl_lang.recipes.run_common import TrainingOptions, is_due, make_optimizer, resume
+from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.run_common import TrainingOptions, finish, is_due, make_optimizer, resume
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.training import (
     Checkpointer,
@@ -18,27 +21,42 @@ from torchrl_lang.training import (
     Progress,
     RandomState,
     Stateful,
+    WeightAverage,
     check_parameters,
     train_steps,
 )
 
-__all__ = ["train_and_evaluate"]
+__all__ = ["LoopOptions", "train_and_evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions(TrainingOptions):
+    """Options of the recipes with this loop."""
+
+    steps: int = option(8000, "training steps", at_least=1)
+    weight_decay: float = option(0.01, "AdamW's weight decay", at_least=0)
+    ema_decay: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, which is evaluated and saved; 0: no average",
+        at_least=0,
+        below=1,
+    )
 
 
 def train_and_evaluate(
-    options: TrainingOptions,
+    options: LoopOptions,
     checkpoints: Checkpointer,
     loss: LossModule,
     sample: Callable[[], TensorDictBase],
     evaluate: Callable[[], tuple[Mapping[str, float], Mapping[str, float]]],
+    save: Callable[[Path], Any],
     *,
-    steps: int,
-    weight_decay: float,
     target_updater: TargetNetUpdater | None = None,
     shown: str | None = None,
+    describe: Callable[[float], str] = "mean return {:.2f}".format,
     **batches: Stateful,
-) -> None:
-    """Train from the last checkpoint to ``steps``; each evaluation is logged and makes a checkpoint.
+) -> float:
+    """Train from the last checkpoint; each evaluation is logged and makes a checkpoint, the best becomes the model.
 
     Args:
         options: of the run.
@@ -47,15 +65,21 @@ def train_and_evaluate(
         sample: the next batch.
         evaluate: figures of the model that are saved with its checkpoint, the one that chooses it among them, and
             further ones that are logged.
-        steps: number of training steps.
-        weight_decay: of the optimizer.
+        save: writes the trained model to a folder.
         target_updater: updates the loss's target parameters.
         shown: the figure to show during training; default the one that chooses the checkpoint.
+        describe: the figure that chooses the checkpoint, in words.
         **batches: what a checkpoint has of the order of batches.
+
+    Returns:
+        The best figure; the loss has the weights of the model then.
     """
-    device = options.torch_device()
-    optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=weight_decay)
+    device, steps = options.torch_device(), options.steps
+    optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay)
+    average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
+    if average is not None:
+        parts["average"] = average
     start, log = resume(options, checkpoints, {**parts, **batches, "random": RandomState()})
     finite = FiniteCheck()
     training = train_steps(
@@ -73,13 +97,23 @@ def train_and_evaluate(
     progress = Progress(steps, label=options.out.name, start=start, shown=("loss", shown or checkpoints.best_by))
     with closing(log), progress:
         for step, figures in training:
+            if average is not None:
+                average.update()
             progress.update(step, figures)
             if is_due(step, options.log_every, steps):
                 log.log(step, figures)
             if is_due(step, options.eval_every, steps):
                 finite.check()
                 check_parameters(loss, f"after step {step}")
-                found, further = evaluate()
+                with nullcontext() if average is None else average.applied():
+                    found, further = evaluate()
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
                 checkpoints.save(step, found)
+
+    def save_chosen(folder: Path) -> None:
+        if average is not None:
+            average.apply()
+        save(folder)
+
+    return finish(options, checkpoints, save_chosen, unit="step", describe=describe)

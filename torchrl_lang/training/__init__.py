@@ -1,5 +1,6 @@
 """The training loop, optimizers, checkpoints, logs and a progress bar."""
 
+from torchrl_lang.training.averaging import WeightAverage
 from torchrl_lang.training.checkpoint import Checkpointer, Stateful
 from torchrl_lang.training.checkpoint_files import CheckpointError
 from torchrl_lang.training.finite import FiniteCheck, NonFiniteError, check_parameters
@@ -26,6 +27,7 @@ __all__ = [
     "RunLog",
     "Scalar",
     "Stateful",
+    "WeightAverage",
     "adamw",
     "check_parameters",
     "join_state",

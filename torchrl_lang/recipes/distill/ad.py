@@ -16,8 +16,8 @@ from torchrl_lang.recipes.distill.families import TaskFamily
 from torchrl_lang.recipes.distill.formats import FORMATS, Format, FormatOptions, RLFormat
 from torchrl_lang.recipes.distill.histories import history_windows, recording_of
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
-from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.recipes.run_common import open_run
+from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
 
 __all__ = ["AD", "main"]
 
@@ -27,8 +27,8 @@ _LAST = 3
 """Number of the last episodes whose mean return chooses the checkpoint."""
 
 
-@with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400)
-class AD(TrainingOptions, FormatOptions):
+@with_defaults(lr=2e-3, optimizer="adamw", warmup=20, final_lr=0.02, eval_every=400, steps=400, weight_decay=0.05)
+class AD(LoopOptions, FormatOptions):
     """Algorithm distillation on tasks with a hidden parameter; new histories are drawn while it trains.
 
     The command line has other defaults with ``--format language``: 1,000 steps of 32 windows of 3 episodes, and Muon.
@@ -44,8 +44,6 @@ class AD(TrainingOptions, FormatOptions):
     }
 
     batch_size: int = option(64, "windows in a batch", at_least=1)
-    steps: int = option(400, "training steps", at_least=1)
-    weight_decay: float = option(0.05, "AdamW's weight decay", at_least=0)
     label_smoothing: float = option(0.0, "share of an action's target that is uniform", at_least=0, below=1)
     reward_weight: float = option(0.0, "weight of the loss of predicted rewards", at_least=0)
     observation_weight: float = option(0.0, "weight of the loss of predicted observations", at_least=0)
@@ -75,19 +73,17 @@ def main(options: AD) -> float:
     fixed = {"family": described, "history_digest": None if recording is None else recording.digest}
     with open_run(options, free=("history",), fixed=fixed) as checkpoints:
         windows = history_windows(options, length=length, batch_size=options.batch_size, seed=options.seed)
-        train_and_evaluate(
+        source = options.source_name() if recording is None else recording.source
+        trained_on = {"family": described, "source": source, "options": _jsonable(options)}
+        return train_and_evaluate(
             options,
             checkpoints,
             loss,
             lambda: format.batch(windows.sample()),
             lambda: (_evaluate(options, family, format), {}),
-            steps=options.steps,
-            weight_decay=options.weight_decay,
+            lambda folder: format.save(folder, trained_on),
             windows=windows,
         )
-        source = options.source_name() if recording is None else recording.source
-        trained_on = {"family": described, "source": source, "options": _jsonable(options)}
-        return finish(options, checkpoints, lambda folder: format.save(folder, trained_on), unit="step")
 
 
 def _evaluate(options: AD, family: TaskFamily, format: Format) -> dict[str, float]:

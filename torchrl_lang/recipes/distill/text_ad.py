@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from torchrl_lang.recipes.distill.text_histories import TextHistories, TextHisto
 from torchrl_lang.recipes.distill.text_report import format_text_report, text_report
 from torchrl_lang.recipes.new_model import new_lm
 from torchrl_lang.recipes.options import option, with_defaults
-from torchrl_lang.recipes.run_common import TrainingOptions, finish, open_run
-from torchrl_lang.recipes.training_loop import train_and_evaluate
+from torchrl_lang.recipes.run_common import open_run
+from torchrl_lang.recipes.training_loop import LoopOptions, train_and_evaluate
 from torchrl_lang.storage import write_file, write_json
 
 __all__ = ["TextAD", "main"]
@@ -29,13 +28,11 @@ __all__ = ["TextAD", "main"]
 _BEST_BY = "validation_log_prob"
 
 
-@with_defaults(eval_every=100)
-class TextAD(TextHistoryOptions, TrainingOptions):
+@with_defaults(eval_every=100, steps=400, weight_decay=0.05)
+class TextAD(TextHistoryOptions, LoopOptions):
     """Algorithm distillation of text tasks: a language model of recorded runs, and its accuracy of rewards."""
 
     batch_size: int = option(16, "rows in a batch", at_least=1)
-    steps: int = option(400, "training steps", at_least=1)
-    weight_decay: float = option(0.05, "AdamW's weight decay", at_least=0)
     width: int = option(64, "hidden size of a model from scratch", at_least=1)
     layers: int = option(3, "transformer blocks of a model from scratch", at_least=1)
     heads: int = option(4, "attention heads of a model from scratch", at_least=1)
@@ -67,15 +64,10 @@ def main(options: TextAD) -> dict[str, Any]:
             loss,
             buffer.sample,
             lambda: (_validate(options, actor, validation), {}),
-            steps=options.steps,
-            weight_decay=options.weight_decay,
+            lambda folder: save_language_model(folder, lm, {}, tokenizer=tokenizer.config()),
+            describe=lambda best: f"validation loss {-best:.3f}",
             sampler=buffer.sampler,
         )
-
-        def save(folder: Path) -> None:
-            save_language_model(folder, lm, {}, tokenizer=tokenizer.config())
-
-        finish(options, checkpoints, save, unit="step", describe=lambda best: f"validation loss {-best:.3f}")
         return _report(options, histories, actor)
 
 

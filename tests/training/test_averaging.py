@@ -1,0 +1,122 @@
+"""The moving average of weights: its numbers, what is averaged, and that training goes on with its own weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchrl.objectives import SoftUpdate
+
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
+from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.training import Checkpointer, WeightAverage
+
+
+def one_weight(value=0.0, dtype=torch.float32):
+    net = nn.Linear(1, 1, bias=False, dtype=dtype)
+    net.weight.data.fill_(value)
+    return net
+
+
+def average_of(average):
+    with average.applied():
+        return average.module.weight.item()
+
+
+def test_numbers_by_hand():
+    """From 0, with decays of 2/11, 3/12 and then 0.25: a, then b, then c."""
+    net = one_weight()
+    average = WeightAverage(net, decay=0.25)
+    expected = 0.0
+    for weight, decay in ((1.0, 2 / 11), (5.0, 3 / 12), (-2.0, 0.25)):
+        net.weight.data.fill_(weight)
+        average.update()
+        expected = decay * expected + (1 - decay) * weight
+        assert average_of(average) == pytest.approx(expected)
+        assert net.weight.item() == weight
+
+
+def test_without_decay_it_is_the_last_weight():
+    net = one_weight()
+    average = WeightAverage(net, decay=0.0)
+    net.weight.data.fill_(3.0)
+    average.update()
+    assert average_of(average) == 3.0
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, 2.0, float("nan")])
+def test_decay_out_of_range(decay):
+    with pytest.raises(ValueError, match="decay must"):
+        WeightAverage(one_weight(), decay)
+
+
+def test_an_average_of_half_precision_does_not_stand_still():
+    """In bfloat16 a step of 1/1000 of the difference would be rounded away."""
+    net = one_weight(1.0, torch.bfloat16)
+    average = WeightAverage(net, decay=0.999)
+    average.load_state_dict({"average": {"weight": torch.ones(1, 1)}, "steps": 100_000})
+    net.weight.data.fill_(2.0)
+    for _ in range(1000):
+        average.update()
+    assert average_of(average) == pytest.approx(2 - 0.999**1000, abs=0.01)
+
+
+def test_weights_come_back_after_an_error():
+    net = one_weight()
+    average = WeightAverage(net, decay=0.5)
+    net.weight.data.fill_(1.0)
+
+    def interrupted():
+        with average.applied():
+            assert net.weight.item() == 0.0
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert net.weight.item() == 1.0
+
+
+def test_a_loss_is_averaged_with_its_targets_but_not_its_frozen_weights():
+    actor = language_actor(causal_lm(vocab_size=7, layers=1, width=8, heads=2, max_length=8))
+    for parameter in actor.parameters():
+        parameter.requires_grad_(parameter.ndim < 2)
+    loss = ILQLLoss(actor, qvalue_module(QValueHead(8, 7)), value_module(ValueHead(8)))
+    SoftUpdate(loss, tau=0.5)
+    state = loss.state_dict(keep_vars=True)
+    frozen = {name for name, weight in state.items() if isinstance(weight, nn.Parameter) and not weight.requires_grad}
+    average = WeightAverage(loss, decay=0.5)
+    before = {name: weight.clone() for name, weight in loss.state_dict().items()}
+    with torch.no_grad():
+        for name, weight in loss.state_dict().items():
+            weight.copy_(before[name] + 1)  # not added to: tied weights have two names
+    with average.applied():
+        for name, weight in loss.state_dict().items():
+            torch.testing.assert_close(weight, before[name] + (name in frozen), msg=name)
+    assert any("wte" in name for name in frozen)
+    assert any("target_qvalue" in name for name in average.state_dict()["average"])
+
+
+def test_a_checkpoint_restores_average_and_number_of_steps(tmp_path):
+    net = one_weight()
+    average = WeightAverage(net, decay=0.999)
+    for _ in range(3):
+        net.weight.data.add_(1)
+        average.update()
+    saved = Checkpointer(tmp_path)
+    saved.register("average", average)
+    saved.save(3)
+    other = WeightAverage(one_weight(), decay=0.999)
+    restored = Checkpointer(tmp_path)
+    restored.register("average", other)
+    assert restored.restore() == 3
+    assert average_of(other) == average_of(average) != 0
+    for each in (average, other):
+        each.module.weight.data.fill_(7.0)
+        each.update()
+    assert average_of(other) == average_of(average)
+
+
+def test_a_state_of_other_weights_is_refused():
+    average = WeightAverage(nn.Linear(1, 1), decay=0.5)
+    with pytest.raises(KeyError, match=r"average of \['weight'\], the module's weights are \['bias', 'weight'\]"):
+        average.load_state_dict(WeightAverage(one_weight(), decay=0.5).state_dict())
