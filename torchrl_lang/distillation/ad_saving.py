@@ -13,22 +13,12 @@ from torchrl_lang.distillation.ad_transformer import ADTransformer
 from torchrl_lang.distillation.step_entries import entry_from_json
 from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.saved_heads import read_weights
-from torchrl_lang.storage import (
-    CHECKSUMS,
-    Fields,
-    check_replaceable,
-    read_manifest,
-    read_tensor_headers,
-    verify_checksums,
-    write_checksums,
-    write_folder,
-    write_manifest,
-)
+from torchrl_lang.storage import CHECKSUMS, Fields, FolderFormat, read_tensor_headers
 
 __all__ = ["load_ad_model", "save_ad_model"]
 
-_MANIFEST, _WEIGHTS, _VERSION = "ad_model.json", "model.safetensors", 1
-_REMEDY = "save the model again, or copy the folder again"
+_WEIGHTS, _REMEDY = "model.safetensors", "save the model again, or copy the folder again"
+_FORMAT = FolderFormat("ad_model.json", (_WEIGHTS,), remedy=_REMEDY, version=1)
 _SIZES = ("context", "episode_length", "width", "layers", "heads")
 
 
@@ -58,15 +48,12 @@ def save_ad_model(folder: str | Path, model: ADTransformer, *, trained_on: Mappi
         True
     """
     target = Path(folder).resolve()  # replace the folder that a link points to, not the link
-    check_replaceable(target, _MANIFEST)
     weights = model.state_dict()
     if wrong := non_finite(weights.items()):
         raise ValueError(f"The model has weights that are not finite, such as {', '.join(wrong[:3])}: it is not saved.")
-    with write_folder(target) as new:
+    config = {"model": model.config(), "trained_on": dict(trained_on or {})}
+    with _FORMAT.write(target, config, replace=True) as new:
         save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, new / _WEIGHTS)
-        config = {"version": _VERSION, "model": model.config(), "trained_on": dict(trained_on or {})}
-        write_manifest(new / _MANIFEST, config)
-        write_checksums(new)
     return Path(folder)
 
 
@@ -80,8 +67,7 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
     folder = Path(folder)
     if not (folder / CHECKSUMS).is_file():
         raise FileNotFoundError(f"There is no model in {folder}: {CHECKSUMS} is missing. Save one first.")
-    verify_checksums(folder, remedy=_REMEDY, needs=(_MANIFEST, _WEIGHTS))
-    config = read_manifest(folder / _MANIFEST, remedy=_REMEDY, version=_VERSION).object("model")
+    config = _FORMAT.read(folder).object("model")
     if config.at_least("layers", 1) > len(read_tensor_headers(folder / _WEIGHTS, remedy=_REMEDY)):
         raise config.error(f"describes {config.take('layers', int)} layers, more than it has tensors")
     model = _empty_model(config)

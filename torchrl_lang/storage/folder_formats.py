@@ -10,7 +10,13 @@ from typing import Any
 
 from torchrl_lang.storage.fields import Fields
 from torchrl_lang.storage.folders import refuse_content, write_folder
-from torchrl_lang.storage.manifests import read_manifest, verify_checksums, write_checksums, write_manifest
+from torchrl_lang.storage.manifests import (
+    check_replaceable,
+    read_manifest,
+    verify_checksums,
+    write_checksums,
+    write_manifest,
+)
 
 __all__ = ["FolderFormat"]
 
@@ -42,13 +48,21 @@ class FolderFormat:
     version: int
 
     @contextmanager
-    def write(self, folder: str | Path, config: Mapping[str, Any]) -> Iterator[Path]:
-        """Write a new folder atomically: the ``with`` block writes the other files into a temporary one.
+    def write(self, folder: str | Path, config: Mapping[str, Any], *, replace: bool = False) -> Iterator[Path]:
+        """Write a folder atomically: the ``with`` block writes the other files into a temporary one.
+
+        Args:
+            folder: created if it does not exist.
+            config: content of the JSON file.
+            replace: whether a folder of this kind is replaced when the new one is complete.
 
         Raises:
-            FileExistsError: the folder exists and is not empty.
+            FileExistsError: the folder exists and is not empty, or with ``replace`` contains other files.
         """
-        refuse_content(folder)
+        if replace:
+            check_replaceable(folder, self.config)
+        else:
+            refuse_content(folder)
         with write_folder(folder) as target:
             yield target
             write_manifest(target / self.config, {"version": self.version, **config})

@@ -276,7 +276,7 @@ def test_bad_options(more, message, tmp_path, capsys):
 
 
 def test_demonstrations_are_half_an_episode_of_each_stream_of_an_expert():
-    play = TestPlay(HistoryOptions(size=5), episodes=6, streams=3, temperature=1.0)
+    play = TestPlay(FormatOptions(size=5), episodes=6, streams=3)
     steps, test = play._demonstration(0), HistoryOptions(size=5).family().split.test.tolist()
     assert steps.shape == (len(test) * 3, 10)
     for number, row in enumerate(steps.unbind(0)):
@@ -300,7 +300,7 @@ def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_mo
     monkeypatch.setattr(players, "FORMATS", {"rl": made})
     monkeypatch.setattr(players, "NoisyExpert", Expert)
     monkeypatch.setattr(players, "evaluate_in_context", evaluate)
-    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=2, temperature=1.0)
+    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=2)
     for seed in range(3):
         run = tmp_path / f"ad-{seed}"
         run.mkdir()
@@ -312,8 +312,8 @@ def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_mo
 
 
 def test_the_source_plays_the_episodes_that_histories_keep():
-    options = HistoryOptions(size=3, source="q_learning", skip_episodes=4)
-    play = TestPlay(options, episodes=6, streams=2, temperature=1.0)
+    options = FormatOptions(size=3, source="q_learning", skip_episodes=4)
+    play = TestPlay(options, episodes=6, streams=2)
     returns = play.of_source()
     env = play.env()
     reward = options.source_on(env, seed=2_000_000, episodes=24).history()["reward"].squeeze(-1)
@@ -322,7 +322,7 @@ def test_the_source_plays_the_episodes_that_histories_keep():
 
 
 def test_reports_of_policies_without_a_model():
-    play = TestPlay(HistoryOptions(size=3, episode_length=6), episodes=6, streams=40, temperature=1.0)
+    play = TestPlay(FormatOptions(size=3, episode_length=6), episodes=6, streams=40)
     found = reports(play, {})
     assert list(found) == ["source", "random", "optimal"]
     assert found["random"].share_of_optimal.mean < 0.5 < 0.95 < found["source"].share_of_optimal.mean

@@ -69,7 +69,7 @@ def main(options: Distill) -> Path:
         runs: dict[str, list[Path]] = {
             method: [_place(options, method, seed) for seed in range(options.seeds)] for method in options.methods
         }
-        play = TestPlay(options, options.episodes, options.test_streams, options.temperature)
+        play = TestPlay(options, options.episodes, options.test_streams)
         found = reports(play, runs)
         minutes = (time.monotonic() - began) / 60
         text = format_report(found)

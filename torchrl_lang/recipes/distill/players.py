@@ -43,7 +43,6 @@ class TestPlay:
         options: of the tasks, their source algorithm and the format of the models.
         episodes: of each stream.
         streams: of each task.
-        temperature: of the models' actions.
     """
 
     __test__ = False  # not a class of tests
@@ -51,7 +50,6 @@ class TestPlay:
     options: FormatOptions
     episodes: int
     streams: int
-    temperature: float
 
     def env(self) -> HiddenTaskEnv:
         """The test tasks."""
@@ -67,7 +65,7 @@ class TestPlay:
         path = run / f"test{'_prompted' if prompted else ''}.json"
         if not path.exists():
             env = self.env()
-            actor = FORMATS[self.options.format].load(run / "model").policy(self.temperature)
+            actor = FORMATS[self.options.format].load(run / "model").policy(self.options.temperature)
             policy = PromptedPolicy(actor, self._demonstration(training_seed)) if prompted else actor
             write_json(path, {"returns": self.returns(policy, env, seed=_SEED + training_seed).tolist()})
             print(f"{run.name}{', prompted' * prompted}: {self.episodes} episodes on test tasks", flush=True)
