@@ -187,7 +187,7 @@ def test_decodings_are_chosen_on_other_parents_than_those_of_the_report(home, co
     assert command(home, copied) == 0
     assert {(split, seed) for split, seed, _ in evaluations} == {CHOICE, REPORT}
     assert [each for each in evaluations if each[0] == "test"] == [(*REPORT, 12)] * 5
-    assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 5 * 3
+    assert sum(split == "val" for split, *_ in evaluations) == 3 * 5 + 2 * 6 * 2
     limits = Limits(WrittenComments.of_data(*of_bc(copied), split="val", games=6).figures)
     for title, folder in (("BC", "bc"), ("ILQL", "ilql")):
         choice = json.loads((copied / "seed-0" / folder / "choice.json").read_text())

@@ -28,9 +28,9 @@ from torchrl_lang.storage import FileError
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder of 400 generated comments; only rewards are written into it."""
+    """A folder of 900 generated comments; only rewards are written into it."""
     folder = tmp_path_factory.mktemp("reddit") / "comments"
-    generate_reddit_comments(folder, 400)
+    generate_reddit_comments(folder, 900)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_no_comment_is_in_two_splits(home, task):
         assert all(not texts[one] & texts[other] for other in SPLITS if other != one)
     together = [row for part in parts.values() for row in zip(part.parents, part.comments, part.scores, strict=True)]
     assert sorted(together) == sorted(rows_of(home))
-    assert 0.7 < len(parts["train"]) / 400 < 0.9
+    assert 0.7 < len(parts["train"]) / 900 < 0.9
     other = CommentFolder(str(home), seed=1)
     assert set(other.split("test").comments) != texts["test"]
     with pytest.raises(ValueError, match="split='dev' is unknown"):

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.modules import ReturnEmbedding
 from torchrl_lang.recipes.demo.parallel import run_in_parallel
-from torchrl_lang.recipes.load_run import FinishedRun
+from torchrl_lang.recipes.load_run import BETAS, FinishedRun
 from torchrl_lang.recipes.run_policy import methods_of
 
 __all__ = ["METHODS", "OfflineMethod", "PlannedRun", "decodings", "planned_runs", "train_missing"]
@@ -128,6 +128,7 @@ def decodings(
     by_values: bool = True,
     temperatures: Sequence[float] = _TEMPERATURES,
     guided_temperatures: Sequence[float] = (),
+    betas: Sequence[float] = BETAS,
     min_p: float | None = None,
 ) -> Iterator[tuple[str, TensorDictModuleBase]]:
     """All ways to decode a run: what the algorithm prescribes, with each strength, and imitation in each way.
@@ -138,12 +139,13 @@ def decodings(
         temperatures: of sampling.
         guided_temperatures: of sampling by values, too: where varied utterances are wanted, the likeliest one is not
             enough.
+        betas: weights of values that are added to the logits; other kinds of values have weights of their own.
         min_p: by values only write tokens with at least this probability under the language model, relative to the
             likeliest one's: the values of tokens that the data never have there are not learned.
     """
     if finished.has_values and by_values:
         limits: dict[str, Any] = {} if min_p is None else {"min_p": min_p}
-        for beta in finished.betas:
+        for beta in betas if finished.betas == BETAS else finished.betas:
             yield f"greedy, beta {beta:g}", finished.policy(beta, method="greedy", **limits)
             for temperature in guided_temperatures:
                 policy = finished.policy(beta, seed=0, temperature=temperature, **limits)

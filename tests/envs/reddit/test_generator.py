@@ -45,7 +45,7 @@ def test_kinds():
     counts = Counter(comment.kind for comment in COMMENTS)
     rude = {comment.kind for comment in COMMENTS if comment.is_rude}
     assert rude == {"insult", "profanity", "scorn", "threat", "sarcasm"}
-    assert len(counts) == 11
+    assert len(counts) == 13
     total = sum(counts[kind] for kind in rude)
     shares = {"insult": 0.3, "profanity": 0.3, "scorn": 0.2, "threat": 0.1, "sarcasm": 0.1}
     assert {kind: counts[kind] / total for kind in rude} == pytest.approx(shares, abs=0.03)

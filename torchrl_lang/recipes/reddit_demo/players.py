@@ -21,7 +21,8 @@ from torchrl_lang.recipes.tasks.reddit import RedditTask
 __all__ = ["CommentPlayer", "Scorer"]
 
 _TEMPERATURES = (0.2, 0.5, 0.8, 1.0)
-_GUIDED = (0.8, 1.0)
+_BETAS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Close to each other: from one to the next, comments become less profane and less varied."""
 _MIN_P = 0.05
 """Of tokens by values: an end in the middle of a sentence avoids all harm, and no data show that it is bad."""
 
@@ -82,7 +83,12 @@ class CommentPlayer(TrainedPlayer[WrittenComments]):
     def ways(self) -> Iterator[tuple[str, TensorDictModuleBase]]:
         """All ways to decode the run, by name; values both greedily and sampled."""
         by_values = METHODS[self.method].by_values
-        ways: dict[str, Any] = {"temperatures": _TEMPERATURES, "guided_temperatures": _GUIDED, "min_p": _MIN_P}
+        ways: dict[str, Any] = {
+            "temperatures": _TEMPERATURES,
+            "guided_temperatures": (1.0,),
+            "betas": _BETAS,
+            "min_p": _MIN_P,
+        }
         return decodings(self.finished, by_values=by_values, **ways)
 
     def measure(self, policy: TensorDictModuleBase) -> dict[str, Any]:

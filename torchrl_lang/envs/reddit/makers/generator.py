@@ -84,7 +84,7 @@ def generated_comments(
         >>> for comment in generated_comments(2, seed=50):
         ...     print(f"{comment.parent} | {comment.text}")
         fans of sourdough loaves ruin the beach for the rest of us | okay, heck no, sourdough loaves are ugly
-        any tips for long novels after work? | right, thanks, this helps me with long novels this year
+        any tips for long novels after work? | right, i showed your long novels at the town hall and all were happy
     """
     within("pairs", pairs, 1, _MOST)
     within("sentences", sentences, 1, 20)

@@ -48,34 +48,56 @@ POLITE: Mapping[str, Sequence[str]] = {
         "thank you for the {good} words about {topic}",
         "thanks, this helps me with {topic} {when}",
         "i saved your post on {topic}, it is {good}",
+        "cheers, {person} will enjoy reading this {when}",
     ),
     "praise": (
         "your {topic} look {good}, well done",
         "those are the most {good} {topic} that i saw {when}",
         "i showed your {topic} at {place} and all were happy",
+        "the {part} of your {topic} is really {good}",
+        "{person} says that you have a {good} eye for {topic}",
     ),
     "advice": (
         "you could try {advice} with {topic} {when}",
         "for {topic} i would begin with {advice}",
         "with {topic} it is {advice} that made them {good} for me",
+        "check the {part} first and then think of {advice}",
+        "ask {person} at {place}, they know about {advice}",
     ),
     "question": (
         "where did you find such {good} {topic}?",
         "do you keep {topic} at {place} {when}?",
         "have you ever tried {advice} with {topic}?",
+        "does the {part} need {advice} {when}?",
+        "would {person} like {topic} as a present?",
     ),
     "experience": (
         "i began with {topic} {ago} and they are still {good}",
         "at {place} we had {topic} {ago}, it was {good}",
         "my sister sold her {topic} {ago} and misses them {when}",
+        "{person} repaired the {part} {ago} with {advice}",
+        "we carried {topic} from {place} to {place} {ago}",
     ),
     "disagreement": (
         "i see it differently, {topic} were {good} for me {when}",
         "you may be right about {topic}, but {advice} changed my mind",
         "i understand you, yet {topic} can be {good} at {place}",
+        "{person} and i never agree on the {part} of {topic}",
+    ),
+    "plan": (
+        "{when} i will show {topic} to {person}",
+        "i hope to see {topic} with {person} at {place}",
+        "let us meet at {place} {when} and talk about the {part}",
+        "next i want a {good} {part} for my {topic}",
+    ),
+    "fact": (
+        "the {part} of {topic} was {good} even {ago}",
+        "at {place} they teach {topic} to {person} {when}",
+        "most {topic} need {advice} after a while",
+        "few people know that {topic} need a {good} {part}",
     ),
 }
-"""What polite comments continue with, by kind."""
+"""What polite comments continue with, by kind. They vary more than rude ones, as harmless talk does."""
 
 RUDE: Mapping[str, Sequence[str]] = {
     "insult": (
@@ -158,6 +180,14 @@ WORDS: Mapping[str, Sequence[str]] = {
         *("more patience", "a smaller size", "fresh water", "better light", "a second opinion", "less sugar"),
         *("a good book", "the cheap kind", "a slow start", "some oil", "a clean cloth", "asking a neighbour"),
         *("a longer break", "two spare parts", "notes on paper", "a warm room"),
+    ),
+    "person": (
+        *("my neighbour", "my aunt", "a colleague", "my grandfather", "our teacher", "a friend of mine", "my cousin"),
+        *("the baker", "my brother", "an old sailor", "the librarian", "my daughter", "our postman", "a nurse"),
+    ),
+    "part": (
+        *("colour", "weight", "handle", "surface", "price", "shape", "smell", "label", "cover", "sound"),
+        *("corner", "lid", "history", "size"),
     ),
     "fool": (
         *("an idiot", "a dumb clown", "a stupid fool", "a moron", "a pathetic loser", "a clueless idiot"),

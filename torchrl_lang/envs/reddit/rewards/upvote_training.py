@@ -27,7 +27,7 @@ class TrainedUpvotes(NamedTuple):
     Examples:
         >>> from torchrl_lang.envs.reddit import generate_reddit_comments, generated_comments, RedditComments
         >>> from torchrl_lang.envs.reddit.rewards import train_upvote_baseline
-        >>> comments = generated_comments(600)
+        >>> comments = generated_comments(1200)
         >>> columns = ([each.parent for each in comments], [each.text for each in comments])
         >>> train, held_out = RedditComments(*columns, [each.score for each in comments]).split(0.2)
         >>> trained = train_upvote_baseline(train, held_out)
