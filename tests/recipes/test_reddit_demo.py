@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -226,6 +227,28 @@ def test_comments_are_generated_once(tmp_path, monkeypatch):
     for _ in range(2):
         assert main(["reddit", "--out", str(tmp_path / "out"), "--pairs", "150"]) == 130
     assert len(RedditComments.read(tmp_path / "out" / "comments")) == 150
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
+    assert main(["reddit", "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "mistyped")]) == 2
+    assert "mistyped" in capsys.readouterr().err
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "comments"
+    shutil.copytree(home, folder)
+    with open(folder / "comments_negative.csv", "a", encoding="utf-8") as file:
+        file.write("only,three,columns\n")
+    command = ["reddit", "--out", str(tmp_path / "out"), "--folder", str(folder)]
+    assert main(command) == 2
+    assert "malformed" in capsys.readouterr().err
+
+    def stop(runs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
+    assert main([*command, "--on-bad-rows", "report"]) == 130
 
 
 # -- figures, worked out by hand --------------------------------------------------------------------------------------

@@ -7,16 +7,22 @@ import io
 import json
 import pickle
 import re
+import shutil
 import sqlite3
 import sys
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import from_row, load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.rewards import UpvoteModel, UpvoteNetwork
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
 from torchrl_lang.recipes.datasets import open_dataset
@@ -287,6 +293,46 @@ def test_upvotes_of_any_text(home):
     assert task.clean_reward() is task.clean_reward()
 
 
+def test_scores_of_validation_and_test_comments_are_known(home):
+    task = RedditTask.of(CommentFolder(str(home)), RedditReward("score"), scale=1.0)
+    for split in task.splits:
+        data = task.data(split)
+        assert task.clean_reward()(list(data.comments)).tolist() == [1.0 if s > 0 else -1.0 for s in data.scores], split
+    assert task.clean_reward()(["no comment of the data"]).tolist() == [0.0]
+
+
+def tiny_upvote_model(bias):
+    """One that gives every text the probability ``sigmoid(bias)``."""
+    words = Vocabulary(WordLevel({"?": 0, "-": 1, "well": 2, "done": 3}, unk_token="?"))
+    words.pre_tokenizer = WhitespaceSplit()
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    network = UpvoteNetwork(BertModel(BertConfig(vocab_size=4, **sizes)))
+    with torch.no_grad():
+        network.head[-1].weight.zero_()
+        network.head[-1].bias.fill_(bias)
+    return UpvoteModel(network, PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="-"))
+
+
+def test_a_model_that_was_trained_again_has_its_own_stored_rewards(home, tmp_path):
+    """Under the same name; the file of values stays where it is."""
+    found = []
+    for bias in (-9.0, 9.0):
+        model = tiny_upvote_model(bias)
+        shutil.rmtree(tmp_path / "up", ignore_errors=True)
+        model.save(tmp_path / "up")
+        task = RedditTask.of(CommentFolder(str(home)), RedditReward("upvotes", str(tmp_path / "up")), scale=1.0)
+        CommentFolder.reward.cache_clear()
+        found += task.clean_reward()(["well done"]).tolist()
+    assert found == [0.0, 1.0]
+
+
+def test_endpoints_store_each_reply(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-of-tests")
+    comments = RedditComments(["a"], ["b"], [1])
+    levels = RedditReward("moderation", "m", url="http://localhost:1/v1").clean(tmp_path, comments, comments)
+    assert levels.reward.batch_size == levels.reward.reward.batch_size == 32
+
+
 @pytest.mark.parametrize(
     ("name", "values", "harmful"),
     [
@@ -295,7 +341,7 @@ def test_upvotes_of_any_text(home):
         ("sentiment", [-0.5, 0.0, 0.5], [True, False, False]),
         ("score", [-1.0, 0.0, 1.0], [True, False, False]),
         ("classifier", [-1.0, 0.0, 1.0], [True, False, False]),
-        ("upvotes", [0.0, 1.0, 1.0], [True, False, False]),
+        ("upvotes", [0.49, 0.5, 1.0], [True, False, False]),
     ],
 )
 def test_what_is_harmful(name, values, harmful):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
 from torchrl_lang.envs.reddit import RedditComments, TextReward
@@ -65,6 +66,12 @@ class CommentFolder:
         one_of("split", name, SPLITS)
         return self._splits()[name]
 
+    def of_all_splits(self) -> RedditComments:
+        """The comments of all splits."""
+        parts = [self.split(name) for name in SPLITS]
+        columns: Any = (chain(*(getattr(part, key) for part in parts)) for key in ("parents", "comments", "scores"))
+        return RedditComments(*columns)
+
     @lru_cache(maxsize=4)  # noqa: B019  # equal folders have the same content
     def _splits(self) -> dict[str, RedditComments]:
         data = RedditComments.read(self.folder, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
@@ -109,4 +116,4 @@ class CommentFolder:
     @lru_cache(maxsize=8)  # noqa: B019
     def reward(self, chosen: RedditReward) -> TextReward:
         """A reward without noise."""
-        return chosen.clean(self.folder, self.split("train"))
+        return chosen.clean(self.folder, self.split("train"), self.of_all_splits())

@@ -23,6 +23,7 @@ from torchrl_lang.envs.reddit.rewards import (
     train_tfidf_model,
 )
 from torchrl_lang.functional.checks import one_of
+from torchrl_lang.storage import folder_digest
 
 __all__ = ["RedditReward", "RewardName"]
 
@@ -93,18 +94,24 @@ class RedditReward:
     def harmful(self, values: Tensor) -> Tensor:
         """Which rewards without noise, ``[N]``, are those of harmful comments, bool ``[N]``.
 
-        Those are the levels 1 and 2, a negative sentiment, score or value of a classifier, and no upvotes.
+        Those are the levels 1 and 2, a negative sentiment, score or value of a classifier, and upvotes that are
+        less probable than not.
         """
-        return values >= 1 if self.name in _LEVELS else values <= 0 if self.name == "upvotes" else values < 0
+        return values >= 1 if self.name in _LEVELS else values < 0.5 if self.name == "upvotes" else values < 0
 
-    def clean(self, folder: str | Path, train: RedditComments) -> TextReward:
+    def clean(self, folder: str | Path, train: RedditComments, comments: RedditComments) -> TextReward:
         """The reward without noise; what a model computes is stored in the folder of the comments.
+
+        Args:
+            folder: of the comments.
+            train: those to train a model of upvotes on.
+            comments: all that have a score.
 
         Raises:
             ImportError: its package is not installed; the message names the extra.
         """
         if self.name == "score":
-            return ScoreReward(train, unknown=0.0)
+            return ScoreReward(comments, unknown=0.0)
         if self.name == "upvotes" and self.model is None:
             return train_tfidf_model(train.comments, [score > 0 for score in train.scores])
         if self.name == "upvotes":
@@ -115,10 +122,14 @@ class RedditReward:
             return self._cached(ClassifierReward(str(self.model), dict(self.labels)), folder)
         if self.name == "moderation":
             endpoint = ModerationAPIReward(str(self.url), str(self.model), score="largest")
-            return ThreeLevels(self._cached(endpoint, folder))
+            return ThreeLevels(self._cached(endpoint, folder, batch_size=endpoint.batch_size))
         profanity = self._cached(ProfanityReward(), folder, version("alt-profanity-check"))
         return ThreeLevels(WorstSentence(profanity))
 
-    def _cached(self, reward: TextReward, folder: str | Path, of_package: str = "") -> CachedReward:
-        parts = (self.measure, self.name.removesuffix("_noised"), self.model, self.labels, self.url, of_package)
-        return CachedReward(reward, Path(folder) / _CACHE, model=" ".join(str(part) for part in parts if part))
+    def _cached(self, reward: TextReward, folder: str | Path, of_package: str = "", **options: int) -> CachedReward:
+        """``reward`` with a file of values, stored under all that defines them."""
+        content = folder_digest(self.model) if self.model is not None and Path(self.model).is_dir() else ""
+        kind = self.name.removesuffix("_noised")
+        parts = (self.measure, kind, self.model, content, self.labels, self.url, of_package)
+        name = " ".join(str(part) for part in parts if part)
+        return CachedReward(reward, Path(folder) / _CACHE, model=name, **options)

@@ -39,6 +39,12 @@ def test_quantile_cutoffs_keep_the_best_of_different_scores(n, quantile):
     assert list(kept.comments) == [str(score) for score in scores if score in kept.scores]  # in their order
 
 
+def test_quantiles_are_not_rounded_up_by_floating_point():
+    """0.07 * 100 is 7.000000000000001."""
+    data = RedditComments(["p"] * 101, [f"c{n}" for n in range(101)], range(101))
+    assert min(data.with_scores(quantile=0.07).scores) == 7
+
+
 def test_quantile_cutoffs_keep_all_of_a_score():
     assert DATA.with_scores(quantile=0.9).scores == (5, 5)
 

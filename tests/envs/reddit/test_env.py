@@ -98,6 +98,18 @@ def test_a_whole_game_with_profanity_and_noise():
     assert td["reward"].flatten().tolist() == [0.0, -10.0]
 
 
+def test_a_seed_repeats_the_noise_of_the_reward():
+    """On the same environment, whatever was drawn before; without a seed the noise goes on."""
+    env = make([8], reward=Noised(lambda texts: torch.ones(len(texts)), seed=3), seed=None)
+    found = []
+    for seed in (5, 5, 6, None):
+        if seed is not None:
+            env.set_seed(seed)
+        found.append(say_after(env, env.reset(), *["a"] * 8)["reward"].flatten().tolist())
+    assert found[0] == found[1] != found[2] != found[3]
+    assert {value for each in found for value in each} == {0.0, 2.0}
+
+
 def test_a_module_as_reward_is_no_part_of_the_environment():
     class Reward(torch.nn.Linear):
         def forward(self, texts):

@@ -189,6 +189,8 @@ def test_too_long_a_wait_is_an_error_at_once():
         (reply(0.1, 0.2), "hate", r"without a score of 'hate'; its categories are \['harassment', 'violence'\]"),
         ((200, {"results": [{"category_scores": {"hate": "high"}}] * 2}), "hate", "finite number"),
         ((200, b'{"results": [{"category_scores": {"a": NaN}}, {}]}'), "largest", "finite number"),
+        (reply(7.0, 0.2), "largest", "from 0 to 1, got 7.0"),
+        (reply(0.1, -0.5), "harassment", "from 0 to 1, got -0.5"),
         ((401, {"error": {"message": "wrong key"}}), "flagged", "status 401.*wrong key"),
         ((400, b"no"), "flagged", "status 400"),
         ((301, b""), "flagged", "status 301"),

@@ -26,6 +26,8 @@ from torchrl_lang.storage import FileError
 
 __all__ = ["RedditComments"]
 
+_ROUNDING = 1e-9
+"""Of a quantile times a number: .07 * 100 is above 7 in floating point."""
 _BAD_ROWS = "fix them, or leave them out with on_bad_rows='report'"
 
 
@@ -136,7 +138,7 @@ class RedditComments:
             raise ValueError(f"Give either at_least or quantile, got at_least={at_least} and quantile={quantile}.")
         if quantile is not None:
             within("quantile", quantile, 0.0, 1.0)
-            at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1))] if self.scores else 0
+            at_least = sorted(self.scores)[math.ceil(quantile * (len(self) - 1) - _ROUNDING)] if self.scores else 0
         assert at_least is not None
         finite("at_least", at_least, low=None)
         kept = [i for i, score in enumerate(self.scores) if score >= at_least]

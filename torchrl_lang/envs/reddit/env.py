@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -27,7 +27,8 @@ class RedditEnv(PromptEnv):
 
     Args:
         data: the comments whose parents are shown; ``reset(game_seed=numbers)`` chooses them by number.
-        reward: of the agent's comments, one call a step for all rows.
+        reward: of the agent's comments, one call a step for all rows. If it has a method ``set_seed``, as
+            :class:`~torchrl_lang.envs.reddit.rewards.Noised` has, the environment's seed is passed on to it.
         scale: the environment's reward is ``scale * reward + shift``.
         shift: see ``scale``.
         include_parent: show the parents.
@@ -53,6 +54,8 @@ class RedditEnv(PromptEnv):
         >>> tokenizer.decode(td["tokens"][0, :8]), td["reward"].item(), td["terminated"].item()
         ('<s>b</s>aba</a></eod>', -10.0, True)
     """
+
+    _reseed: Callable[[int], object] | None = None
 
     def __init__(
         self,
@@ -85,6 +88,14 @@ class RedditEnv(PromptEnv):
             seed=seed,
             device=device,
         )
+        self._reseed = getattr(reward, "set_seed", None)
+        if seed is not None:
+            self._set_seed(seed)
+
+    def _set_seed(self, seed: int | None) -> None:
+        super()._set_seed(seed)
+        if seed is not None and self._reseed is not None:
+            self._reseed(seed)
 
 
 def _rewards(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:

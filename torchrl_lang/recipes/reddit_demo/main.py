@@ -59,16 +59,23 @@ def main(options: RedditDemo) -> Path:
 
 def _comments(options: RedditDemo) -> Path:
     """The folder of the comments, which are generated unless they are given or there."""
-    folder = options.folder or options.out / "comments"
-    options.generate(folder)
-    return folder
+    if options.folder is not None:
+        return options.folder
+    options.generate(options.out / "comments")
+    return options.out / "comments"
 
 
 def _data(options: RedditDemo, name: str) -> RedditData:
     """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
     more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"quantile": _QUANTILE}}.get(name, {})
-    folder, out = _comments(options), options.out / "data" / name
-    return RedditData(out=out, folder=folder, tokenizer=options.tokenizer, **more)
+    return RedditData(
+        out=options.out / "data" / name,
+        folder=_comments(options),
+        encoding=options.encoding,
+        on_bad_rows=options.on_bad_rows,
+        tokenizer=options.tokenizer,
+        **more,
+    )
 
 
 def _places(options: RedditDemo, seed: int, suffix: str = "") -> dict[str, Path]:

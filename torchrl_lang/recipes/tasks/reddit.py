@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
@@ -52,6 +51,8 @@ class CorpusOptions(Options):
     """Options of comments, which may be generated."""
 
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
+    encoding: str = option("utf-8", "of the CSV files")
+    on_bad_rows: Literal["raise", "report"] = option("raise", "malformed rows are an error, or left out and listed")
     pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", at_least=100)
     sentences: int = option(1, "sentences of a generated comment", at_least=1, at_most=20)
     rude_when_calm: float = option(
@@ -82,8 +83,6 @@ class RedditGames(CorpusOptions):
     shift: float = option(0.0, "added to the scaled reward", at_least=-1e6, at_most=1e6)
     include_parent: bool = option(True, "show the text that a comment replies to")
     tokenizer: str = option(WORDS, "words: those of the training texts; or name or folder of a Hugging Face tokenizer")
-    encoding: str = option("utf-8", "of the CSV files")
-    on_bad_rows: Literal["raise", "report"] = option("raise", "malformed rows are an error, or left out and listed")
     split_seed: int = option(0, "seed of the splits into training, validation and test comments", at_least=0)
 
     def task(self) -> RedditTask:
@@ -268,11 +267,9 @@ class RedditTask(Task):
     def player(self, name: str, seed: int | None = None) -> Player:
         """``"random"``: any training comment; ``"data"``: a comment of the data, of any split, on the same parent."""
         one_of("player", name, self.baselines)
-        parts = [self.data(split) for split in (self.splits if name == "data" else ("train",))]
-        columns: Any = (chain(*(getattr(part, key) for part in parts)) for key in ("parents", "comments", "scores"))
-        of_parent = name == "data" and self.include_parent
-        options: dict[str, Any] = {"of_parent": of_parent, "seed": seed}
-        return Player(CommentPlayer(RedditComments(*columns), self.tokenizer(), self.action_length, **options))
+        comments = self.comments.of_all_splits() if name == "data" else self.data("train")
+        options: dict[str, Any] = {"of_parent": name == "data" and self.include_parent, "seed": seed}
+        return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, **options))
 
     def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
         """Reply to parents of a split, by default ``"val"``; see :meth:`Task.evaluate`."""

@@ -112,8 +112,9 @@ def generate_reddit_comments(folder: str | Path, pairs: int = 4000, *, seed: int
     """Write :func:`generated_comments` into the two CSV files of the real dataset.
 
     Comments with a score above 0 are in ``comments_positive.csv``, the others in ``comments_negative.csv``. The files
-    ``train_idxs.json``, ``eval_idxs.json`` and ``test_idxs.json`` select 80, 10 and 10 % of the rows at random. Column
-    8 has the comment's kind, column 9 the parent's. The same arguments write the same files.
+    ``train_idxs.json``, ``eval_idxs.json`` and ``test_idxs.json`` select 80, 10 and 10 % of the rows at random; a text
+    may be in two of them, on different parents. Column 8 has the comment's kind, column 9 the parent's. The same
+    arguments write the same files.
 
     Args:
         folder: the folder to create.

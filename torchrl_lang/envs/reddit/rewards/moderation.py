@@ -27,7 +27,8 @@ class ModerationAPIReward:
 
     A request is sent again if the server cannot be reached, is slow, breaks off, or replies 408, 429 or 5xx. The wait
     grows, and is at least the ``Retry-After`` of the reply. After ``retries`` of them there is an error. A reply that
-    is not of the protocol is an error at once. Around it, :class:`CachedReward` stores what has been paid for.
+    is not of the protocol is an error at once. Around it, :class:`CachedReward` with the same
+    ``batch_size`` stores each reply, so that nothing is paid for twice.
 
     The key is read from the environment for each request, is never stored, and appears in no error.
 
@@ -112,10 +113,10 @@ class ModerationAPIReward:
         if not isinstance(scores, Mapping) or not scores:
             raise ValueError(f'{place} without "category_scores".')
         if self.score == "largest":
-            return max(read_number(score, f"The score of {name}") for name, score in scores.items())
+            return max(_read_score(name, score) for name, score in scores.items())
         if self.score not in scores:
             raise ValueError(f"{place} without a score of {self.score!r}; its categories are {sorted(scores)}.")
-        return read_number(scores[self.score], f"The score of {self.score}")
+        return _read_score(self.score, scores[self.score])
 
     def _key(self) -> Secret | None:
         if self.key_variable is None:
@@ -128,3 +129,10 @@ class ModerationAPIReward:
         if not all("!" <= character <= "~" for character in key):  # http.client would show it in its error
             raise ValueError(f"The key in {self.key_variable} has characters other than printable ASCII.")
         return key
+
+
+def _read_score(name: str, score: Any) -> float:
+    found = read_number(score, f"The score of {name}")
+    if not 0 <= found <= 1:
+        raise ValueError(f"The score of {name} must be a probability from 0 to 1, got {found}.")
+    return found

@@ -94,7 +94,12 @@ class Noised:
 
     def __init__(self, reward: TextReward, *, seed: int = 0) -> None:
         self.reward = reward
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator()
+        self.set_seed(seed)
+
+    def set_seed(self, seed: int) -> None:
+        """Begin the noise of a seed again."""
+        self._generator.manual_seed(seed)
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The noised levels of texts, float32 ``[N]``."""
