@@ -240,15 +240,15 @@ def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
     shutil.copytree(home, folder)
     with open(folder / "comments_negative.csv", "a", encoding="utf-8") as file:
         file.write("only,three,columns\n")
-    command = ["reddit", "--out", str(tmp_path / "out"), "--folder", str(folder)]
-    assert main(command) == 2
+    command = ["reddit", "--folder", str(folder), "--out"]
+    assert main([*command, str(tmp_path / "refused")]) == 2
     assert "malformed" in capsys.readouterr().err
 
     def stop(runs):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("torchrl_lang.recipes.reddit_demo.main"), "train_missing", stop)
-    assert main([*command, "--on-bad-rows", "report"]) == 130
+    assert main([*command, str(tmp_path / "out"), "--on-bad-rows", "report"]) == 130
 
 
 # -- figures, worked out by hand --------------------------------------------------------------------------------------
