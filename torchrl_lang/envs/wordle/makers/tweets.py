@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -30,6 +30,8 @@ PUZZLES: Mapping[int, str] = dict(enumerate(_ANSWERS.split(), start=210))
 
 _EXAMPLES = 3
 """Number of tweets that a report names for each reason."""
+_SCORE = re.compile(r"(?<![\d/])([1-6Xx])/6(?![\d/])")
+"""The score before the tiles, such as ``3/6``, or ``X/6`` for a lost game; not a part of a date."""
 _REMEDY = "give a CSV file in UTF-8 with the puzzle's number first and the tweet's text last"
 
 
@@ -115,9 +117,10 @@ def read_tweets(
     A game is 1 to 6 consecutive lines of five tiles, of the dark, the light or the high-contrast theme. No tweet is
     dropped silently: the result counts those that are left out, by reason, with the lines of the first ones. A quote
     that is never closed costs its own tweet, not those that follow. Left out are records whose quotes do not match or
-    that hold a NUL byte, empty lines, tweets without a grid, with lines of more or fewer than five tiles, with several grids, of more than six guesses,
-    with guesses after the solution, unfinished ones, those without text or puzzle number, and those of puzzles without
-    an answer. A first record without a number is a header.
+    that hold a NUL byte, empty lines, tweets without a grid, with lines of more or fewer than five tiles, with several
+    grids, of more than six guesses, with guesses after the solution, unfinished ones, those whose rows do not match the
+    score before them (``3/6``), those without text or puzzle number, and those of puzzles without an answer. A first
+    record without a number is a header.
 
     Args:
         path: the file.
@@ -185,7 +188,7 @@ def _game(record: Sequence[str], answers: Mapping[int, str], *, keep_unfinished:
     return "puzzle without a known answer" if answer is None else (answer, codes)
 
 
-def grid(lines: Iterable[str], *, keep_unfinished: bool = False) -> list[int] | str:
+def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | str:
     """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
     blocks: list[list[list[int]]] = []
     before = False
@@ -209,7 +212,23 @@ def grid(lines: Iterable[str], *, keep_unfinished: bool = False) -> list[int] | 
         return "guesses after the solution"
     if codes[-1] != SOLVED and len(codes) < TRIES and not keep_unfinished:
         return "unfinished"
+    score = _score(lines)
+    if score is not None and not _matches(score, codes):
+        return "rows that do not match the score"
     return codes
+
+
+def _score(lines: Sequence[str]) -> str | None:
+    """The last score in the lines before the first tiles."""
+    first = next(place for place, line in enumerate(lines) if tile_colours(line) is not None)
+    found = _SCORE.findall("\n".join(lines[:first]))
+    return found[-1] if found else None
+
+
+def _matches(score: str, codes: list[int]) -> bool:
+    """Whether a game has the score ``1`` to ``6``, its guesses with the solution, or ``X`` without it."""
+    solved = codes[-1] == SOLVED
+    return len(codes) == TRIES and not solved if score in "Xx" else solved and len(codes) == int(score)
 
 
 def _is_number(text: object) -> TypeGuard[str]:
