@@ -190,6 +190,40 @@ def test_a_dataset_and_fresh_rows_of_them(tmp_path):
     assert FreshGames(human, 32, games=64).sample().shape == (32,)
 
 
+def test_other_games_do_not_continue_an_interrupted_call(tmp_path, monkeypatch):
+    """Two halves of the tweets have as many games."""
+    train, test = HumanGames(TWEETS, WORDS, guesses=GUESSES).split(0.5, seed=0)
+    options = {"games": 40, "games_per_part": 20, "progress": False}
+
+    def stop(self, numbers, seed):
+        if numbers.start:
+            raise KeyboardInterrupt
+        return made(self, numbers, seed)
+
+    made = HumanGames.__call__
+    monkeypatch.setattr(HumanGames, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        generate_in_parts(train, tmp_path / "data", **options)
+    monkeypatch.setattr(HumanGames, "__call__", made)
+    with pytest.raises(ValueError, match="with other arguments \\(notes\\)"):
+        generate_in_parts(test, tmp_path / "data", **options)
+    assert len(generate_in_parts(train, tmp_path / "data", **options)) == 40
+
+
+def test_the_notes_change_with_every_game_and_guess():
+    human = HumanGames(TWEETS, WORDS, guesses=GUESSES)
+    others = [
+        HumanGames(TWEETS.games[::-1], WORDS, guesses=GUESSES),
+        HumanGames(TWEETS, WORDS, guesses=[*GUESSES[1:], "zzzzz"]),
+        HumanGames(
+            TWEETS, WORDS, guesses=human.guesses, table=human._table.clone().index_fill_(1, torch.tensor(0), 255)
+        ),
+    ]
+    assert human.notes() == HumanGames(TWEETS, WORDS, guesses=GUESSES).notes()
+    assert len({other.notes()["human_digest"] for other in [human, *others]}) == 4
+    assert len({(other.notes()["human_games"], other.notes()["guesses"]) for other in [human, *others]}) == 1
+
+
 def test_wrong_games_and_tables():
     for codes in ([], [0] * 7, [243], [-1]):
         with pytest.raises(ValueError, match="1 to 6 codes from 0 to 242"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -21,6 +22,7 @@ from torchrl_lang.envs.wordle.makers.replayed import rows_of_turns
 from torchrl_lang.envs.wordle.makers.tweets import TweetGames
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, colours_of_codes, feedback_table
 from torchrl_lang.envs.wordle.words import TURN_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
+from torchrl_lang.storage import json_digest
 
 __all__ = ["HumanGames"]
 
@@ -200,7 +202,9 @@ class HumanGames(GameMaker):
         return lost
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
+        """See :meth:`~torchrl_lang.data.GameMaker.notes`; the digest changes with any game, guess or colouring."""
+        table = hashlib.sha256(self._table.numpy().tobytes()).hexdigest()
+        digest = json_digest({"games": self.games, "guesses": self.guesses, "table": table})
         task = {"task": "wordle", "words": self.words, "rules": self.rules}
         options = {"true_word": self.true_word, "human_games": len(self.games), "guesses": len(self.guesses)}
-        return {**task, **super().notes(), **options}
+        return {**task, **super().notes(), **options, "human_digest": digest}
