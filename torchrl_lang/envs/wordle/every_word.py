@@ -48,8 +48,9 @@ def expected_return(
 
     The mean is exact, since a deterministic policy plays each word in one way:
     :class:`~torchrl_lang.envs.wordle.TreePlayer`, ``OptimalPlayer(ties="first")``, or a model with greedy decoding. A
-    policy that draws its guesses could be lucky with each word, even above the optimum. It is refused: estimate its
-    return with :func:`~torchrl_lang.evaluation.play_games`.
+    policy that draws its guesses could be lucky with each word, even above the optimum: estimate its return with
+    :func:`~torchrl_lang.evaluation.play_games`. It is refused where it shows, by different guesses in two games of the
+    same guesses and colours so far; one that draws only where no two words are left together does not show.
 
     Args:
         player: writes ``action`` into its tensordict, such as a player or an actor, with actions of any width.
