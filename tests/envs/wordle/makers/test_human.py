@@ -177,8 +177,20 @@ def test_splits_and_the_best_games():
     for fraction in (0.0, 1.0):
         with pytest.raises(ValueError, match="one side of the split"):
             human.split(fraction)
-    with pytest.raises(ValueError, match="There are no games"):
-        human.best(0.0)
+    for fraction in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            human.best(fraction)
+    with pytest.raises(ValueError, match="less than one game"):
+        human.best(0.01)
+    assert human.best(1.0).games == human.games
+
+
+def test_games_that_were_given_up_are_the_worst():
+    lost, given_up, solved, quick = ("crane", [0] * 6), ("crane", [0]), ("crane", [0] * 5 + [242]), ("crane", [242])
+    human = HumanGames([lost, given_up, solved, quick], ["crane", "fuzzy"])
+    assert human.best(0.25).games == [quick]
+    assert human.best(0.5).games == [solved, quick]
+    assert human.best(0.75).games == [given_up, solved, quick]
 
 
 def test_a_dataset_and_fresh_rows_of_them(tmp_path):

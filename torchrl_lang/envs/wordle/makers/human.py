@@ -151,9 +151,25 @@ class HumanGames(GameMaker):
         return self.select(sorted(order[:size])), self.select(sorted(order[size:]))
 
     def best(self, fraction: float) -> HumanGames:
-        """The ``fraction`` of the games with the fewest guesses, rounded down; the earlier of equal ones."""
-        order = self._count.argsort(stable=True)[: int(len(self.games) * fraction)]
-        return self.select(sorted(order.tolist()))
+        """The ``fraction`` of the games, rounded down: solved ones first, then by fewest guesses, then the earlier.
+
+        Raises:
+            ValueError: the fraction is not above 0 and at most 1, or leaves no game.
+
+        Examples:
+            >>> from torchrl_lang.envs.wordle import HumanGames, demo_words
+            >>> given_up, solved = ("panic", [29]), ("panic", [29, 242])
+            >>> HumanGames([given_up, solved], demo_words(200)).best(0.5).games
+            [('panic', [29, 242])]
+        """
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+        size = int(len(self.games) * fraction)
+        if not size:
+            raise ValueError(f"fraction={fraction} of {len(self.games)} games is less than one game: give more.")
+        lost = [codes[-1] != SOLVED for _, codes in self.games]
+        order = sorted(range(len(lost)), key=lambda game: (lost[game], len(self.games[game][1])))
+        return self.select(sorted(order[:size]))
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`GameMaker.__call__`."""
