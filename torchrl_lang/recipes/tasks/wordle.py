@@ -96,7 +96,11 @@ class WordleData(WordleGames, DataOptions):
         if self.tweets is not None:
             tweets = read_tweets(self.tweets)
             print(tweets.report())
-            return HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+            human = HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+            print(
+                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
+            )
+            return human
         kind = BranchedGames if self.make == "branched" else AdversarialGames
         return kind(task.env(min(self.batch, self.games)))
 
