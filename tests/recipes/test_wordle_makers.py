@@ -54,6 +54,7 @@ def test_games_that_are_never_drawn_are_counted(tmp_path, capsys):
         (["--make", "human"], "--make human needs --tweets"),
         (["--tweets", "x.csv"], "others take none"),
         (["--make", "branched", "--player", "careful"], "omit --player careful"),
+        (["--words", "²"], "No word list at '²'"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, capsys, more, found):

@@ -143,7 +143,7 @@ class WordleTask(Task):
         """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
         if words == "all":
             return cls(tuple(common_words()), rules)
-        return cls(tuple(demo_words(int(words)) if words.isdigit() else load_words(words)), rules)
+        return cls(tuple(demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
 
     @classmethod
     def from_notes(cls, notes: Fields) -> WordleTask:
