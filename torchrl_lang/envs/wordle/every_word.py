@@ -18,7 +18,15 @@ __all__ = ["WordReturns", "expected_return"]
 
 
 class WordReturns(NamedTuple):
-    """The return of each hidden word."""
+    """The return of each hidden word, as :func:`expected_return` computes it.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import WordReturns
+        >>> found = WordReturns(torch.tensor([0.0, -1.0, -1.0, -2.0]), max_tries=2)
+        >>> found.mean, found.histogram  # one word took one guess, two took two, one was not found
+        (-1.0, {1: 1, 2: 2, 3: 1})
+    """
 
     returns: Tensor
     """float64 ``[W]``: ``-(k - 1)`` for a word that took ``k`` guesses, ``-max_tries`` for a lost one."""

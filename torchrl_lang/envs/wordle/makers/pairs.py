@@ -19,6 +19,7 @@ class GuessPair(NamedTuple):
     """Two guesses in the same state, as :func:`guess_pairs` finds them.
 
     Examples:
+        >>> import torch
         >>> from torchrl_lang.envs.wordle import GuessPair, WordIndex, wordle_tokenizer
         >>> first_state = torch.tensor([wordle_tokenizer().control.begin_action])
         >>> pair = GuessPair(first_state, *WordIndex(["raise", "fuzzy"]).letters)

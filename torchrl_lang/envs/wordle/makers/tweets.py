@@ -37,7 +37,17 @@ _REMEDY = "give a CSV file in UTF-8 with the puzzle's number first and the tweet
 
 @dataclass
 class TweetGames:
-    """Games read from tweets, and why other tweets were left out."""
+    """Games read from tweets, and why other tweets were left out; see :func:`read_tweets`.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import TweetGames
+        >>> tweets = TweetGames()
+        >>> tweets.add(1, ("panic", [29, 242]))
+        >>> tweets.add(5, "unfinished")
+        >>> print(tweets.report())
+        1 games, 1 tweets left out
+        1: unfinished (line 5)
+    """
 
     games: list[tuple[str, list[int]]] = field(default_factory=list)
     """For each game the answer, and a code for the five colours of each guess (see :func:`feedback_code`)."""
