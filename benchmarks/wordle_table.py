@@ -139,15 +139,27 @@ def _read(path: Path) -> Any:
 def summaries(players: Mapping[str, Sequence[Any]], *, normalised: bool = False) -> list[SeedSummary]:
     """A summary for each player with results; normalised to 0 for -6, 50 for the data, 100 for the optimal player."""
     found = []
-    for name, values in players.items():
-        if name.endswith(": decoding") or all(value is None for value in values):
-            continue
+    for name, values in (_normalised(players) if normalised else _returns(players)).items():
         kept = [value for value in values if value is not None]
-        if normalised:
-            limits = zip(values, players["data"], players["optimal (myopic)"], strict=True)
-            kept = [normalise(value, data, best) for value, data, best in limits if value is not None]
-        found.append(over_seeds(name, kept))
+        if kept:
+            found.append(over_seeds(name, kept))
     return found
+
+
+def _returns(players: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[float | None]]:
+    return {name: values for name, values in players.items() if not name.endswith(": decoding")}
+
+
+def _normalised(players: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[float | None]]:
+    """None where the return is missing, or that of the data or of the optimal player."""
+    limits = list(zip(players["data"], players["optimal (myopic)"], strict=True))
+    return {
+        name: [
+            None if value is None or data is None or best is None else normalise(value, data, best)
+            for value, (data, best) in zip(values, limits, strict=True)
+        ]
+        for name, values in _returns(players).items()
+    }
 
 
 def normalise(value: float, data: float, best: float) -> float:
@@ -167,8 +179,11 @@ def text(results: Mapping[str, Any]) -> str:
     for data, players in results["returns"].items():
         table = format_seed_table(summaries(players), title=data)
         scaled = format_seed_table(summaries(players, normalised=True), title=f"{data}, normalised", digits=1)
-        gaps = [name for name, values in players.items() if None in values and not name.endswith(": decoding")]
-        parts.append(f"{table}\n\n{scaled}" + (f"\n\nnot run with every seed: {', '.join(gaps)}" if gaps else ""))
+        parts += [table, scaled]
+        gaps = [name for name, values in _returns(players).items() if None in values]
+        parts += [f"not run with every seed: {', '.join(gaps)}"] if gaps else []
+        others = [name for name, values in _normalised(players).items() if None in values and name not in gaps]
+        parts += [f"not normalised with every seed: {', '.join(others)}"] if others else []
     return "\n\n".join(parts)
 
 

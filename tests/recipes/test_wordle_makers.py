@@ -35,7 +35,17 @@ def test_mixtures(tmp_path, kind, capsys):
 def test_tweets(tmp_path, capsys):
     assert generate(tmp_path / "data", "--make", "human", "--tweets", str(example_tweets())) == 0
     assert len(load_dataset(tmp_path / "data")) == 40
-    assert "48 games, 9 tweets left out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "48 games, 9 tweets left out" in printed
+    assert "0 of 48 games fit no hidden word of the list" in printed
+
+
+def test_games_that_are_never_drawn_are_counted(tmp_path, capsys):
+    """No guess gets four greens and a yellow."""
+    path = tmp_path / "tweets.csv"
+    path.write_text('210,"🟩🟩🟩🟩🟨\n🟩🟩🟩🟩🟩"\n211,🟩🟩🟩🟩🟩\n', encoding="utf-8")
+    assert generate(tmp_path / "data", "--make", "human", "--tweets", str(path)) == 0
+    assert "1 of 2 games fit no hidden word of the list and are never drawn" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,7 @@ def test_tweets(tmp_path, capsys):
         (["--make", "human"], "--make human needs --tweets"),
         (["--tweets", "x.csv"], "others take none"),
         (["--make", "branched", "--player", "careful"], "omit --player careful"),
+        (["--words", "²"], "No word list at '²'"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, capsys, more, found):

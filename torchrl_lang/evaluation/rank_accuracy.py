@@ -56,14 +56,14 @@ def rank_accuracy(
         >>> from torchrl_lang.data import CharTokenizer
         >>> from torchrl_lang.evaluation import KnownValues, rank_accuracy
         >>> from torchrl_lang.modules import QValueHead, causal_lm, language_actor
-        >>> tokenizer = CharTokenizer.from_alphabet("abc")
+        >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=6)
-        >>> a, b, c = tokenizer.encode("abc")
-        >>> state = KnownValues(torch.tensor([tokenizer.control.begin_action]), torch.tensor([[a], [b], [c]]),
-        ...                     torch.tensor([0.0, 1.0, 2.0]))
-        >>> qvalue = QValueHead(8, tokenizer.vocab_size)
-        >>> -1 <= rank_accuracy(language_actor(lm), qvalue, [state], tokenizer.control) <= 1
-        True
+        >>> actor, qvalue = language_actor(lm), QValueHead(8, tokenizer.vocab_size)
+        >>> state = torch.tensor([tokenizer.control.begin_action])
+        >>> utterances, exact = torch.tensor([[token] for token in tokenizer.encode("ab")]), torch.tensor([0.0, 1.0])
+        >>> known = [KnownValues(state, utterances, values) for values in (exact, -exact)]  # one order and the other
+        >>> sorted(round(rank_accuracy(actor, qvalue, [one], tokenizer.control)) for one in known)
+        [-1, 1]
     """
     places = [place for place, state in enumerate(known) if state.values.unique().numel() > 1]
     counted = [known[place] for place in places]

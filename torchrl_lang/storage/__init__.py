@@ -1,6 +1,7 @@
 """Read files and folders with checks, write them atomically, and lock folders against other processes."""
 
 from torchrl_lang.storage.columns import parse_rows
+from torchrl_lang.storage.csv_records import CSVRecord, read_csv_records
 from torchrl_lang.storage.errors import FileError, one_line, shorten
 from torchrl_lang.storage.fields import Fields
 from torchrl_lang.storage.folder_formats import FolderFormat
@@ -39,6 +40,7 @@ from torchrl_lang.storage.readers import (
 
 __all__ = [
     "CHECKSUMS",
+    "CSVRecord",
     "Fields",
     "FileError",
     "FolderFormat",
@@ -53,6 +55,7 @@ __all__ = [
     "nested_fields",
     "one_line",
     "parse_rows",
+    "read_csv_records",
     "read_json",
     "read_json_list",
     "read_manifest",

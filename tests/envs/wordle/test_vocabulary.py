@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -63,6 +65,30 @@ def test_other_text_is_an_error(line):
         consistent_words(line, WORDS)
 
 
+@pytest.mark.parametrize(
+    ("transcript", "part"),
+    [
+        ("<a>CRANE</a><b><g><g><b><g></s>", "CRANE<b><g><g><b><g>"),
+        ("<a>crane</a><b><g><g>", "<b><g><g>"),  # cut off
+        ("<a>crane</a><b><g><g><b><x></s>", "<b><g><g><b><x>"),
+        ("<a>xcrane</a><b><g><g><b><g></s>", "<b><g><g><b><g>"),
+        ("<a>slate</a><b><g><g><b><g></s>cr?ne</a>", "?"),
+        ("<g><g><g><g><g>", "<g><g><g><g><g>"),
+    ],
+)
+def test_rows_with_other_text_are_an_error(transcript, part):
+    with pytest.raises(ValueError, match=re.escape(f" has {part!r}, which is no part of a guess")):
+        consistent_words(transcript, WORDS)
+
+
+def test_guesses_without_colours_rule_nothing_out():
+    transcript = "<s><a>crane</a><b><b><b><b><b></s>slopyy</a></s>slo"
+    assert consistent_words(transcript, WORDS) == consistent_words("crane bbbbb", WORDS) != WORDS
+    assert consistent_words(transcript + "</a></eod><|pad|>", WORDS) == consistent_words("crane bbbbb", WORDS)
+
+
 def test_rows_of_any_number():
     states = WordleEnv(WORDS, [5000]).reset()
+    none = count_consistent(states[:0], WORDS)
+    assert (none.shape, none.dtype) == ((0,), torch.int64)
     assert torch.equal(count_consistent(states, WORDS), torch.full((5000,), 100))

@@ -18,7 +18,15 @@ __all__ = ["WordReturns", "expected_return"]
 
 
 class WordReturns(NamedTuple):
-    """The return of each hidden word."""
+    """The return of each hidden word, as :func:`expected_return` computes it.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import WordReturns
+        >>> found = WordReturns(torch.tensor([0.0, -1.0, -1.0, -2.0]), max_tries=2)
+        >>> found.mean, found.histogram  # one word took one guess, two took two, one was not found
+        (-1.0, {1: 1, 2: 2, 3: 1})
+    """
 
     returns: Tensor
     """float64 ``[W]``: ``-(k - 1)`` for a word that took ``k`` guesses, ``-max_tries`` for a lost one."""
@@ -48,8 +56,9 @@ def expected_return(
 
     The mean is exact, since a deterministic policy plays each word in one way:
     :class:`~torchrl_lang.envs.wordle.TreePlayer`, ``OptimalPlayer(ties="first")``, or a model with greedy decoding. A
-    policy that draws its guesses could be lucky with each word, even above the optimum. It is refused: estimate its
-    return with :func:`~torchrl_lang.evaluation.play_games`.
+    policy that draws its guesses could be lucky with each word, even above the optimum: estimate its return with
+    :func:`~torchrl_lang.evaluation.play_games`. It is refused where it shows, by different guesses in two games of the
+    same guesses and colours so far; one that draws only where no two words are left together does not show.
 
     Args:
         player: writes ``action`` into its tensordict, such as a player or an actor, with actions of any width.

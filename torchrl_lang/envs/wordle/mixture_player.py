@@ -59,7 +59,8 @@ class MixturePlayer(Player):
             )
         super().__init__(action_length=widths.pop(), seed=seed)
         chances = [1 / len(players)] * len(players) if probabilities is None else list(probabilities)
-        if len(chances) != len(players) or min(chances) < 0 or abs(sum(chances) - 1) > 1e-6:
+        are_chances = all(chance >= 0 for chance in chances) and abs(sum(chances) - 1) <= 1e-6  # False with NaN
+        if len(chances) != len(players) or not are_chances:
             raise ValueError(f"{len(players)} players need as many probabilities that sum to one, got {chances}.")
         one_of("per", per, ("move", "game"))
         self.players = torch.nn.ModuleList(players)

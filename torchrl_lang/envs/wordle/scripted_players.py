@@ -55,6 +55,17 @@ class Player(TensorDictModuleBase):
     Args:
         action_length: width of the actions in tokens, at least 6: a word and its end.
         seed: seed of the random choices.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import Player, WordIndex, WordleEnv
+        >>> class Alternating(Player):
+        ...     words = WordIndex(["crane", "slate"]).letters
+        ...
+        ...     def choose(self, turns):
+        ...         return self.words[turns.tries % 2]
+        >>> games = WordleEnv(["slate"], batch_size=[1]).rollout(2, Alternating())
+        >>> [WordIndex.text(action) for action in games["action"][0, :, :5]]
+        ['crane', 'slate']
     """
 
     def __init__(self, *, action_length: int = WORD_LENGTH + 1, seed: int | None = None) -> None:
@@ -115,6 +126,20 @@ class WordPlayer(Player):
             :data:`OPENERS`).
         action_length: see :class:`Player`.
         seed: see :class:`Player`.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordIndex, WordleEnv, WordPlayer
+        >>> class FirstFitting(WordPlayer):
+        ...     def _choose_word(self, turns):
+        ...         fitting = self.sets.members(turns.filter(self.sets))
+        ...         return self.index.letters[fitting.int().argmax(-1)]
+        >>> words = ["crane", "slate", "point"]
+        >>> env = WordleEnv(words, batch_size=[3])
+        >>> start = env.reset(hidden_word=[0, 1, 2])
+        >>> actions = env.rollout(2, FirstFitting(words, openers=["point"]), auto_reset=False, tensordict=start,
+        ...                       break_when_any_done=False)["action"]
+        >>> [WordIndex.text(action) for action in actions[:2, 1, :5]]  # after the opener
+        ['crane', 'slate']
     """
 
     def __init__(

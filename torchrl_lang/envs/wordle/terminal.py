@@ -59,7 +59,17 @@ def render_row(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, c
 
 
 def render_letters(tokens: Tensor, attention_mask: Tensor, action_mask: Tensor, *, colour: bool | None = None) -> str:
-    """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`."""
+    """The alphabet in one line, each guessed letter in its best colour; arguments of :func:`render_row`.
+
+    Without colours ``[G]`` is green, ``(Y)`` yellow, and a dot stands for a letter that the word does not have.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import RepeatPlayer, WordleEnv, render_letters
+        >>> env = WordleEnv(["crane", "slate"], batch_size=[1], seed=1)
+        >>> td = env.rollout(1, RepeatPlayer(openers=["caper"]))[0, -1]["next"]
+        >>> print(render_letters(td["tokens"], td["attention_mask"], td["action_mask"], colour=False))
+        (A) B  .  D (E) F  G  H  I  J  K  L  M  N  O  .  Q  .  S  T  U  V  W  X  Y  Z
+    """
     ansi = use_colour() if colour is None else colour
     turns = read_turns(tokens[None], attention_mask[None], action_mask[None])
     return letters_line(turns, ansi)
@@ -87,6 +97,19 @@ def play_human(
 
     Raises:
         ValueError: the environment has more than one row.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import WordleEnv, play_human
+        >>> lines = iter(["slat", "slate", "crane"])  # what the user types
+        >>> play_human(WordleEnv(["crane"], batch_size=[1], seed=0), input_fn=lambda prompt: next(lines))
+        Guess the word of five letters, out of 1. You have 6 tries; q quits.
+        Five letters, please: 'slat' has 4.
+         S  L [A] T [E]
+        [A] B  C  D [E] F  G  H  I  J  K  .  M  N  O  P  Q  R  .  .  U  V  W  X  Y  Z
+         S  L [A] T [E]
+        [C][R][A][N][E]
+        Solved in 2 of 6.
+        -1.0
     """
     _check_single(env)
     tensordict = env.reset()

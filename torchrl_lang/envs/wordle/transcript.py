@@ -21,7 +21,20 @@ COLOUR_TOKENS = tuple(_TOKENIZER.encode("<b><y><g>"))
 
 
 class Turns(NamedTuple):
-    """The guesses of a batch of rows that got colours, in order, and their colours."""
+    """The guesses of a batch of rows that got colours, in order, and their colours: what a :class:`Player` reads.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import CandidateSets, Turns, WordIndex, feedback
+        >>> words = WordIndex(["crane", "slate", "crate"])
+        >>> guess = words.letters[:1, None]  # one game with one guess, crane
+        >>> turns = Turns(guess, feedback(guess, words.letters[2]), torch.tensor([1]), torch.tensor([1]))
+        >>> turns.colours  # for the word crate
+        tensor([[[2, 2, 2, 0, 2]]])
+        >>> sets = CandidateSets(words.letters)
+        >>> sets.members(turns.filter(sets)).tolist()  # crate is the only word that fits them
+        [[False, False, True]]
+    """
 
     guess: Tensor
     """int64 letters ``[N, M, 5]``, zero after the last guess."""

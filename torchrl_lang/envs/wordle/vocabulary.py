@@ -18,7 +18,9 @@ from torchrl_lang.storage import shorten
 
 __all__ = ["consistent_words", "count_consistent", "random_words"]
 
-_TURN = re.compile(r"([a-z]{5})</a>((?:<[gby]>){5})")
+_TURN = re.compile(r"(?<![a-z])([a-z]{5})</a>((?:<[gby]>){5})")
+_BETWEEN = re.compile(r"(?<![<a-z])[a-z]+(?![a-z>])|</?[as]>|</eod>|<\|pad\|>|\s+")
+"""What else a decoded row may have: letters of guesses without colours, and control tokens."""
 
 
 def random_words(n: int, words: WordList | None = None, *, include: WordList | None = None, seed: int = 0) -> list[str]:
@@ -56,13 +58,13 @@ def consistent_words(
     """The words of a list that fit all colours of a transcript, in the order of the list.
 
     Args:
-        transcript: a row with the entries of a row, each ``[T]``; or text: a decoded row, or lines of a guess and its
-            colours as ``b``, ``y`` and ``g`` or as tile emoji.
+        transcript: a row with the entries of a row, each ``[T]``; or text: a decoded row, in which guesses may lack
+            colours, or lines of a guess and its colours as ``b``, ``y`` and ``g`` or as tile emoji.
         words: the list, or its path; default the shipped common words.
         rules: the rules of the colours.
 
     Raises:
-        ValueError: a line of the text is something else.
+        ValueError: a line or a part of the text is something else.
 
     Examples:
         >>> from torchrl_lang.envs.wordle import consistent_words
@@ -95,19 +97,32 @@ def count_consistent(rows: TensorDictBase, words: WordList | None = None, *, rul
     """
     index = WordIndex(common_words() if words is None else load_words(words))
     sets = CandidateSets(index.letters, rules)
+    if not len(rows):
+        return torch.zeros(0, dtype=torch.int64, device=rows.device)
     return torch.cat([sets.size(turns_of_rows(block).filter(sets)) for block in rows.split(4096)])
 
 
 def _turns_of_text(text: str) -> Turns:
     """One transcript in a batch of one."""
     if text.lstrip().startswith("<"):
-        found = [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
+        found = _read_row(text)
     else:
         found = [_read_line(line) for line in text.splitlines() if line.strip()]
     guesses = WordIndex([guess for guess, _ in found] or ["aaaaa"]).letters
     codes = torch.tensor([code for _, code in found] or [0])
     count = torch.tensor([len(found)])
     return Turns(guesses[None], colours_of_codes()[codes][None], count, count)
+
+
+def _read_row(text: str) -> list[tuple[str, int]]:
+    """The guesses with colours of a decoded row, and the codes of their colours."""
+    other = _BETWEEN.sub("", _TURN.sub("", text))
+    if other:
+        raise ValueError(
+            f"The transcript {shorten(text)} has {shorten(other)}, which is no part of a guess with its colours: write "
+            "guesses as five letters a-z, </a>, and five of <b>, <y> and <g>."
+        )
+    return [(guess, CODE_OF_SYMBOLS[symbols]) for guess, symbols in _TURN.findall(text)]
 
 
 def _read_line(line: str) -> tuple[str, int]:

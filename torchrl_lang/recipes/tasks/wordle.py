@@ -96,7 +96,11 @@ class WordleData(WordleGames, DataOptions):
         if self.tweets is not None:
             tweets = read_tweets(self.tweets)
             print(tweets.report())
-            return HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+            human = HumanGames(tweets, task.words, guesses=guess_words(), rules=task.rules)
+            print(
+                f"{human.impossible()} of {len(human.games)} games fit no hidden word of the list and are never drawn"
+            )
+            return human
         kind = BranchedGames if self.make == "branched" else AdversarialGames
         return kind(task.env(min(self.batch, self.games)))
 
@@ -139,7 +143,7 @@ class WordleTask(Task):
         """``words``: how many of the shipped ones, ``"all"`` of them, or the path of a file."""
         if words == "all":
             return cls(tuple(common_words()), rules)
-        return cls(tuple(demo_words(int(words)) if words.isdigit() else load_words(words)), rules)
+        return cls(tuple(demo_words(int(words)) if words.isdecimal() else load_words(words)), rules)
 
     @classmethod
     def from_notes(cls, notes: Fields) -> WordleTask:

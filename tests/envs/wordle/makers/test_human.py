@@ -64,12 +64,13 @@ def test_rows_have_exactly_the_colours_of_a_tweet(true_word):
 
 def test_guesses_are_uniform_among_those_with_the_colours():
     words = ["crane", "crate", "slate", "point", "plate"]
-    human = HumanGames([("crane", [242 - 18, 242])], words, guesses=["crave", "brace"])
+    human = HumanGames([("crane", [242 - 6, 242])], words, guesses=["crave", "brace"])
     table = {
-        word: [g for g in human.guesses if plain_feedback(g, word, "official") == [2, 2, 0, 2, 2]] for word in words
+        word: [g for g in human.guesses if plain_feedback(g, word, "official") == [2, 2, 2, 0, 2]] for word in words
     }
     fitting = [word for word in words if table[word]]
-    found = [guesses for _, guesses in codes_of(human(range(4000), seed=1))] if fitting else []
+    assert fitting == ["crane", "crate"]
+    found = [guesses for _, guesses in codes_of(human(range(4000), seed=1))]
     for word in fitting:
         mine = [first for first, last in found if last == word]
         assert abs(len(mine) / 4000 - 1 / len(fitting)) < 0.05
@@ -177,8 +178,20 @@ def test_splits_and_the_best_games():
     for fraction in (0.0, 1.0):
         with pytest.raises(ValueError, match="one side of the split"):
             human.split(fraction)
-    with pytest.raises(ValueError, match="There are no games"):
-        human.best(0.0)
+    for fraction in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            human.best(fraction)
+    with pytest.raises(ValueError, match="less than one game"):
+        human.best(0.01)
+    assert human.best(1.0).games == human.games
+
+
+def test_games_that_were_given_up_are_the_worst():
+    lost, given_up, solved, quick = ("crane", [0] * 6), ("crane", [0]), ("crane", [0] * 5 + [242]), ("crane", [242])
+    human = HumanGames([lost, given_up, solved, quick], ["crane", "fuzzy"])
+    assert human.best(0.25).games == [quick]
+    assert human.best(0.5).games == [solved, quick]
+    assert human.best(0.75).games == [given_up, solved, quick]
 
 
 def test_a_dataset_and_fresh_rows_of_them(tmp_path):
@@ -188,6 +201,40 @@ def test_a_dataset_and_fresh_rows_of_them(tmp_path):
     assert open_dataset(tmp_path / "data")[1].words == tuple(WORDS)
     assert (dataset[:64] == human(range(64), 0)).all()
     assert FreshGames(human, 32, games=64).sample().shape == (32,)
+
+
+def test_other_games_do_not_continue_an_interrupted_call(tmp_path, monkeypatch):
+    """Two halves of the tweets have as many games."""
+    train, test = HumanGames(TWEETS, WORDS, guesses=GUESSES).split(0.5, seed=0)
+    options = {"games": 40, "games_per_part": 20, "progress": False}
+
+    def stop(self, numbers, seed):
+        if numbers.start:
+            raise KeyboardInterrupt
+        return made(self, numbers, seed)
+
+    made = HumanGames.__call__
+    monkeypatch.setattr(HumanGames, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        generate_in_parts(train, tmp_path / "data", **options)
+    monkeypatch.setattr(HumanGames, "__call__", made)
+    with pytest.raises(ValueError, match="with other arguments \\(notes\\)"):
+        generate_in_parts(test, tmp_path / "data", **options)
+    assert len(generate_in_parts(train, tmp_path / "data", **options)) == 40
+
+
+def test_the_notes_change_with_every_game_and_guess():
+    human = HumanGames(TWEETS, WORDS, guesses=GUESSES)
+    others = [
+        HumanGames(TWEETS.games[::-1], WORDS, guesses=GUESSES),
+        HumanGames(TWEETS, WORDS, guesses=[*GUESSES[1:], "zzzzz"]),
+        HumanGames(
+            TWEETS, WORDS, guesses=human.guesses, table=human._table.clone().index_fill_(1, torch.tensor(0), 255)
+        ),
+    ]
+    assert human.notes() == HumanGames(TWEETS, WORDS, guesses=GUESSES).notes()
+    assert len({other.notes()["human_digest"] for other in [human, *others]}) == 4
+    assert len({(other.notes()["human_games"], other.notes()["guesses"]) for other in [human, *others]}) == 1
 
 
 def test_wrong_games_and_tables():

@@ -32,6 +32,9 @@ def write(path, records, encoding="utf-8"):
         (["⬛\ufe0f🟨⬛⬛🟩", GREEN], [29, 242]),
         ([MISS] * 6, [29] * 6),
         ([MISS] * 5 + [GREEN], [29] * 5 + [242]),
+        (["Wordle 210 2/6*", MISS, GREEN, "1/6 yesterday"], [29, 242]),
+        (["after 4/6, on 3/6/2022:", "Wordle 1,210 2/6", "", MISS, GREEN], [29, 242]),
+        (["Wordle 210 X/6", *[MISS] * 6], [29] * 6),
     ],
 )
 def test_grids(lines, codes):
@@ -49,6 +52,11 @@ def test_grids(lines, codes):
         ([MISS] * 7, "more than six guesses"),
         ([GREEN, MISS], "guesses after the solution"),
         ([MISS, MISS], "unfinished"),
+        (["Wordle 210 3/6", f"{MISS} ouch", MISS, GREEN], "rows that do not match the score"),
+        ([f"Wordle 210 3/6 {MISS}", MISS, GREEN], "rows that do not match the score"),
+        (["Wordle 210 2/6", MISS, MISS, GREEN], "rows that do not match the score"),
+        (["Wordle 210 X/6", *[MISS] * 5, GREEN], "rows that do not match the score"),
+        (["Wordle 210 6/6", *[MISS] * 6], "rows that do not match the score"),
     ],
 )
 def test_reasons(lines, reason):
@@ -57,6 +65,8 @@ def test_reasons(lines, reason):
 
 def test_unfinished_games_can_be_kept():
     assert grid([MISS, MISS], keep_unfinished=True) == [29, 29]
+    cut_off = ["Wordle 210 4/6", MISS, MISS]
+    assert grid(cut_off, keep_unfinished=True) == "rows that do not match the score"
 
 
 def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
@@ -76,16 +86,27 @@ def test_a_file_with_header_columns_between_and_every_fault(tmp_path):
         "unfinished": 1,
         "puzzle without a known answer": 1,
         "no puzzle number": 1,
-        "fewer than two columns": 2,
+        "fewer than two columns": 1,
+        "an empty line": 1,
         "no line of tiles": 1,
     }
-    assert tweets.examples["fewer than two columns"] == [6, 7]
-    assert tweets.report().splitlines()[:2] == [
-        "1 games, 6 tweets left out",
-        "2: fewer than two columns (record 6, 7)",
-    ]
+    assert tweets.examples["an empty line"] == [11]  # the first two tweets have four and two lines
+    assert tweets.report().splitlines()[:2] == ["1 games, 6 tweets left out", "1: an empty line (line 11)"]
     kept = read_tweets(tmp_path / "tweets.csv", unfinished="keep", answers={210: "crane", 211: "slate"})
     assert kept.games == [("crane", [29, 242]), ("slate", [29, 29])]
+
+
+@pytest.mark.parametrize("others", [1, 20_000])
+def test_a_quote_that_is_never_closed_costs_its_own_tweet(tmp_path, others):
+    """Also where the rest of the file is longer than a field of a CSV file may be."""
+    good = f'210,"Wordle 210 2/6\n\n{MISS}\n{GREEN}"\n'
+    path = tmp_path / "tweets.csv"
+    path.write_text(f'{good}211,"{MISS}\n{GREEN}\n{good}212,"open\n' + "213,no luck\n" * others, encoding="utf-8")
+    tweets = read_tweets(path)
+    assert tweets.games == [("panic", [29, 242])] * 2
+    assert tweets.left_out == {"quotes that do not match": 2, "no line of tiles": others}
+    assert tweets.examples["quotes that do not match"] == [5, 11]
+    assert "2: quotes that do not match (line 5, 11)" in tweets.report()
 
 
 def test_a_longer_table_of_answers(tmp_path):
@@ -104,7 +125,7 @@ def test_a_longer_table_of_answers(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(FileError, match="cannot be read after record 0"):
+    with pytest.raises(FileError, match=r"not utf-8 .* line 1"):
         read_tweets(write(tmp_path / "a.csv", [["210", "é" + GREEN[:0]]], "latin-1"))
     with pytest.raises(FileError):
         read_tweets(tmp_path / "missing.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -21,6 +22,7 @@ from torchrl_lang.envs.wordle.makers.replayed import rows_of_turns
 from torchrl_lang.envs.wordle.makers.tweets import TweetGames
 from torchrl_lang.envs.wordle.rules import SOLVED, Rules, check_rules, colours_of_codes, feedback_table
 from torchrl_lang.envs.wordle.words import TURN_LENGTH, WordIndex, WordList, load_words, wordle_tokenizer
+from torchrl_lang.storage import json_digest
 
 __all__ = ["HumanGames"]
 
@@ -149,9 +151,25 @@ class HumanGames(GameMaker):
         return self.select(sorted(order[:size])), self.select(sorted(order[size:]))
 
     def best(self, fraction: float) -> HumanGames:
-        """The ``fraction`` of the games with the fewest guesses, rounded down; the earlier of equal ones."""
-        order = self._count.argsort(stable=True)[: int(len(self.games) * fraction)]
-        return self.select(sorted(order.tolist()))
+        """The ``fraction`` of the games, rounded down: solved ones first, then by fewest guesses, then the earlier.
+
+        Raises:
+            ValueError: the fraction is not above 0 and at most 1, or leaves no game.
+
+        Examples:
+            >>> from torchrl_lang.envs.wordle import HumanGames, demo_words
+            >>> given_up, solved = ("panic", [29]), ("panic", [29, 242])
+            >>> HumanGames([given_up, solved], demo_words(200)).best(0.5).games
+            [('panic', [29, 242])]
+        """
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}.")
+        size = int(len(self.games) * fraction)
+        if not size:
+            raise ValueError(f"fraction={fraction} of {len(self.games)} games is less than one game: give more.")
+        lost = [codes[-1] != SOLVED for _, codes in self.games]
+        order = sorted(range(len(lost)), key=lambda game: (lost[game], len(self.games[game][1])))
+        return self.select(sorted(order[:size]))
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """Rows ``[N]`` of ``len(numbers)`` games drawn with replacement, see :meth:`GameMaker.__call__`."""
@@ -200,7 +218,9 @@ class HumanGames(GameMaker):
         return lost
 
     def notes(self) -> dict[str, Any]:
-        """See :meth:`~torchrl_lang.data.GameMaker.notes`."""
+        """See :meth:`~torchrl_lang.data.GameMaker.notes`; the digest changes with any game, guess or colouring."""
+        table = hashlib.sha256(self._table.numpy().tobytes()).hexdigest()
+        digest = json_digest({"games": self.games, "guesses": self.guesses, "table": table})
         task = {"task": "wordle", "words": self.words, "rules": self.rules}
         options = {"true_word": self.true_word, "human_games": len(self.games), "guesses": len(self.guesses)}
-        return {**task, **super().notes(), **options}
+        return {**task, **super().notes(), **options, "human_digest": digest}

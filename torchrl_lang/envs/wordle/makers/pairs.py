@@ -16,7 +16,16 @@ __all__ = ["GuessPair", "guess_pairs"]
 
 
 class GuessPair(NamedTuple):
-    """Two guesses in the same state."""
+    """Two guesses in the same state, as :func:`guess_pairs` finds them.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.wordle import GuessPair, WordIndex, wordle_tokenizer
+        >>> first_state = torch.tensor([wordle_tokenizer().control.begin_action])
+        >>> pair = GuessPair(first_state, *WordIndex(["raise", "fuzzy"]).letters)
+        >>> WordIndex.text(pair.expert), WordIndex.text(pair.other)
+        ('raise', 'fuzzy')
+    """
 
     tokens: Tensor
     """int64 ``[T]``, the row before the guess, without padding."""
@@ -43,11 +52,12 @@ def guess_pairs(rows: TensorDictBase, kind: int = 1) -> list[GuessPair]:
         none.
 
     Examples:
-        >>> from torchrl_lang.envs.wordle import BranchedGames, WordleEnv, demo_words, guess_pairs
-        >>> rows = BranchedGames(WordleEnv(demo_words(30), batch_size=[16]))(range(4), seed=0)
-        >>> pairs = guess_pairs(rows)
-        >>> len(pairs) <= int((rows["kind"] == 1).sum()), pairs[0].expert.shape
-        (True, torch.Size([5]))
+        >>> from torchrl_lang.envs.wordle import BranchedGames, RandomWordPlayer, WordIndex, WordleEnv, guess_pairs
+        >>> env = WordleEnv(["crane"], batch_size=[2])
+        >>> maker = BranchedGames(env, RandomWordPlayer(["crane"]), RandomWordPlayer(["slate"]), branches=2)
+        >>> pairs = guess_pairs(maker(range(1), seed=0))
+        >>> [(WordIndex.text(pair.expert), WordIndex.text(pair.other)) for pair in pairs]
+        [('crane', 'slate'), ('crane', 'slate')]
     """
     tokens, kinds, turn = entry(rows, TOKENS).long(), entry(rows, KIND), entry(rows, BRANCH_TURN)
     place = {game: row for row, game in enumerate(entry(rows, GAME).tolist()) if kinds[row] == 0}

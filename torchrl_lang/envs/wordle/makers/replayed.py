@@ -31,7 +31,18 @@ _BLOCK = 4096
 
 
 class Replayed(NamedTuple):
-    """Games replayed with other words or rules, and what became of the others."""
+    """Games replayed with other words or rules, and what became of the others; see :func:`replay_games`.
+
+    Examples:
+        >>> from torchrl_lang.data import PolicyGames
+        >>> from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv, replay_games
+        >>> games = PolicyGames(WordleEnv(["crane"], batch_size=[4]), RandomWordPlayer(["crane"]))(range(4), seed=0)
+        >>> replayed = replay_games(games, ["slate", "crane"])
+        >>> replayed.kept, replayed.hidden_word  # all four games, whose word is now the second of the list
+        (tensor([0, 1, 2, 3]), tensor([1, 1, 1, 1]))
+        >>> replay_games(games, ["slate"]).left_out["no word of the list fits the colours"]
+        4
+    """
 
     rows: TensorDict
     """The replayed games, ``[M]``."""

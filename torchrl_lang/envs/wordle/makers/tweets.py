@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -17,8 +16,7 @@ from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import SOLVED
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, load_words
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import FileError, read_text, shorten
-from torchrl_lang.storage.readers import regular_file
+from torchrl_lang.storage import CSVRecord, FileError, read_csv_records, read_text, shorten
 
 __all__ = ["PUZZLES", "TweetGames", "example_tweets", "load_answers", "read_tweets"]
 
@@ -32,35 +30,47 @@ PUZZLES: Mapping[int, str] = dict(enumerate(_ANSWERS.split(), start=210))
 
 _EXAMPLES = 3
 """Number of tweets that a report names for each reason."""
+_SCORE = re.compile(r"(?<![\d/])([1-6Xx])/6(?![\d/])")
+"""The score before the tiles, such as ``3/6``, or ``X/6`` for a lost game; not a part of a date."""
 _REMEDY = "give a CSV file in UTF-8 with the puzzle's number first and the tweet's text last"
 
 
 @dataclass
 class TweetGames:
-    """Games read from tweets, and why other tweets were left out."""
+    """Games read from tweets, and why other tweets were left out; see :func:`read_tweets`.
+
+    Examples:
+        >>> from torchrl_lang.envs.wordle import TweetGames
+        >>> tweets = TweetGames()
+        >>> tweets.add(1, ("panic", [29, 242]))
+        >>> tweets.add(5, "unfinished")
+        >>> print(tweets.report())
+        1 games, 1 tweets left out
+        1: unfinished (line 5)
+    """
 
     games: list[tuple[str, list[int]]] = field(default_factory=list)
     """For each game the answer, and a code for the five colours of each guess (see :func:`feedback_code`)."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of tweets left out, by reason."""
     examples: dict[str, list[int]] = field(default_factory=dict)
-    """For each reason the first records of the file, counted from one."""
+    """For each reason the lines of the file where its first tweets begin, counted from one."""
 
-    def add(self, record: int, game: tuple[str, list[int]] | str) -> None:
-        """Add a game, or the reason for which the record is left out."""
+    def add(self, line: int, game: tuple[str, list[int]] | str) -> None:
+        """Add a game, or the reason for which the tweet that begins in this line is left out."""
         if not isinstance(game, str):
             self.games.append(game)
             return
         self.left_out[game] = self.left_out.get(game, 0) + 1
         if self.left_out[game] <= _EXAMPLES:
-            self.examples.setdefault(game, []).append(record)
+            self.examples.setdefault(game, []).append(line)
 
     def report(self) -> str:
         """What was read and left out, a line for each reason, the most frequent first."""
         lines = [f"{len(self.games)} games, {sum(self.left_out.values())} tweets left out"]
         for reason, count in sorted(self.left_out.items(), key=lambda pair: (-pair[1], pair[0])):
             places = ", ".join(map(str, self.examples[reason]))
-            lines.append(f"{count}: {reason} (record {places}{', ...' if count > _EXAMPLES else ''})")
+            lines.append(f"{count}: {reason} (line {places}{', ...' if count > _EXAMPLES else ''})")
         return "\n".join(lines)
 
 
@@ -115,10 +125,12 @@ def read_tweets(
     r"""Read tweeted games from a CSV file: the puzzle's number is the first column, the tweet's text the last.
 
     A game is 1 to 6 consecutive lines of five tiles, of the dark, the light or the high-contrast theme. No tweet is
-    dropped silently: the result counts those that are left out, by reason, with the places of the first ones. They are
-    tweets without a grid, with lines of more or fewer than five tiles, with several grids, of more than six guesses,
-    with guesses after the solution, unfinished ones, those without text or puzzle number, and those of puzzles without
-    an answer. A first record without a number is a header.
+    dropped silently: the result counts those that are left out, by reason, with the lines of the first ones. A quote
+    that is never closed costs its own tweet, not those that follow. Left out are records whose quotes do not match or
+    that hold a NUL byte, empty lines, tweets without a grid, with lines of more or fewer than five tiles, with several
+    grids, of more than six guesses, with guesses after the solution, unfinished ones, those whose rows do not match the
+    score before them (``3/6``), those without text or puzzle number, and those of puzzles without an answer. A first
+    record without a number is a header.
 
     Args:
         path: the file.
@@ -131,7 +143,7 @@ def read_tweets(
         The :class:`TweetGames`.
 
     Raises:
-        FileError: the file cannot be read as CSV text in UTF-8.
+        FileError: the file cannot be read, or is not UTF-8.
 
     Examples:
         >>> import pathlib, tempfile
@@ -148,26 +160,32 @@ def read_tweets(
     one_of("unfinished", unfinished, ("drop", "keep"))
     table = answers if isinstance(answers, Mapping) else load_answers(answers)
     path, tweets = Path(path), TweetGames()
-    for number, record in enumerate(tqdm(_records(path), unit="tweet", disable=not progress), start=1):
-        if number == 1 and record and not _is_number(record[0].strip()):
-            continue  # a header
-        tweets.add(number, _game(record, table, keep_unfinished=unfinished == "keep"))
+    for record in tqdm(_records(path), unit="tweet", disable=not progress):
+        if record.error:
+            tweets.add(record.line, _fault(record))
+        elif record.line > 1 or _is_number(record.fields[0].strip()):  # otherwise a header
+            tweets.add(record.line, _game(record.fields, table, keep_unfinished=unfinished == "keep"))
     return tweets
 
 
-def _records(path: Path) -> Iterator[list[str]]:
-    """The records of a CSV file, read one by one, because such files are large."""
-    number = 0
-    try:
-        with regular_file(path, _REMEDY).open(encoding="utf-8-sig", newline="") as lines:
-            for record in csv.reader(lines):
-                number += 1
-                yield record
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FileError(path, f"cannot be read after record {number} ({error})", _REMEDY) from error
+def _records(path: Path) -> Iterator[CSVRecord]:
+    """The records of a CSV file in UTF-8, read one by one, because such files are large."""
+    for record in read_csv_records(path, is_row=_is_row):
+        if "not utf-8" in record.error:
+            raise FileError(path, f"{record.error} in the record of line {record.line}", _REMEDY)
+        yield record
 
 
-def _game(record: list[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
+def _is_row(fields: Sequence[str]) -> bool:
+    return len(fields) > 1 and _is_number(fields[0].strip())
+
+
+def _fault(record: CSVRecord) -> str:
+    """The error of a record as a reason, without what is different in each."""
+    return record.error.partition(" (")[0].removeprefix("has ").removeprefix("holds ").removeprefix("is ")
+
+
+def _game(record: Sequence[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
     """The answer and the codes of the guesses of a tweet, or why there are none."""
     if len(record) < 2:
         return "fewer than two columns"
@@ -180,7 +198,7 @@ def _game(record: list[str], answers: Mapping[int, str], *, keep_unfinished: boo
     return "puzzle without a known answer" if answer is None else (answer, codes)
 
 
-def grid(lines: Iterable[str], *, keep_unfinished: bool = False) -> list[int] | str:
+def grid(lines: Sequence[str], *, keep_unfinished: bool = False) -> list[int] | str:
     """The codes of the guesses in the lines of a tweet, or the reason why they are not those of one game."""
     blocks: list[list[list[int]]] = []
     before = False
@@ -204,7 +222,23 @@ def grid(lines: Iterable[str], *, keep_unfinished: bool = False) -> list[int] | 
         return "guesses after the solution"
     if codes[-1] != SOLVED and len(codes) < TRIES and not keep_unfinished:
         return "unfinished"
+    score = _score(lines)
+    if score is not None and not _matches(score, codes):
+        return "rows that do not match the score"
     return codes
+
+
+def _score(lines: Sequence[str]) -> str | None:
+    """The last score in the lines before the first tiles."""
+    first = next(place for place, line in enumerate(lines) if tile_colours(line) is not None)
+    found = _SCORE.findall("\n".join(lines[:first]))
+    return found[-1] if found else None
+
+
+def _matches(score: str, codes: list[int]) -> bool:
+    """Whether a game has the score ``1`` to ``6``, its guesses with the solution, or ``X`` without it."""
+    solved = codes[-1] == SOLVED
+    return len(codes) == TRIES and not solved if score in "Xx" else solved and len(codes) == int(score)
 
 
 def _is_number(text: object) -> TypeGuard[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import csv
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchrl_lang.storage import FileError, one_line, regular_file
+from torchrl_lang.storage.errors import FileError, one_line
+from torchrl_lang.storage.readers import regular_file
 
 __all__ = ["CSVRecord", "read_csv_records"]
 
@@ -22,7 +23,7 @@ class CSVRecord(NamedTuple):
     """The fields of a record, or the reason why there are none.
 
     Examples:
-        >>> from torchrl_lang.envs.reddit.csv_records import CSVRecord
+        >>> from torchrl_lang.storage import CSVRecord
         >>> CSVRecord(3, 3, ("a", "b")).fields[0]
         'a'
     """
@@ -35,7 +36,9 @@ class CSVRecord(NamedTuple):
     """The reason, empty if the record is well-formed."""
 
 
-def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[CSVRecord]:
+def read_csv_records(
+    path: str | Path, *, encoding: str = "utf-8", is_row: Callable[[Sequence[str]], bool] | None = None
+) -> Iterator[CSVRecord]:
     r"""The records of a CSV file in order, its header first, read as a stream.
 
     Fields may be quoted and then hold commas, doubled quotes and line breaks. A record has an error if its quotes do
@@ -43,12 +46,14 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[C
     that is not of the encoding. Empty lines at the end of the file are ignored.
 
     After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
-    not those up to the next quote. Lines that follow such a record and do not look like a row, because they lack more
-    than one field, are counted to it, as its last lines.
+    not those up to the next quote. Lines that follow such a record and do not look like a row, by default because they
+    lack more than one field, are counted to it, as its last lines.
 
     Args:
         path: the file.
         encoding: ``"utf-8"``, with or without a byte order mark, or another one, such as ``"latin-1"``.
+        is_row: whether fields look like those of a row, for files whose records need not have as many fields as the
+            first; their number is then not checked.
 
     Raises:
         FileError: the file is missing or cannot be read.
@@ -56,7 +61,7 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[C
 
     Examples:
         >>> import pathlib, tempfile
-        >>> from torchrl_lang.envs.reddit.csv_records import read_csv_records
+        >>> from torchrl_lang.storage import read_csv_records
         >>> with tempfile.TemporaryDirectory() as home:
         ...     path = pathlib.Path(home) / "comments.csv"
         ...     _ = path.write_text('id,text\n1,"a ""b"",\nc"\n2,"open\n3,d\n')
@@ -78,12 +83,12 @@ def read_csv_records(path: str | Path, *, encoding: str = "utf-8") -> Iterator[C
         raise FileError(path, f"cannot be read ({error.strerror})", _REMEDY) from error
     with file:
         try:
-            yield from _without_last_empty_lines(_records(file, name))
+            yield from _without_last_empty_lines(_records(file, name, is_row))
         except (OSError, UnicodeError) as error:  # such as UTF-16 without a byte order mark
             raise FileError(path, f"cannot be read as {name} ({one_line(error)})", _REMEDY) from error
 
 
-def _records(file: Iterator[str], encoding: str) -> Iterator[CSVRecord]:
+def _records(file: Iterator[str], encoding: str, is_row: Callable[[Sequence[str]], bool] | None) -> Iterator[CSVRecord]:
     ahead = deque[str]()  # lines that a broken record has read, to be read again
     broken: CSVRecord | None = None
     number, width = 1, 0
@@ -91,9 +96,12 @@ def _records(file: Iterator[str], encoding: str) -> Iterator[CSVRecord]:
         lines, fields, error = parsed
         last = number + lines - 1
         width = width or len(fields)
-        if not error and (not fields or len(fields) != width):
-            error = f"has {len(fields)} fields, the header has {width}" if fields else _EMPTY
-        if broken is not None and len(fields) < width - 1:  # not a row with a fault of its own
+        if not error and not fields:
+            error = _EMPTY
+        elif not error and is_row is None and len(fields) != width:
+            error = f"has {len(fields)} fields, the header has {width}"
+        row_like = is_row(fields) if is_row is not None else len(fields) >= width - 1  # maybe with a fault of its own
+        if broken is not None and not row_like:
             broken = broken._replace(last_line=last)
         else:
             if broken is not None:
