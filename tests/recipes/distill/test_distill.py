@@ -12,8 +12,15 @@ import torch
 
 from tests.recipes.demos import Trainings
 from torchrl_lang.__main__ import main
-from torchrl_lang.distillation import HistoryActor, LearningHistory, evaluate_in_context, load_ad_model, record_history
-from torchrl_lang.distillation.sources import NoisyExpert
+from torchrl_lang.distillation import (
+    HistoryActor,
+    LearningHistory,
+    episode_returns,
+    evaluate_in_context,
+    load_ad_model,
+    record_history,
+)
+from torchrl_lang.distillation.sources import LinearDecay, NoisyExpert, QLearning
 from torchrl_lang.recipes.distill import Distill
 from torchrl_lang.recipes.distill.formats import FormatOptions
 from torchrl_lang.recipes.distill.histories import HistoryOptions
@@ -311,14 +318,29 @@ def test_each_model_plays_other_episodes_than_its_demonstration_and_the_other_mo
     assert len({*plain, *demonstrations}) == 6
 
 
-def test_the_source_plays_the_episodes_that_histories_keep():
-    options = FormatOptions(size=3, source="q_learning", skip_episodes=4)
+@pytest.mark.parametrize("source", ["posterior", "noise", "q_learning", "expert"])
+@pytest.mark.parametrize(("history", "every"), [(8, 4), (24, 4), (48, 4), (6, 1), (5, 1)])
+def test_the_source_plays_the_episodes_that_histories_keep(source, history, every):
+    """Of a history that is shorter or longer than the report: the first episodes are those of the history."""
+    options = FormatOptions(size=3, source=source, history_episodes=history, skip_episodes=every)
     play = TestPlay(options, episodes=6, streams=2)
     returns = play.of_source()
-    env = play.env()
-    reward = options.source_on(env, seed=2_000_000, episodes=24).history()["reward"].squeeze(-1)
-    expected = reward.unflatten(-1, (24, 20)).sum(-1)
-    assert torch.equal(returns, expected[..., [0, 4, 8, 12, 16, 20]])
+    reward = options.source_on(play.env(), seed=2_000_000).history()["reward"].squeeze(-1)
+    expected = reward.unflatten(-1, (history, 20)).sum(-1)[..., ::every][..., :6]
+    assert returns.shape[-1] == 6
+    assert torch.equal(returns[..., : expected.shape[-1]], expected)
+
+
+def test_the_source_of_a_recorded_history_has_its_settings(tmp_path):
+    """Its length, its noise and its other numbers, not those of new histories."""
+    family = {"size": 3, "source": "q_learning", "skip_episodes": 1}
+    env = TestPlay(FormatOptions(**family), 6, 2).env()
+    settings = {"learning_rate": 0.1, "gamma": 0.5, "decay": LinearDecay(0.9, 0.2, (0.25, 0.5))}
+    recorded = record_history(tmp_path / "history", QLearning(env, 200, seed=2_000_000, **settings))
+    test = env.fixed_task[:, 0].tolist()
+    assert recorded.task_numbers.tolist() == test
+    returns = TestPlay(FormatOptions(**family, history=tmp_path / "history"), 12, 2).of_source()
+    assert torch.equal(returns[..., :10], episode_returns(recorded.steps, 10))
 
 
 def test_reports_of_policies_without_a_model():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchrl_lang.functional import RandomStream
-from torchrl_lang.functional.checks import within
+from torchrl_lang.functional.checks import finite, within
 
 __all__ = ["NO_NOISE", "SLOW_DECAY", "LinearDecay", "epsilon_greedy"]
 
@@ -43,6 +43,24 @@ class LinearDecay:
         low, high = self.fraction
         if not 0 < low <= high <= 1:
             raise ValueError(f"fraction must be an interval in (0, 1], got {self.fraction}.")
+
+    def lengthened(self, factor: float) -> LinearDecay:
+        """The same noise at each step in a history that is ``factor`` times as long.
+
+        Args:
+            factor: at least 1.
+
+        Raises:
+            ValueError: the factor is below 1: a shorter history would end before the decay does.
+
+        Examples:
+            >>> from torchrl_lang.distillation.sources import LinearDecay
+            >>> LinearDecay(fraction=(0.2, 0.6)).lengthened(2).fraction
+            (0.1, 0.3)
+        """
+        finite("factor", factor, low=1)
+        low, high = self.fraction
+        return replace(self, fraction=(low / factor, high / factor))
 
     def draw(self, streams: int, random: RandomStream) -> Tensor:
         """The fraction of each stream, float64 ``[streams]``."""

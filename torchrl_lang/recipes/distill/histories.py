@@ -14,6 +14,7 @@ from torchrl_lang.distillation import HistoryWindows, LearningHistory, load_hist
 from torchrl_lang.distillation.history_format import MANIFEST, read_history_manifest
 from torchrl_lang.distillation.sources import (
     NO_NOISE,
+    SLOW_DECAY,
     UCB,
     HistorySource,
     LinearDecay,
@@ -43,6 +44,12 @@ _SKIPPED: dict[SourceName, int] = {"q_learning": 40}
 _NOISE = LinearDecay(fraction=(0.2, 0.6))
 _SEARCH = LinearDecay(fraction=(0.1, 0.3))
 """A searching learner begins with random actions, too, and its noise ends early."""
+_DECAYS: dict[SourceName, LinearDecay] = {
+    "posterior": _SEARCH,
+    "noise": _NOISE,
+    "q_learning": SLOW_DECAY,
+    "expert": NO_NOISE,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +78,36 @@ class HistoryOptions(FamilyOptions):
         return _SKIPPED.get(self.source_name(), 1) if self.skip_episodes is None else self.skip_episodes
 
     def source_on(self, env: HiddenTaskEnv, *, seed: int, episodes: int | None = None) -> HistorySource:
-        """The source algorithm on tasks; ``episodes`` instead of those of a history."""
+        """The source algorithm of the histories, new or recorded, on tasks.
+
+        Args:
+            env: the tasks.
+            seed: seed of the source.
+            episodes: the least number of episodes; default those of a history. In a longer history the noise decays in
+                as many steps as in a history, so that the learners are the same.
+        """
         name = self.source_name()
-        whole = _EPISODES[name] if self.history_episodes is None else self.history_episodes
-        steps = (whole if episodes is None else episodes) * env.episode_length
-        if name == "posterior":
-            return PosteriorSampling(env, steps, decay=_SEARCH, seed=seed)
-        if name == "q_learning":
-            return QLearning(env, steps, seed=seed)
-        if name == "ucb":
-            return UCB(env, steps, seed=seed)
-        return NoisyExpert(env, steps, decay=NO_NOISE if name == "expert" else _NOISE, seed=seed)
+        steps, settings = self._recorded_settings() if self.history else self._settings(name, env.episode_length)
+        wanted = max(steps, (episodes or 0) * env.episode_length)
+        if "decay" in settings:
+            settings["decay"] = settings["decay"].lengthened(wanted / steps)
+        return _CLASSES[name](env, wanted, seed=seed, **settings)
+
+    def _settings(self, name: SourceName, episode_length: int) -> tuple[int, dict[str, Any]]:
+        """The steps of a new history, and the settings of its source algorithm."""
+        episodes = _EPISODES[name] if self.history_episodes is None else self.history_episodes
+        return episodes * episode_length, {"decay": _DECAYS[name]} if name in _DECAYS else {}
+
+    def _recorded_settings(self) -> tuple[int, dict[str, Any]]:
+        """The steps of the recorded history, and the settings of its source algorithm."""
+        recording = recording_of(self)
+        assert recording is not None
+        about = {"algorithm", "seed", "env"}
+        settings = {key: value for key, value in recording.source.items() if key not in about}
+        if "decay" in settings:
+            decay = settings["decay"]
+            settings["decay"] = LinearDecay(**{**decay, "fraction": tuple(decay["fraction"])})
+        return recording.steps, settings
 
 
 class FreshWindows:
@@ -169,6 +195,8 @@ class Recording(NamedTuple):
     """The description of its learners."""
     digest: str
     """The SHA-256 of its manifest, in which are those of all steps."""
+    steps: int
+    """The planned steps of a stream, over which its noise decays."""
 
 
 def recording_of(options: HistoryOptions) -> Recording | None:
@@ -182,7 +210,8 @@ def recording_of(options: HistoryOptions) -> Recording | None:
     if options.history is None:
         return None
     folder, family, name = options.history, options.family(), options.source_name()
-    source = read_history_manifest(folder).source
+    manifest = read_history_manifest(folder)
+    source = manifest.source
     _check_same(folder, source.get("env") or {}, family.env(family.split.train[:1], 1).describe())
     recorded, given = source.get("algorithm"), _CLASSES[name].__name__
     if recorded != given:
@@ -192,7 +221,7 @@ def recording_of(options: HistoryOptions) -> Recording | None:
             f"The history in {folder} was recorded with the source algorithm {recorded}, but source={name} is {given}: "
             f"give {advice}."
         )
-    return Recording(source, file_digest(folder / MANIFEST))
+    return Recording(source, file_digest(folder / MANIFEST), manifest.shape[-1])
 
 
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:

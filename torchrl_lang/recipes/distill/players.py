@@ -79,7 +79,10 @@ class TestPlay:
         return expert.history().flatten(0, 1)
 
     def of_source(self) -> Tensor:
-        """Returns of the source algorithm on the test tasks, of the episodes that histories keep."""
+        """Returns of the source algorithm on the test tasks, of the episodes that histories keep.
+
+        Up to the end of a history they are the learners that the model was trained on; after it they continue to learn.
+        """
         every = self.options.skipped()
         source = self.options.source_on(self.env(), seed=_SEED, episodes=self.episodes * every)
         return episode_returns(source.history(), self.episodes * every)[..., ::every]
