@@ -133,6 +133,39 @@ def test_a_step_does_not_wait_for_the_device(kind, monkeypatch):
     assert out["loss_action"].shape == ()
 
 
+@pytest.mark.parametrize("kind", [model, continuous])
+def test_terms_are_float32_under_autocast(kind):
+    """Of the model's predictions in half precision; in bfloat16 each term would be rounded to 8 bits."""
+    made = kind()
+    rows = windows(made)
+    with torch.autocast("cpu", torch.bfloat16):
+        predicted = made(rows.clone()).detach()
+        out = ADLoss(made, reduction="none", **WEIGHTS)(rows).detach()
+    assert predicted["action_parameters"].dtype == torch.bfloat16
+    assert {value.dtype for value in out.values()} == {torch.float32}
+    nll = -made.action_head.distribution(predicted["action_parameters"].float()).log_prob(rows["action"])
+    assert torch.allclose(out["loss_action"], nll, rtol=1e-5, atol=1e-5)
+    wrong = predicted["predicted_reward"].float() - rows["reward"]
+    assert torch.allclose(out["loss_reward"], 0.5 * wrong.squeeze(-1) ** 2, rtol=1e-5)
+
+
+def test_the_gradient_of_logits_sums_to_zero_under_autocast():
+    """Of sure predictions, whose probabilities bfloat16 rounds to 1."""
+    made = model()
+    rows = windows(made)
+    rows["action"].zero_()
+    with torch.no_grad():
+        made.action_head.out.weight.zero_()
+        made.action_head.out.bias.copy_(torch.tensor([8.0, 0, 0, 0, 0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ADLoss(made)(rows)["loss_action"]
+    loss.backward()
+    gradient = made.action_head.out.bias.grad
+    assert loss.item() == pytest.approx(math.log1p(4 * math.exp(-8)), rel=1e-4)
+    assert gradient[0] < 0 < gradient[1:].min()
+    assert float(gradient.sum()) == pytest.approx(0, abs=0.01 * float(-gradient[0]))
+
+
 def test_a_weight_of_zero_is_not_computed():
     made = model()
     rows = windows(made).exclude("done", "action_log_prob")

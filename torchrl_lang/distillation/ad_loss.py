@@ -16,6 +16,7 @@ from torchrl_lang.distillation.ad_transformer import ADTransformer
 from torchrl_lang.distillation.step_entries import Discrete
 from torchrl_lang.functional import masked_mean
 from torchrl_lang.functional.checks import finite, one_of, within
+from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, missing_entry
 
 __all__ = ["ADLoss"]
@@ -128,9 +129,10 @@ class ADLoss(LossModule):
         windows = TensorDict({name: tensordict.get(key) for name, key in keys.items()})
         hidden = self.model.hidden_states(windows)
         counted = self._counted(tensordict, hidden[..., 0])
-        out = self._action_terms(windows, self.model.action_head(hidden), counted)
+        out = self._action_terms(windows, upcast_half(self.model.action_head(hidden)), counted)
         if self._weights:
-            outcomes = self.model.outcome_head(hidden, self.model.actions(windows))
+            predicted = self.model.outcome_head(hidden, self.model.actions(windows))
+            outcomes = Outcomes(*map(upcast_half, predicted))
             for name, weight in self._weights.items():
                 values, counts = getattr(self, f"_{name}_term")(windows, outcomes, counted)
                 out[f"loss_{name}"] = weight * self._reduced(values, counts)
