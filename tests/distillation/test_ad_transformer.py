@@ -155,12 +155,20 @@ def test_numbers_out_of_range(key, value):
     """The tables lie beside each other: the next one would be read."""
     rows = windows(model())
     rows[key][1, 2] = value
-    with pytest.raises(ValueError, match=f"'{key}' must be at least 0 and below"):
-        model().hidden_states(rows)
-
-
-def test_wrong_windows():
     made = model()
+    with pytest.raises(ValueError, match=f"'{key}' must be at least 0 and below"):
+        made.hidden_states(rows)
+    made.hidden_states(windows(made))
+    with pytest.raises(RuntimeError, match=f"'{key}' must be at least 0 and below"):
+        made.hidden_states(rows)
+    made.hidden_states(windows(made))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_wrong_windows(is_first):
+    made = model()
+    if not is_first:
+        made(windows(made))
     with pytest.raises(ValueError, match=r"at most context=12 steps, got 13"):
         made(windows(made, length=13))
     with pytest.raises(KeyError, match=r"needs 'reward'.*HistoryWindows"):

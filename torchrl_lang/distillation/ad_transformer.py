@@ -140,7 +140,9 @@ class ADTransformer(TensorDictModuleBase):
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: the windows are longer than the context, or, in the first call, a number is out of range.
+            ValueError: the windows are longer than the context, or an entry has another dtype or shape; in the first
+                call also for a number out of range.
+            RuntimeError: a number is out of range in a later call, which does not wait for a GPU to read it.
         """
         if missing := [key for key in self.in_keys if tensordict.get(key, None) is None]:
             raise missing_entry(
@@ -151,8 +153,9 @@ class ADTransformer(TensorDictModuleBase):
         if length > self.context:
             raise ValueError(f"Windows have at most context={self.context} steps, got {length}.")
         observation = tensordict.get(OBSERVATION).reshape(*clock.shape, -1)
-        if not (self._checked or torch.compiler.is_compiling()):
-            self.check_entries(observation, tensordict.get(ACTION).reshape(*clock.shape, -1), clock)
+        if not torch.compiler.is_compiling():
+            action = tensordict.get(ACTION).reshape(*clock.shape, -1)
+            self.check_entries(observation, action, clock, wait=not self._checked)
             self._checked = True
         columns = (observation, self.actions(tensordict), tensordict.get(REWARD).reshape(clock.shape), clock)
         flat = (column.reshape(-1, *column.shape[len(batch) :]) for column in columns)
@@ -166,12 +169,23 @@ class ADTransformer(TensorDictModuleBase):
             shape if isinstance(self.action, Discrete) else (*shape, self.action.size)
         )
 
-    def check_entries(self, observation: Tensor, action: Tensor | None, episode_step: Tensor) -> None:
-        """Raise ValueError unless entries ``[*S, D]`` and steps in episodes ``[*S]`` lie in their ranges.
+    def check_entries(
+        self, observation: Tensor, action: Tensor | None, episode_step: Tensor, *, wait: bool = True
+    ) -> None:
+        """Check that entries ``[*S, D]`` and steps in episodes ``[*S]`` lie in their ranges.
 
-        Waits for the device.
+        Args:
+            observation: the observations.
+            action: the actions, if there are any.
+            episode_step: the numbers of the steps in their episodes.
+            wait: for the device. Without it, numbers out of range raise RuntimeError, on a GPU in a later call.
+
+        Raises:
+            ValueError: an entry has another dtype or shape, or, with ``wait``, a number is out of range.
         """
-        self.observation.check(OBSERVATION, observation)
+        clock = Discrete([self.episode_length])
+        given = [(self.observation, OBSERVATION, observation), (clock, EPISODE_STEP, episode_step[..., None])]
         if action is not None:
-            self.action.check(ACTION, action)
-        Discrete([self.episode_length]).check(EPISODE_STEP, episode_step[..., None])
+            given.insert(1, (self.action, ACTION, action))
+        for entry, name, value in given:
+            (entry.check if wait else entry.check_later)(name, value)

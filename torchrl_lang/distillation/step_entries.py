@@ -39,17 +39,36 @@ class Discrete:
 
     def check(self, name: str, value: Tensor) -> None:
         """Raise ValueError unless the entry holds integers ``[*B, D]`` in their ranges; waits for the device."""
+        self._check_shape(name, value)
+        if bool(self._outside(value)):
+            raise ValueError(
+                f"{self._range_of(name)}, got {int(value.min())} to {int(value.max())}: the model has no embeddings of "
+                f"other numbers."
+            )
+
+    def check_later(self, name: str, value: Tensor) -> None:
+        """As :meth:`check`, but numbers out of range raise RuntimeError, on a GPU in a later call: it does not wait."""
+        self._check_shape(name, value)
+        torch._assert_async(
+            ~self._outside(value), f"{self._range_of(name)}: the model has no embeddings of other numbers."
+        )
+
+    def _check_shape(self, name: str, value: Tensor) -> None:
         if value.is_floating_point() or value.shape[-1] != len(self.sizes):
             raise ValueError(
                 f"'{name}' must be {len(self.sizes)} integers, got {value.dtype} of shape {list(value.shape)}."
             )
-        sizes = torch.tensor(self.sizes, device=value.device)
-        if bool(((value < 0) | (value >= sizes)).any()):
-            below = self.sizes[0] if len(self.sizes) == 1 else list(self.sizes)
-            raise ValueError(
-                f"'{name}' must be at least 0 and below {below}, got {int(value.min())} to {int(value.max())}: the "
-                f"model has no embeddings of other numbers."
-            )
+
+    def _outside(self, value: Tensor) -> Tensor:
+        """Whether a number is out of range, bool ``[]``."""
+        if len(set(self.sizes)) == 1:
+            return ((value < 0) | (value >= self.sizes[0])).any()
+        # A tensor of the sizes would be copied to the device, which waits for it.
+        parts = zip(self.sizes, value.unbind(-1), strict=True)
+        return torch.stack([((part < 0) | (part >= size)).any() for size, part in parts]).any()
+
+    def _range_of(self, name: str) -> str:
+        return f"'{name}' must be at least 0 and below {self.sizes[0] if len(self.sizes) == 1 else list(self.sizes)}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,10 @@ class Continuous:
             raise ValueError(
                 f"'{name}' must be a float of {self.size} numbers, got {value.dtype} of shape {list(value.shape)}."
             )
+
+    def check_later(self, name: str, value: Tensor) -> None:
+        """The same as :meth:`check`, which does not wait."""
+        self.check(name, value)
 
 
 Entry = Discrete | Continuous
