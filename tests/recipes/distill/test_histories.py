@@ -250,7 +250,17 @@ def test_histories_of_other_tasks_are_refused(before, now, message, tmp_path):
     [
         (FAMILIES["q_learning"], {}, "algorithm QLearning, but source=posterior is PosteriorSampling: .*q_learning."),
         ({}, FAMILIES["q_learning"], "algorithm PosteriorSampling, but source=q_learning is QLearning: .* posterior."),
-        (FAMILIES["noise"], {}, "algorithm NoisyExpert, .*: give --source noise or expert"),
+        (FAMILIES["noise"], {}, r"algorithm NoisyExpert with noise, .*: give --source noise\."),
+        (
+            FAMILIES["noise"],
+            FAMILIES["expert"],
+            r"with noise, but source=expert is NoisyExpert without noise: .* noise\.",
+        ),
+        (
+            FAMILIES["expert"],
+            FAMILIES["noise"],
+            r"without noise, but source=noise is NoisyExpert with noise: .* expert\.",
+        ),
     ],
 )
 def test_histories_of_another_source_are_refused(before, now, message, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -213,15 +213,39 @@ def recording_of(options: HistoryOptions) -> Recording | None:
     manifest = read_history_manifest(folder)
     source = manifest.source
     _check_same(folder, source.get("env") or {}, family.env(family.split.train[:1], 1).describe())
-    recorded, given = source.get("algorithm"), _CLASSES[name].__name__
-    if recorded != given:
-        fitting = [each for each, kind in _CLASSES.items() if kind.__name__ == recorded]
+    _check_source(folder, source, name)
+    return Recording(source, file_digest(folder / MANIFEST), manifest.shape[-1])
+
+
+def _check_source(folder: Path, source: dict[str, Any], name: SourceName) -> None:
+    """Raise ValueError unless the history in a folder is of the source algorithm with this name."""
+    fitting = [each for each in _CLASSES if _is_of(source, each)]
+    if name not in fitting:
         advice = f"--source {' or '.join(fitting)}" if fitting else f"a history of one of {', '.join(_CLASSES)}"
         raise ValueError(
-            f"The history in {folder} was recorded with the source algorithm {recorded}, but source={name} is {given}: "
-            f"give {advice}."
+            f"The history in {folder} was recorded with the source algorithm {_title(source)}, but source={name} is "
+            f"{_title({'algorithm': _CLASSES[name].__name__, 'decay': asdict(_DECAYS.get(name, NO_NOISE))})}: give "
+            f"{advice}."
         )
-    return Recording(source, file_digest(folder / MANIFEST), manifest.shape[-1])
+
+
+def _is_of(source: dict[str, Any], name: SourceName) -> bool:
+    """Whether a description is of the source algorithm with this name; an expert is one without noise."""
+    is_same = source.get("algorithm") == _CLASSES[name].__name__
+    return is_same and (_CLASSES[name] is not NoisyExpert or _has_noise(source) == (name != "expert"))
+
+
+def _has_noise(source: dict[str, Any]) -> bool:
+    decay = source.get("decay") or {}
+    return bool(decay.get("first") or decay.get("last"))
+
+
+def _title(source: dict[str, Any]) -> str:
+    """The algorithm of a description, and of an expert whether it has noise."""
+    name = source.get("algorithm")
+    if name != NoisyExpert.__name__:
+        return str(name)
+    return f"{name} {'with' if _has_noise(source) else 'without'} noise"
 
 
 def _recorded(options: HistoryOptions, folder: Path) -> LearningHistory:
