@@ -145,3 +145,19 @@ def test_returns_of_a_source_equal_plain_loops(algorithm):
     episode_returns(steps, completed)
     with pytest.raises(ValueError, match=f"has completed {completed} episodes only, got episodes={completed + 1}"):
         episode_returns(steps, completed + 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (lambda steps: steps[..., 14:], "got episode 2 where 0 was expected: give whole streams"),
+        (lambda steps: torch.cat([steps[..., :7], steps[..., 14:]], -1), "got episode 2 where 1 was expected"),
+    ],
+)
+def test_returns_of_a_part_of_a_stream_are_refused(part, message):
+    """The episodes before it would have returns of zero."""
+    env = DarkRoomEnv(3, task=torch.arange(4)[:, None], batch_size=[4, 2], episode_length=7)
+    steps = NoisyExpert(env, 42).history()
+    assert episode_returns(steps, 6).shape == (4, 2, 6)
+    with pytest.raises(ValueError, match=message):
+        episode_returns(part(steps), 2)

@@ -79,14 +79,14 @@ def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
     """The returns of the first episodes of learning histories: the curve of a source algorithm.
 
     Args:
-        steps: ``[*S, L]`` with ``reward``, ``done`` and ``episode``.
+        steps: ``[*S, L]`` with ``reward``, ``done`` and ``episode``, from the first step of the streams on.
         episodes: number of episodes, ``K``, that every stream has completed.
 
     Returns:
         float32 ``[*S, K]``.
 
     Raises:
-        ValueError: a stream has completed fewer episodes.
+        ValueError: a stream has completed fewer episodes, or the steps do not have all episodes from 0 on.
 
     Examples:
         >>> import torch
@@ -100,6 +100,13 @@ def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:
     at_least_one("episodes", episodes)
     number, shape = entry(steps, EPISODE), steps.batch_size
     reward, done = entry(steps, REWARD).reshape(shape), entry(steps, DONE).reshape(shape)
+    expected = done.cumsum(-1) - done.long()
+    if (wrong := (number != expected)).any():
+        found, wanted = int(number[wrong][0]), int(expected[wrong][0])
+        raise ValueError(
+            f"The steps must have all episodes of a stream from 0 on, got episode {found} where {wanted} was expected: "
+            f"give whole streams, such as the steps of a LearningHistory, not windows of them."
+        )
     completed = int(done.sum(-1).min())
     if completed < episodes:
         raise ValueError(f"A stream has completed {completed} episodes only, got episodes={episodes}.")
