@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from torchrl_lang.data.dialogue_records import parse_object
 from torchrl_lang.data.json_checks import check_keys
 from torchrl_lang.data.json_lines import LineFile
@@ -25,6 +27,7 @@ __all__ = [
     "lines_of",
     "read_epoch",
     "read_run_manifest",
+    "shortest_decimal",
     "write_run_manifest",
 ]
 
@@ -172,3 +175,14 @@ def _record(content: Any, path: Path, epoch: int, run: str) -> RunRecord:
     if record.log_probs and len(record.log_probs) != len(record.response_tokens):
         raise ValueError(f"{len(record.log_probs)} log_probs of {len(record.response_tokens)} response_tokens")
     return record
+
+
+def shortest_decimal(reward: float) -> float:
+    """The number with the fewest digits that is the same float32: rows have -0.1 as -0.10000000149011612.
+
+    Examples:
+        >>> from torchrl_lang.distillation.run_format import shortest_decimal
+        >>> shortest_decimal(0.1 + 0.2)
+        0.3
+    """
+    return float(str(np.float32(reward)))

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tensordict import TensorDictBase
 
 from torchrl_lang.data import Tokenizer, from_row
@@ -24,6 +23,7 @@ from torchrl_lang.distillation.run_format import (
     lines_of,
     read_epoch,
     read_run_manifest,
+    shortest_decimal,
     write_run_manifest,
 )
 from torchrl_lang.schema import ACTION_MASK, ROW_KEYS, TOKEN_LOG_PROB, TRAIN_MASK
@@ -213,7 +213,7 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 response=response,
                 query_tokens=tuple(tokens[before:first]),
                 response_tokens=tuple(tokens[first:end]),
-                reward=_decimal(sum(rewards[first:end])),
+                reward=shortest_decimal(sum(rewards[first:end])),
                 log_probs=() if known is None or not trained[number, first] else tuple(known[first:end]),
                 episode=number,
                 turn=turn,
@@ -221,11 +221,6 @@ def run_records(rows: TensorDictBase, tokenizer: Tokenizer, *, epoch: int, run: 
                 run=run,
             )
             before = end
-
-
-def _decimal(reward: float) -> float:
-    """The number with the fewest digits that is the same float32: rows have -0.1 as -0.10000000149011612."""
-    return float(str(np.float32(reward)))
 
 
 def _responses(tokens: list[int], agent: list[bool], end_of_action: int) -> list[tuple[int, int]]:

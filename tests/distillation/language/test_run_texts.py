@@ -71,6 +71,15 @@ def test_a_block_for_each_episode_has_its_return():
         run_texts([], "game")
 
 
+def test_a_return_is_the_same_number_whatever_the_order_of_its_rewards():
+    """A sum in float64 would be 0.30000000000000004, another answer than 0.3."""
+    turns = [Turn("a"), Turn("b", reward=0.1), Turn("c"), Turn("d", reward=0.2)]
+    whole = [Turn("a"), Turn("b", reward=0.3)]
+    rows = to_rows([Episode(each, terminated=True) for each in (turns, whole)], LETTERS, 16)
+    texts = run_texts(list(run_records(rows, LETTERS, epoch=1, run="ppo")), "episode")
+    assert [each.reward for each in texts] == [0.3, 0.3]
+
+
 def test_episodes_are_written_to_files_and_read(tmp_path):
     write_text_history(tmp_path / "history.jsonl", run_texts(recorded()))
     assert read_text_history(tmp_path / "history.jsonl") == (run_texts(recorded()), [])

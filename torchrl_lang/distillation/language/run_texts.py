@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Literal
 
 from torchrl_lang.distillation.language.text_history import TextHistory
-from torchrl_lang.distillation.run_format import RunRecord
+from torchrl_lang.distillation.run_format import RunRecord, shortest_decimal
 from torchrl_lang.functional.checks import one_of
 
 __all__ = ["BlockOf", "run_texts"]
@@ -50,7 +50,7 @@ def run_texts(records: Sequence[RunRecord], block_of: BlockOf = "turn") -> list[
     if block_of == "turn":
         return [_text(record, record.query, record.reward) for record in records]
     return [
-        _text(turns[-1], _dialogue(turns), sum(turn.reward for turn in turns))
+        _text(turns[-1], _dialogue(turns), shortest_decimal(sum(turn.reward for turn in turns)))
         for _, group in groupby(records, key=lambda record: (record.run, record.epoch, record.episode))
         if (turns := list(group))
     ]
