@@ -56,6 +56,21 @@ def test_decimals_of_float64_are_exact():
     assert torch.equal(Decimals().read(Decimals().write(values)), values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_are_compared_as_float32(dtype):
+    """Rewards of steps are float32, those of blocks float64, and -0.1 is another number in each."""
+    tenths = [number / 10 for number in range(-10, 11)]
+    values = torch.tensor(tenths, dtype=dtype)
+    assert Levels(tenths).write(values) == [str(value) for value in tenths]
+    assert Levels([-0.1, 1.0]).write(torch.tensor([-0.1], dtype=dtype)) == ["-0.1"]
+    assert Bins(-1, 1, 20).write(values) == [*map(str, range(20)), "19"]
+    assert Bins(-0.1, 0.1, 2).write(torch.tensor([-0.1, 0.1], dtype=dtype)) == ["0", "1"]
+
+
+def test_large_integers_are_compared_exactly():
+    assert Levels([2**24, 2**24 + 1]).index(torch.tensor([2**24 + 1, 2**24])).tolist() == [1, 0]
+
+
 def test_levels_are_numbered_in_order_and_found_exactly():
     levels = Levels([-1.0, 0.1, 5.0], ["low", "middle", "high"])
     assert levels.index(torch.tensor([[0.1, 5.0], [-1.0, 0.1]])).tolist() == [[1, 2], [0, 1]]

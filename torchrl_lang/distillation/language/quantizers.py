@@ -118,7 +118,8 @@ class Levels(FiniteQuantizer):
     """One word for each of some values, such as the cells of a grid or the names of actions.
 
     Args:
-        values: the values, increasing. They are read as int64 if all are integers, otherwise as float32.
+        values: the values, increasing. They are read as int64 if all are integers, otherwise they are compared and read
+            as float32.
         words: their words; default the values in decimal digits.
         outside: "error" refuses other values, "nearest" writes the nearest level (the lower of two).
 
@@ -145,6 +146,8 @@ class Levels(FiniteQuantizer):
         super().__init__([str(value) for value in values] if words is None else words, levels, outside)
 
     def _find(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.levels.is_floating_point():
+            values = values.float().double()
         levels = self.levels.to(values)
         index = torch.searchsorted((levels[1:] + levels[:-1]) / 2, values.contiguous())
         return index, levels[index] == values
@@ -157,6 +160,7 @@ class Bins(FiniteQuantizer):
     """A range of numbers cut into bins of one width; a bin is read as its centre, float32.
 
     Bin ``i`` of ``n`` is ``[low + i * w, low + (i + 1) * w)`` with ``w = (high - low) / n``; the last one has ``high``.
+    Bounds and numbers are compared as float32.
 
     Args:
         low, high: the range.
@@ -184,12 +188,15 @@ class Bins(FiniteQuantizer):
         positive("high - low", high - low)
         at_least_one("count", count)
         self.low, self.high, self.count = low, high, count
+        bounds = low + torch.arange(count + 1, dtype=torch.float64) * (high - low) / count
+        self._bounds = bounds.to(torch.float32)
         centres = low + (torch.arange(count, dtype=torch.float64) + 0.5) * (high - low) / count
         super().__init__([f"{prefix}{number}" for number in range(count)], centres.to(torch.float32), outside)
 
     def _find(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        bin = ((values - self.low) / (self.high - self.low) * self.count).floor()
-        return bin.clamp(0, self.count - 1).long(), (values >= self.low) & (values <= self.high)
+        values, bounds = values.float().contiguous(), self._bounds.to(values.device)
+        index = torch.searchsorted(bounds[1:-1], values, right=True)
+        return index, (values >= bounds[0]) & (values <= bounds[-1])
 
     def _range(self) -> str:
         return f"numbers in [{self.low}, {self.high}]"
