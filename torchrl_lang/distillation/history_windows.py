@@ -106,12 +106,13 @@ class HistoryWindows(EpochSampler):
     def buffer(self, batch_size: int, *, prefetch: int | None = None) -> TensorDictReplayBuffer:
         """A replay buffer over the history that samples windows, ``[batch_size, length]``; nothing is copied.
 
-        To resume training exactly, save ``buffer.sampler.state_dict()`` and load it into a new buffer's sampler. The
-        last batch of an epoch may be smaller.
+        To resume training exactly, save ``buffer.sampler.state_dict()`` and load it into a new buffer's sampler, both
+        without ``prefetch``. The last batch of an epoch may be smaller.
 
         Args:
             batch_size: windows per batch.
-            prefetch: number of threads and of batches that they read ahead.
+            prefetch: number of threads and of batches that they read ahead. The saved state includes these batches, so
+                that a run which continues from it skips them.
         """
         return TensorDictReplayBuffer(
             storage=TensorStorage(self.history.flat),
