@@ -71,7 +71,7 @@ def test_a_block_for_each_episode_has_its_return():
         run_texts([], "game")
 
 
-def test_a_return_is_the_same_number_whatever_the_order_of_its_rewards():
+def test_a_return_has_the_fewest_digits():
     """A sum in float64 would be 0.30000000000000004, another answer than 0.3."""
     turns = [Turn("a"), Turn("b", reward=0.1), Turn("c"), Turn("d", reward=0.2)]
     whole = [Turn("a"), Turn("b", reward=0.3)]
@@ -130,6 +130,16 @@ def test_rows_hold_whole_episodes_in_the_order_of_epochs(row_length):
     assert all(whole[episode_of(each)] == Counter(map(episode_of, packed.left_out))[episode_of(each)]
                for each in packed.left_out)  # fmt: skip
     assert sum(map(len, found)) + len(packed.left_out) == len(records)
+
+
+def test_records_of_several_environments_by_turns_are_whole_episodes():
+    """Which step together, so that the episodes of a log take turns."""
+    records, template = many(), BlockTemplate()
+    tokenizer = word_tokenizer([], symbols=template.vocabulary())
+    mixed = sorted(records, key=lambda record: int(record.query.split()[-1]))
+    found = pack_blocks(mixed, template, tokenizer, 500)
+    assert (found.rows == pack_blocks(records, template, tokenizer, 500).rows).all()
+    assert split_texts(mixed) == split_texts(records)
 
 
 def test_episodes_with_lines_of_the_template_are_left_out_whole():

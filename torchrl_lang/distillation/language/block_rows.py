@@ -46,7 +46,7 @@ def pack_blocks(
     :class:`~torchrl_lang.distillation.language.StepRows` for ``loss_on="all"``.
 
     Args:
-        records: the records, in any order.
+        records: the records, those of an episode in their order.
         template: how blocks are written.
         tokenizer: encodes each part of a block on its own, so that no token is of two kinds.
         row_length: ``T``. An episode that alone is longer, or has lines of the template in a text, is left out as a

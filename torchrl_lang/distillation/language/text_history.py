@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +30,8 @@ class TextHistory:
         run: name of the run.
         query_tokens: the ids of the prompt, if known.
         response_tokens: the ids of the completion, if known.
-        episode: number of the episode in its epoch, from 0, for episodes of several records, one after another; None
-            if the record is an episode.
+        episode: number of the episode in its epoch, from 0, for episodes of several records; None if the record is an
+            episode.
 
     Raises:
         ValueError: there is no reward, a number is not finite, the epoch or the episode is negative, or there are other
@@ -88,26 +88,20 @@ def in_epoch_order(records: Sequence[TextHistory]) -> list[list[TextHistory]]:
 
 
 def group_episodes(records: Sequence[TextHistory]) -> list[list[TextHistory]]:
-    """The records of each episode: neighbours of one run, epoch and episode.
+    """The records of each run, epoch and episode, in the order of their first ones; those of others may be between.
 
     Examples:
         >>> from torchrl_lang.distillation.language import TextHistory, group_episodes
-        >>> turns = [("a", 0), ("b", 0), ("c", 1)]
+        >>> turns = [("a", 0), ("b", 1), ("c", 0)]
         >>> records = [TextHistory(query="", response=text, rewards=(0,), episode=number) for text, number in turns]
         >>> [[record.response for record in episode] for episode in group_episodes(records)]
-        [['a', 'b'], ['c']]
+        [['a', 'c'], ['b']]
     """
-    found = list[list[TextHistory]]()
-    for record in records:
-        if found and record.episode is not None and _place(record) == _place(found[-1][-1]):
-            found[-1].append(record)
-        else:
-            found.append([record])
-    return found
-
-
-def _place(record: TextHistory) -> tuple[str, int, int | None]:
-    return record.run, record.epoch, record.episode
+    found: dict[Hashable, list[TextHistory]] = {}
+    for number, record in enumerate(records):
+        key = number if record.episode is None else (record.run, record.epoch, record.episode)
+        found.setdefault(key, []).append(record)
+    return list(found.values())
 
 
 def write_text_history(path: str | os.PathLike[str], records: Sequence[TextHistory]) -> None:

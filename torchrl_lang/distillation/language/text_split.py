@@ -39,7 +39,7 @@ def split_texts(
     order in which they began, so that the last of an epoch are the short ones.
 
     Args:
-        records: the records, the blocks of an episode one after another.
+        records: the records, those of an episode in their order.
         validation: share of an epoch's episodes.
         test: share of an epoch's episodes, if there are no ``test_runs``.
         test_runs: names of runs of which all episodes are for the report, and that no other part has.
