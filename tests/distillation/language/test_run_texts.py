@@ -174,11 +174,39 @@ def test_no_episode_is_in_two_parts_and_none_is_lost(seed):
     episodes = Counter(place[:2] for place in set(map(episode_of, records)))
     for run_and_epoch, number in episodes.items():
         held_out = [sum(place[:2] == run_and_epoch for place in part) for part in parts]
-        assert held_out[1:] == [max(1, round(0.2 * number)), max(1, round(0.3 * number))]
+        assert held_out[0]
+        for found, wanted in zip(held_out[1:], (0.2 * number, 0.3 * number), strict=True):
+            assert found == round(wanted) if wanted >= 1 else found <= 1
     for part in split:
         assert [record for run in in_epoch_order(part) for record in run] == part
         turns = [int(record.query.split()[-1]) for record in part]
         assert all(turn == 0 or turn == before + 1 for before, turn in zip([-1, *turns], turns, strict=False))
+
+
+@pytest.mark.parametrize(("size", "epochs"), [(1, 60), (2, 60), (3, 40), (4, 40), (7, 20)])
+@pytest.mark.parametrize(("validation", "test"), [(0.1, 0.1), (0.05, 0.2), (0.25, 0.25)])
+def test_small_epochs_are_split_over_the_run(size, epochs, validation, test):
+    records = [
+        TextHistory(query=f"{epoch} {number}", response="", rewards=(0,), epoch=epoch)
+        for epoch in range(epochs)
+        for number in range(size)
+    ]
+    parts = split_texts(records, validation=validation, test=test)
+    assert sorted(each.query for part in parts for each in part) == sorted(each.query for each in records)
+    for part, share in ((parts.validation, validation), (parts.test, test)):
+        if share * size < 1:
+            assert abs(len(part) - share * len(records)) <= 1
+            quarters = Counter(4 * each.epoch // epochs for each in part)
+            assert max(quarters.values()) - min(quarters[number] for number in range(4)) <= 1
+    trained = Counter(each.epoch for each in parts.train)
+    assert size == 1 or len(trained) == epochs
+
+
+def test_a_short_run_has_an_episode_in_each_part():
+    for sizes in ([3], [1, 1, 1], [2, 2], [4]):
+        places = [(epoch, number) for epoch, size in enumerate(sizes) for number in range(size)]
+        records = [TextHistory(query=f"{number}", response="", rewards=(0,), epoch=epoch) for epoch, number in places]
+        assert all(split_texts(records))
 
 
 def test_the_split_is_that_of_its_seed():
@@ -214,6 +242,8 @@ def test_impossible_splits_raise():
         split_texts(records, validation=2)
     with pytest.raises(ValueError, match="No episode is left for train"):
         split_texts(records, test_runs=["a", "b"])
-    one = [TextHistory(query="", response="", rewards=(0,), epoch=epoch) for epoch in range(9)]
+    with pytest.raises(ValueError, match=r"No episode is left for train with validation=0\.5, test=0\.5"):
+        split_texts(records, validation=0.5, test=0.5)
+    two = [TextHistory(query="", response="", rewards=(0,), epoch=epoch) for epoch in range(2)]
     with pytest.raises(ValueError, match="No episode is left for train"):
-        split_texts(one)
+        split_texts(two)

@@ -30,32 +30,34 @@ def split_texts(
     test_runs: Sequence[str] = (),
     seed: int = 0,
 ) -> TextSplit:
-    """Hold out random episodes of each epoch of each run, so that all parts show the whole course of training.
+    """Hold out random episodes along each run, so that all parts show the whole course of training.
 
     Of ``n`` episodes of an epoch ``test * n``, rounded, are for the report, and ``validation * n`` choose the
-    checkpoint, each at least one.
+    checkpoint. Where that is less than one, the shares are added up from epoch to epoch: 10 % of epochs of two episodes
+    are one of every fifth epoch. An epoch of several episodes leaves at least one to train on, and a run of three
+    episodes or more has at least one in each part.
 
     The episodes of an epoch, which were played with the same weights, are shuffled: recorded runs have them in the
     order in which they began, so that the last of an epoch are the short ones.
 
     Args:
         records: the records, those of an episode in their order.
-        validation: share of an epoch's episodes.
-        test: share of an epoch's episodes, if there are no ``test_runs``.
+        validation: share of the episodes.
+        test: share of the episodes, if there are no ``test_runs``.
         test_runs: names of runs of which all episodes are for the report, and that no other part has.
         seed: seed of the order in an epoch.
 
     Raises:
-        ValueError: a run is unknown, a share is not from 0 to 1, or a part is empty.
+        ValueError: a run is unknown, a share is not from 0 to 1, the shares are together 1 or more, or a part is empty.
 
     Examples:
         >>> from torchrl_lang.distillation.language import TextHistory, split_texts
         >>> records = [
         ...     TextHistory(query="", response=f"{epoch}{number}", rewards=(0,), epoch=epoch)
-        ...     for epoch in range(2) for number in range(5)
+        ...     for epoch in range(2) for number in range(4)
         ... ]
         >>> [[record.response for record in part] for part in split_texts(records)]
-        [['02', '04', '03', '14', '11', '12'], ['00', '10'], ['01', '13']]
+        [['02', '00', '13', '12', '11', '10'], ['01'], ['03']]
     """
     for name, share in (("validation", validation), ("test", test)):
         within(name, share, 0, 1)
@@ -64,16 +66,20 @@ def split_texts(
         raise ValueError(f"There is no run {shorten(unknown)}: the runs are {shorten(sorted(runs))}.")
     split, random = TextSplit([], [], []), np.random.default_rng(seed)
     for run in in_epoch_order(records):
-        for episodes in _epochs(run):
+        epochs = _epochs(run)
+        if run[0].run in test_runs:
+            parts = [(0, len(epoch)) for epoch in epochs]
+        else:
+            parts = _held_out([len(epoch) for epoch in epochs], validation, None if test_runs else test)
+        for episodes, (chosen, reported) in zip(epochs, parts, strict=True):
             epoch = [episodes[place] for place in random.permutation(len(episodes))]
-            last = len(epoch) - (0 if test_runs else max(1, round(test * len(epoch))))
-            first = max(0, last - max(1, round(validation * len(epoch))))
-            if run[0].run in test_runs:
-                first = last = 0
-            for part, chosen in zip(split, (epoch[:first], epoch[first:last], epoch[last:]), strict=True):
-                part.extend(record for episode in chosen for record in episode)
+            last = len(epoch) - reported
+            first = last - chosen
+            for part, kept in zip(split, (epoch[:first], epoch[first:last], epoch[last:]), strict=True):
+                part.extend(record for episode in kept for record in episode)
+    is_whole = validation + (0 if test_runs else test) >= 1
     for name, part in split._asdict().items():
-        if not part:
+        if not part or (is_whole and name == "train"):
             raise ValueError(
                 f"No episode is left for {name} with validation={validation}, test={test} and "
                 f"test_runs={list(test_runs)}: give other shares, or histories with more episodes in an epoch."
@@ -87,3 +93,25 @@ def _epochs(run: Sequence[TextHistory]) -> list[list[list[TextHistory]]]:
     for episode in group_episodes(run):
         epochs.setdefault(episode[0].epoch, []).append(episode)
     return list(epochs.values())
+
+
+def _held_out(sizes: Sequence[int], validation: float, test: float | None) -> list[tuple[int, int]]:
+    """How many episodes of each epoch of a run are for validation and for the test; None: no test.
+
+    A share of less than one episode is carried to the next epoch, as is what an epoch has no room for.
+    """
+    total, found = sum(sizes), list[tuple[int, int]]()
+    due = [0.5, 0.5]  # so that the sum is rounded, not cut
+    for size in sizes:
+        room = max(1, size - 1)
+        taken = [0, 0]
+        for part, share in ((1, test), (0, validation)):
+            if share is None:
+                continue
+            wanted = max(share, 1 / total) * size
+            due[part] += round(wanted) if wanted >= 1 else wanted
+            taken[part] = min(int(due[part] + 1e-9), room)  # ten times 0.1 is less than 1
+            due[part] -= taken[part]
+            room -= taken[part]
+        found.append((taken[0], taken[1]))
+    return found
