@@ -250,6 +250,21 @@ def test_logs_and_pretrained_models(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.n_embd == 16
 
 
+@pytest.mark.parametrize("positions", [128, 132])
+def test_a_pretrained_model_without_positions_for_the_report_is_refused(histories, tmp_path, capsys, positions):
+    """Before it is trained: its rows have the rewards to choose among at their ends."""
+    letters = CharTokenizer.from_alphabet("abcdef\n -.:0123456789CPRilmnoprtw")
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=letters.vocab_size, layers=1, width=16, heads=2, max_length=positions)
+    lm.save_pretrained(tmp_path / "model")
+    transformers_tokenizer(letters).save_pretrained(tmp_path / "model")
+    error = refused(capsys, histories, tmp_path / "run", "--pretrained", tmp_path / "model")
+    message = f"has {positions} positions, but rows of row_length=128 tokens and rewards of 6 tokens need 134"
+    assert message in error
+    assert f"give --row-length {positions - 6} or less" in error
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_ppo_on_wordle_is_recorded_and_distilled(tmp_path):
     """The commands of the documentation, small."""

@@ -72,19 +72,36 @@ def main(options: TextAD) -> dict[str, Any]:
 
 
 def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
-    """The model to train, from scratch or pretrained."""
+    """The model to train, from scratch or pretrained.
+
+    Raises:
+        ValueError: the pretrained model has too few positions for the rows and the rewards to choose among.
+    """
     tokenizer = histories.tokenizer
+    longest = RewardWords(histories.template, tokenizer, histories.values).longest
     if options.pretrained is not None:
-        return fit_vocabulary(load_causal_lm(options.pretrained), tokenizer.vocab_size, shrink=True)
-    words = RewardWords(histories.template, tokenizer, histories.values)
+        lm = load_causal_lm(options.pretrained)
+        _check_positions(lm, options.row_length, longest)
+        return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
     return new_lm(
         vocab_size=tokenizer.vocab_size,
         layers=options.layers,
         width=options.width,
         heads=options.heads,
-        max_length=options.row_length + words.longest,
+        max_length=options.row_length + longest,
         pad=tokenizer.control.pad,
     )
+
+
+def _check_positions(lm: PreTrainedModel, row_length: int, longest: int) -> None:
+    """Raise ValueError unless a model has positions for the report, which puts other rewards at the ends of rows."""
+    positions = getattr(lm.config, "max_position_embeddings", None)
+    if positions is not None and positions < row_length + longest:
+        raise ValueError(
+            f"The pretrained model has {positions} positions, but rows of row_length={row_length} tokens and rewards "
+            f"of {longest} tokens need {row_length + longest}: give --row-length {positions - longest} or less, or "
+            f"another model."
+        )
 
 
 def _validate(options: TextAD, actor: ProbabilisticTensorDictSequential, rows: TensorDict) -> dict[str, float]:
