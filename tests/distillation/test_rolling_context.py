@@ -83,3 +83,21 @@ def test_a_part_of_an_episode_at_the_beginning_is_evicted_as_one():
     assert kept.evict().tolist() == [0]
     assert kept.length.tolist() == [4]
     assert kept.window(4).observation.flatten().tolist() == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("entry", "dtype", "kept_as"),
+    [(Continuous(1), torch.float64, torch.float32), (Discrete([9]), torch.int32, torch.int64)],
+)
+def test_steps_of_other_dtypes_are_converted(entry, dtype, kept_as):
+    """Gymnasium's observations are often float64 or int32."""
+    kept = RollingContext(2, 4, entry, entry)
+    for number in (3, 4):
+        value = torch.full((2, 1), number, dtype=dtype)
+        kept.open(value, torch.zeros(2, dtype=torch.int32))
+        kept.close(value if entry == Continuous(1) else value[:, 0], torch.ones(2, dtype=torch.float64))
+    window = kept.window(2)
+    assert window.observation.dtype == window.previous_action.dtype == kept_as
+    assert window.observation[0].flatten().tolist() == [3, 4]
+    assert (window.previous_action[:, 1] == 3).all()
+    assert window.previous_reward[0, 1] == 1

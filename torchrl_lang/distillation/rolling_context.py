@@ -68,14 +68,14 @@ class RollingContext:
         self.length = torch.full_like(self.length, episode_step.shape[1])
 
     def open(self, observation: Tensor, episode_step: Tensor) -> None:
-        """Add a step to each stream: what is observed ``[N, D]``, and its number in its episode, int64 ``[N]``."""
-        self._observation[self._row, self.length] = observation
-        self._episode_step[self._row, self.length] = episode_step
+        """Add a step to each stream: what is observed ``[N, D]``, and its number in its episode ``[N]``."""
+        self._observation[self._row, self.length] = observation.to(self._observation.dtype)
+        self._episode_step[self._row, self.length] = episode_step.to(self._episode_step.dtype)
 
     def close(self, action: Tensor, reward: Tensor) -> None:
-        """The actions ``[N, ...]`` of the added steps, and their rewards, float32 ``[N]``."""
-        self._action[self._row, self.length] = action
-        self._reward[self._row, self.length] = reward
+        """The actions ``[N, ...]`` of the added steps, and their rewards ``[N]``."""
+        self._action[self._row, self.length] = action.to(self._action.dtype)
+        self._reward[self._row, self.length] = reward.to(self._reward.dtype)
         self.length = self.length + 1
 
     def evict(self) -> Tensor:
