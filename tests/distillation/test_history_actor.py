@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tests.distillation.models import CONTEXT, EPISODE, continuous, model, windows
 from torchrl_lang.distillation import Continuous, Discrete, HistoryActor, evaluate_in_context
@@ -184,6 +185,18 @@ def test_continuous_samples_have_the_mean_and_deviation_of_the_model():
     loc, scale = made.action_head.loc_and_scale(parameters[0][0])
     assert torch.allclose(action.mean(0), loc, atol=float(scale.max()) * 0.03)
     assert torch.allclose(action.std(0), 0.5 * scale, rtol=0.03)
+
+
+def test_deterministic_exploration_takes_the_most_likely_action(made):
+    """As of LanguageHistoryPolicy, so that one evaluation loop is greedy with both."""
+    greedy, sampled = HistoryActor(made, temperature=0), HistoryActor(made, temperature=20.0, seed=0)
+    rows = windows(made)
+    found = []
+    for actor in (greedy, sampled):
+        actor.begin(len(rows))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            found.append(actor.act(rows["observation"][:, 0]))
+    assert torch.equal(*found)
 
 
 def test_temperature_zero_takes_the_most_likely_action(made):

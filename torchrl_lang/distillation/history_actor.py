@@ -12,6 +12,7 @@ from torchrl_lang.distillation.context_policy import PromptablePolicy
 from torchrl_lang.distillation.rolling_context import RollingContext
 from torchrl_lang.functional import RandomStream
 from torchrl_lang.functional.checks import at_least_one, finite, have_shapes, within
+from torchrl_lang.modules.eval_mode import is_stochastic
 from torchrl_lang.schema import ACTION, EPISODE_STEP, OBSERVATION, REWARD, entry
 
 __all__ = ["HistoryActor", "PromptedPolicy"]
@@ -23,6 +24,8 @@ class HistoryActor(nn.Module):
     The context of a stream holds its last steps, across episodes. Where it is full, the oldest episode is evicted and
     the rest is read again, with positions from 0, as in the windows of training. The model reads nothing but the
     context: observations, its own actions and the rewards, which may be on another device.
+
+    With TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` actions are the most likely ones.
 
     Args:
         model: the model.
@@ -166,9 +169,9 @@ class HistoryActor(nn.Module):
         """Sample actions at the temperature, or take the most likely ones."""
         head = self.model.action_head
         generator = self.random.generator
+        if not (self.temperature and is_stochastic()):
+            return parameters.argmax(-1) if head.is_discrete else head.loc_and_scale(parameters)[0]
         if head.is_discrete:
-            if not self.temperature:
-                return parameters.argmax(-1)
             # The maximum of logits and Gumbel noise is a sample of their softmax.
             noise = -(-self.random.uniform(tuple(parameters.shape)).log()).log()
             return (parameters / self.temperature + noise.to(parameters.device)).argmax(-1)
