@@ -97,11 +97,6 @@ class BernoulliBanditEnv(HiddenTaskEnv):
         probabilities = self._probabilities[task]
         return probabilities == probabilities.amax(-1, keepdim=True)
 
-    def expected_reward(self, action: Tensor) -> Tensor:
-        """The probabilities of the arms ``action``, int64 ``[*B, ...]``, in the current tasks, float32."""
-        task = self.task.reshape(*self.batch_size, *[1] * (action.ndim - self.batch_dims))
-        return self._probabilities[task, action]
-
     def optimal_return(self, task: Tensor | None = None) -> Tensor:
         """``episode_length`` times the best arm's probability."""
         return self.episode_length * self._probabilities[self._tasks(task)].amax(-1)
