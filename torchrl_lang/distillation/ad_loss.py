@@ -121,7 +121,12 @@ class ADLoss(LossModule):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the loss of windows."""
+        """Compute the loss of windows.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: see :meth:`ADTransformer.hidden_states`.
+        """
         keys = {name: getattr(self.tensor_keys, name) for name in self._entries}
         if missing := [key for key in keys.values() if tensordict.get(key, None) is None]:
             advice = "Sample windows with HistoryWindows.buffer(), or name the entries with set_keys()."

@@ -63,6 +63,15 @@ def load_ad_model(folder: str | Path) -> ADTransformer:
     Raises:
         FileNotFoundError: there is no such model.
         FileError: a file is missing or damaged, or is not what was saved.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.distillation import ADTransformer, Discrete, load_ad_model, save_ad_model
+        >>> model = ADTransformer(Discrete([9, 9]), Discrete([5]), context=60, episode_length=20, width=8, heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = save_ad_model(folder + "/model", model)
+        ...     load_ad_model(folder + "/model").context
+        60
     """
     folder = Path(folder)
     if not (folder / CHECKSUMS).is_file():

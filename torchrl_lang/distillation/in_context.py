@@ -28,7 +28,8 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
             row. It is seeded.
         policy: the policy, which sees the rows as one dimension.
         episodes: number of episodes, ``K``.
-        seed: seed of environment and policy. Their generators are those that they had afterwards.
+        seed: seed of environment and policy. The policy's generators are restored afterwards; the environment keeps
+            this seed.
 
     Raises:
         ValueError: the environment draws a task for each episode.

@@ -18,7 +18,13 @@ __all__ = ["InContextReport", "TaskResult", "bootstrap_band", "in_context_report
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task, over seeds and streams."""
+    """One task, over seeds and streams.
+
+    Examples:
+        >>> from torchrl_lang.distillation import TaskResult
+        >>> TaskResult(task=7, first=0.5, last=3.0, optimal=4.0, never_found=0.25).share
+        0.75
+    """
 
     task: int
     first: float
@@ -37,7 +43,16 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class InContextReport:
-    """Returns by episode of one policy, over tasks, streams and training seeds."""
+    """Returns by episode of one policy, over tasks, streams and training seeds; see :func:`in_context_report`.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation import in_context_report
+        >>> returns = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 2, 5, 4)  # of 1 seed, 2 tasks and 5 streams
+        >>> report = in_context_report("AD", returns, torch.tensor([4.0, 5.0]), last=1)
+        >>> report.mean, report.gain, report.worst_task.share
+        ((1.0, 2.0, 3.0, 4.0), 4.0, 0.8)
+    """
 
     name: str
     mean: tuple[float, ...]

@@ -17,7 +17,15 @@ _BLOCK = 1 << 12
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Whether one of two paired figures is larger."""
+    """Whether one of two paired figures is larger; see :func:`paired_test`.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.distillation import paired_test
+        >>> found = paired_test(torch.tensor([3.0, 2.0, 5.0]), torch.tensor([1.0, 1.0, 1.0]))
+        >>> found.pairs, found.wins, found.p_value
+        (3, 1.0, 0.125)
+    """
 
     pairs: int
     difference: float

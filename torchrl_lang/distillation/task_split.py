@@ -15,7 +15,14 @@ __all__ = ["TaskSplit", "split_tasks"]
 
 
 class TaskSplit(NamedTuple):
-    """Numbers of tasks, int64, sorted; no task is in two of them."""
+    """Numbers of tasks, int64, sorted; no task is in two of them.
+
+    Examples:
+        >>> from torchrl_lang.distillation import split_tasks
+        >>> train, validation, test = split_tasks(8, validation=0.25, test=0.25)
+        >>> len(train), validation.shape, test.dtype
+        (4, torch.Size([2]), torch.int64)
+    """
 
     train: Tensor
     validation: Tensor

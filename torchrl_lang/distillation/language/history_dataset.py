@@ -49,7 +49,8 @@ class HistoryDataset(Dataset[TensorDictBase]):
             ``skip_episodes``.
 
     Attributes:
-        left_out: records whose block is longer than a row.
+        left_out: records of the episodes that :func:`pack_blocks` left out: whole episodes that alone are longer than
+            a row, or have lines of the template in a text.
 
     Raises:
         ValueError: ``format`` is unknown, or there is no window.

@@ -58,7 +58,19 @@ def reward_accuracy(
         ValueError: the template has decimals and there are no ``values``, a reward of the rows is not among them, the
             template leaves rewards out, a step's reward is several tokens, or no row has a reward.
 
-    See :func:`next_token_metrics` for an example.
+    Examples:
+        >>> from torchrl_lang.data import word_tokenizer
+        >>> from torchrl_lang.distillation.language import BlockTemplate, Levels, TextHistory, pack_blocks
+        >>> from torchrl_lang.distillation.language import reward_accuracy
+        >>> from torchrl_lang.modules import causal_lm, language_actor
+        >>> template = BlockTemplate(Levels([0, 1]))
+        >>> tokenizer = word_tokenizer([], symbols=template.vocabulary())
+        >>> records = [TextHistory(query="q", response="r", rewards=(earned,)) for earned in (1, 1, 1, 0)]
+        >>> rows = pack_blocks(records, template, tokenizer, 200).rows
+        >>> lm = causal_lm(vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=2, max_length=208)
+        >>> found = reward_accuracy(language_actor(lm), rows, template, tokenizer)
+        >>> found["constant_exact"], 0 <= found["exact"] <= 1
+        (0.75, True)
     """
     at_least_one("chunk", chunk)
     words, kinds = RewardWords(template, tokenizer, values), entry(rows, TOKEN_KIND)

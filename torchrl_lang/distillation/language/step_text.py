@@ -116,7 +116,12 @@ def parse_steps(text: str, template: StepTemplate, *, first_episode: int = 0) ->
         ValueError: a word is not what the template has there, or the last step is incomplete. The message has its
             place.
 
-    See :func:`steps_to_text` for an example.
+    Examples:
+        >>> from torchrl_lang.distillation.language import Levels, StepTemplate, parse_steps
+        >>> template = StepTemplate.spelled([Levels(range(5))], Levels(range(2), ["west", "east"]), Levels([0, 1]))
+        >>> steps = parse_steps("at 3 go east got 0 at 4 go west got 1 finished", template)
+        >>> steps["action"], steps["done"].squeeze(-1)
+        (tensor([1, 0]), tensor([False,  True]))
     """
     columns: dict[tuple[TokenKind, int | None], list[str]] = {}
     ends, is_zero = list[int](), list[bool]()

@@ -132,7 +132,14 @@ def read_text_history(
     Raises:
         FileError: the file is missing, holds no record, or holds bad lines and ``on_error`` is "raise".
 
-    See :func:`write_text_history` for an example.
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_lang.distillation.language import TextHistory, read_text_history, write_text_history
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     write_text_history(f"{home}/history.jsonl", [TextHistory(query="a", response="b", rewards=(1,))])
+        ...     records, bad = read_text_history(f"{home}/history.jsonl")
+        >>> records[0].response, bad
+        ('b', [])
     """
     source, bad = LineFile(Path(path)), list[BadLine]()
     records = [record for _, record in good_items(source, lambda line: read_record(parse_object(line)), on_error, bad)]

@@ -15,7 +15,15 @@ __all__ = ["TextSplit", "split_texts"]
 
 
 class TextSplit(NamedTuple):
-    """Text histories in the order of :func:`in_epoch_order`; no episode is in two of them."""
+    """Text histories in the order of :func:`in_epoch_order`; no episode is in two of them.
+
+    Examples:
+        >>> from torchrl_lang.distillation.language import TextHistory, split_texts
+        >>> records = [TextHistory(query="q", response="r", rewards=(0,), epoch=epoch) for epoch in range(10)]
+        >>> split = split_texts(records)
+        >>> len(split.train), len(split.validation), len(split.test)
+        (8, 1, 1)
+    """
 
     train: list[TextHistory]
     validation: list[TextHistory]

@@ -28,6 +28,9 @@ class UCB(TabularSource):
         env, steps, seed: as in :class:`~torchrl_lang.distillation.sources.TabularSource`; ``env`` has one state.
         exploration: the ``c`` of the formula; 1 is UCB1.
 
+    Raises:
+        ValueError: ``env`` has several states, or ``exploration`` is negative or not finite.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.distillation.sources import UCB

@@ -49,7 +49,11 @@ class DarkKeyDoorEnv(RoomEnv):
         super().__init__(size, start=start, cell_states=2, n_tasks=size**4, episode_length=episode_length, **options)
 
     def task_number(self, key: tuple[int, int], door: tuple[int, int]) -> int:
-        """The task with the key and the door in two cells, each ``(row, column)``."""
+        """The task with the key and the door in two cells, each ``(row, column)``.
+
+        Raises:
+            ValueError: a cell is outside the room.
+        """
         return self.cell(*key) * self.size**2 + self.cell(*door)
 
     def _transition(self, state: Tensor, action: Tensor, task: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,11 @@ class RoomEnv(HiddenTaskEnv):
         self.register_buffer("_starts", self._start_cells(start).to(self.device), persistent=False)
 
     def cell(self, row: int, column: int) -> int:
-        """The number of a cell."""
+        """The number of a cell.
+
+        Raises:
+            ValueError: the cell is outside the room.
+        """
         if not (0 <= row < self.size and 0 <= column < self.size):
             raise ValueError(f"({row}, {column}) is not a cell of a room of {self.size} by {self.size}.")
         return row * self.size + column
