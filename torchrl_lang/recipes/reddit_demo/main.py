@@ -36,7 +36,9 @@ class RedditDemo(ComparisonOptions, CorpusOptions):
     tokenizer: str = option("words", "words: those of the training texts; or name or folder of a Hugging Face one")
     comments: int = option(1000, "comments on test parents of each player, at most the test comments", at_least=2)
     choice_comments: int = option(
-        300, "comments on validation parents for each decoding, at most the validation comments", at_least=2
+        1000,
+        "comments on validation parents for each decoding, at most all; distinct-2 depends on their number",
+        at_least=2,
     )
 
 
