@@ -20,7 +20,7 @@ from torchrl_lang.envs.wordle import example_tweets
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.offline_methods import METHODS, decodings, planned_runs, train_missing
+from torchrl_lang.recipes.offline_methods import METHODS, PlannedRun, decodings, planned_runs, train_missing
 from torchrl_lang.recipes.tasks.wordle import WordleData
 from torchrl_lang.storage import write_file
 
@@ -38,6 +38,7 @@ CHOICE, REPORT = 1_000_000, 2_000_000
 """Seeds of the games on which the decoding is chosen, and of those that are reported; the training's seed is added."""
 
 WORST = -6.0
+WEIGHT_CLIP = 20
 
 
 class Setting(NamedTuple):
@@ -50,9 +51,26 @@ class Setting(NamedTuple):
     report_games: int
     layers: int
     width: int
+    batch_size: int = 64
+    ema_decay: float = 0.0
+    advantage_temperature: float = 0.0
+    """Of ILQL alone."""
 
 
 FULL = Setting(words=50, games=40_000, steps=6000, choice_games=250, report_games=1000, layers=2, width=64)
+LARGE = Setting(
+    words=430,
+    games=1_500_000,
+    steps=40_000,
+    choice_games=1000,
+    report_games=4000,
+    layers=6,
+    width=192,
+    batch_size=256,
+    ema_decay=0.998,
+    advantage_temperature=4.0,
+)
+"""For a data-centre GPU."""
 QUICK = Setting(words=20, games=4000, steps=200, choice_games=50, report_games=200, layers=2, width=32)
 
 
@@ -78,9 +96,20 @@ def train(setting: Setting, folder: Path, data: str, methods: Sequence[str], see
         "eval-every": -(-setting.steps // 8),
         "layers": setting.layers,
         "width": setting.width,
+        "batch-size": setting.batch_size,
+        "ema-decay": setting.ema_decay,
     }
     places = {name: folder / place(method.title) for name, method in METHODS.items()}
-    train_missing(planned_runs([NAMES[method] for method in methods], places, shared))
+    runs = planned_runs([NAMES[method] for method in methods], places, shared)
+    train_missing([_weighted(run, setting) if run.method == "ilql" else run for run in runs])
+
+
+def _weighted(run: PlannedRun, setting: Setting) -> PlannedRun:
+    """The run of ILQL, whose policy learns with the weights of its values if the setting has some."""
+    if not setting.advantage_temperature:
+        return run
+    weights = {"advantage-temperature": setting.advantage_temperature, "weight-clip": WEIGHT_CLIP}
+    return run._replace(options={**run.options, **weights})
 
 
 def place(method: str) -> str:
@@ -192,15 +221,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/wordle_table"), help="folder of all runs")
     parser.add_argument("--data", nargs="*", choices=DATA, default=list(DATA), help="datasets to run (default: all)")
     parser.add_argument("--methods", nargs="*", choices=NAMES, default=list(NAMES), help="methods (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="training seeds, each with its own dataset")
-    parser.add_argument("--quick", action="store_true", help="20 words and short runs, a few minutes; not recorded")
+    parser.add_argument("--seeds", type=int, help="training seeds, each with its own dataset (default: 3; large: 5)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="20 words and short runs, a few minutes; not recorded")
+    size.add_argument("--large", action="store_true", help="430 words and long runs, for a data-centre GPU")
     for name, default in FULL._asdict().items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default {default}")
+        about = f"default {default}; large {getattr(LARGE, name)}"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), help=about)
     options = parser.parse_args(arguments)
     given = {name: value for name in Setting._fields if (value := getattr(options, name)) is not None}
-    setting = (QUICK if options.quick else FULL)._replace(**given)
+    setting = (QUICK if options.quick else LARGE if options.large else FULL)._replace(**given)
+    seeds = options.seeds or (5 if options.large else 3)
     folder = options.out / "_".join(map(str, setting))
-    results = run(setting, folder, options.data, options.methods, options.seeds)
+    results = run(setting, folder, options.data, options.methods, seeds)
     print(f"\n{text(results)}")
     if options.quick:
         return

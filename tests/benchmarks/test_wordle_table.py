@@ -46,6 +46,28 @@ def test_what_is_missing_is_run_and_gaps_are_shown(tmp_path, monkeypatch):
     assert scaled["optimal (myopic)"].values == pytest.approx((100, 100))
 
 
+def test_a_setting_with_averaged_weights_and_weights_of_values(tmp_path, monkeypatch):
+    commands = {}
+    monkeypatch.setattr(offline_methods, "run_in_parallel", lambda waiting: commands.update(waiting))
+    setting = TINY._replace(batch_size=16, ema_decay=0.5, advantage_temperature=4.0)
+    wordle_table.train(setting, tmp_path, "mediocre", ["BC", "ILQL"], 0)
+    given = {Path(name).name: " ".join(words) for name, words in commands.items()}
+    assert "--batch-size 16 --ema-decay 0.5" in given["bc"]
+    assert "--batch-size 16 --ema-decay 0.5 --advantage-temperature 4.0 --weight-clip 20" in given["ilql"]
+    assert "advantage" not in given["bc"]
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "size"), [([], 3, 50), (["--large"], 5, 430), (["--large", "--seeds", "1"], 1, 430)]
+)
+def test_sizes_of_a_table(words, seeds, size, monkeypatch):
+    called = []
+    monkeypatch.setattr(wordle_table, "run", lambda setting, *rest: called.append((setting, rest[-1])) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        wordle_table.main(words)
+    assert [(setting.words, given) for setting, given in called] == [(size, seeds)]
+
+
 def test_runs_without_the_returns_of_their_data_are_gaps(tmp_path):
     """A call that was killed has scored a method and not yet the scripted players."""
     for seed, value in enumerate((-2.0, -2.5)):
