@@ -51,7 +51,7 @@ class Setting(NamedTuple):
     report_games: int
     layers: int
     width: int
-    batch_size: int = 64
+    batch_size: int = 32
     ema_decay: float = 0.0
     advantage_temperature: float = 0.0
     """Of ILQL alone."""
