@@ -16,6 +16,7 @@ from torchrl_lang.storage.readers import file_digest, file_in
 __all__ = [
     "CHECKSUMS",
     "check_replaceable",
+    "folder_digest",
     "json_digest",
     "read_manifest",
     "verify_checksums",
@@ -110,13 +111,34 @@ def read_manifest(
 
 def write_checksums(folder: str | Path) -> None:
     """Write the size and the SHA-256 of every file of a folder into its ``checksums.json``."""
+    write_json(Path(folder) / CHECKSUMS, {"files": _checksums(folder)})
+
+
+def folder_digest(folder: str | Path) -> str:
+    """SHA-256 of the names and contents of a folder's files, as hexadecimal digits; ``checksums.json`` is left out.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torchrl_lang.storage import folder_digest
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     _ = Path(home, "a.txt").write_text("1")
+        ...     before = folder_digest(home)
+        ...     _ = Path(home, "a.txt").write_text("2")
+        ...     before == folder_digest(home)
+        False
+    """
+    return json_digest(_checksums(folder))
+
+
+def _checksums(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """The size and the SHA-256 of every file of a folder, those in folders inside it too, but ``checksums.json``."""
     folder = Path(folder)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    files = {
+    return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
         for path in paths
     }
-    write_json(folder / CHECKSUMS, {"files": files})
 
 
 def verify_checksums(folder: str | Path, *, remedy: str, needs: Iterable[str] = ()) -> list[str]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # the command line reads its options before it needs torch
 __all__ = [
     "TensorHeader",
     "file_digest",
-    "folder_digest",
     "file_in",
     "read_json",
     "read_json_list",
@@ -162,25 +161,6 @@ def file_digest(path: str | Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def folder_digest(folder: str | Path) -> str:
-    """SHA-256 of the names and contents of a folder's files, those in folders inside it too, as hexadecimal digits.
-
-    Examples:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from torchrl_lang.storage import folder_digest
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     _ = Path(home, "a.txt").write_text("1")
-        ...     before = folder_digest(home)
-        ...     _ = Path(home, "a.txt").write_text("2")
-        ...     before == folder_digest(home)
-        False
-    """
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    lines = (f"{file_digest(path)} {path.relative_to(folder).as_posix()}\n" for path in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def file_in(folder: str | Path, name: object, *, remedy: str, links: bool = False) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -70,8 +70,7 @@ class WeightAverage:
 
     def apply(self) -> None:
         """Replace the module's weights with their average."""
-        for name, weight in self._weights().items():
-            weight.copy_(self._average[name])
+        self._write(self._average)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -81,8 +80,7 @@ class WeightAverage:
         try:
             yield
         finally:
-            for name, weight in self._weights().items():
-                weight.copy_(present[name])
+            self._write(present)
 
     def state_dict(self) -> dict[str, Any]:
         """The average, and the number of steps in it."""
@@ -102,6 +100,10 @@ class WeightAverage:
         for name, weight in average.items():
             self._average[name].copy_(weight)
         self._steps = int(state_dict["steps"])
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, weight in self._weights().items():
+            weight.copy_(values[name])
 
     def _weights(self) -> dict[str, Tensor]:
         trained = ((name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad)
