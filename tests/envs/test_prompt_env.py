@@ -64,6 +64,26 @@ def test_one_turn_rewarded_in_one_call():
     assert env.tokenizer.decode(td["tokens"][2, :3]) == "<a></a></eod>"  # no prompt: the agent has the first turn
 
 
+def test_a_reward_that_draws_is_seeded_with_the_environment():
+    class Drawing:
+        def __init__(self):
+            self.set_seed(0)
+
+        def set_seed(self, seed):
+            self.generator = torch.Generator().manual_seed(seed)
+
+        def __call__(self, prompts, completions):
+            return torch.rand(len(prompts), generator=self.generator)
+
+    def rewards(env):
+        return say_after(env, env.reset(), "a", "b")["reward"].flatten().tolist()
+
+    env = make(reward=Drawing(), seed=5)
+    first, further = rewards(env), rewards(env)
+    env.set_seed(5)
+    assert rewards(env) == first != further
+
+
 def test_every_prompt_is_drawn():
     env = make([400])
     env.reset()

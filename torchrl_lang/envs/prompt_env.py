@@ -29,7 +29,8 @@ class PromptEnv(TextGameEnv):
 
     Args:
         prompts: the prompts; an empty one gives the agent the first turn.
-        reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each.
+        reward: called as ``reward(prompts, completions)`` with two lists of texts; returns one finite number each. If
+            it has a method ``set_seed``, because it draws something, a seed of the environment is passed on to it.
         features: what belongs to each prompt and is no text, such as the vectors of an image, ``[n, F]`` for each
             prompt with ``n`` up to ``P``; observations then have ``prefix`` float32 ``[*B, P, F]`` and ``prefix_mask``.
         tokenizer, row_length, action_length, batch_size, read, on_bad_text, seed, device: as in
@@ -89,6 +90,11 @@ class PromptEnv(TextGameEnv):
             seed=seed,
             device=device,
         )
+
+    def _set_seed(self, seed: int | None) -> None:
+        super()._set_seed(seed)
+        if seed is not None and hasattr(self.reward, "set_seed"):
+            self.reward.set_seed(seed)
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         return random_index(self._key, episode, len(self.prompts))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -55,8 +54,6 @@ class RedditEnv(PromptEnv):
         ('<s>b</s>aba</a></eod>', -10.0, True)
     """
 
-    _reseed: Callable[[int], object] | None = None
-
     def __init__(
         self,
         data: RedditComments,
@@ -79,7 +76,7 @@ class RedditEnv(PromptEnv):
         finite("shift", shift, low=None)
         super().__init__(
             data.parents if include_parent else [""] * len(data),
-            partial(_rewards, reward, scale, shift),
+            _OfComments(reward, scale, shift),
             tokenizer,
             row_length=row_length,
             action_length=action_length,
@@ -88,15 +85,18 @@ class RedditEnv(PromptEnv):
             seed=seed,
             device=device,
         )
-        self._reseed = getattr(reward, "set_seed", None)
-        if seed is not None:
-            self._set_seed(seed)
-
-    def _set_seed(self, seed: int | None) -> None:
-        super()._set_seed(seed)
-        if seed is not None and self._reseed is not None:
-            self._reseed(seed)
 
 
-def _rewards(reward: TextReward, scale: float, shift: float, parents: list[str], comments: list[str]) -> Tensor:
-    return rewards_of(reward, comments, scale=scale, shift=shift)
+class _OfComments:
+    """The reward of an environment of prompts from one of texts."""
+
+    def __init__(self, reward: TextReward, scale: float, shift: float) -> None:
+        self._reward, self._scale, self._shift = reward, scale, shift
+
+    def __call__(self, parents: list[str], comments: list[str]) -> Tensor:
+        return rewards_of(self._reward, comments, scale=self._scale, shift=self._shift)
+
+    def set_seed(self, seed: int) -> None:
+        """Seed a reward that draws something."""
+        if hasattr(self._reward, "set_seed"):
+            self._reward.set_seed(seed)
