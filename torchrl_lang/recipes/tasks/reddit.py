@@ -38,9 +38,9 @@ _MODEL: Mapping[str, Any] = {"layers": 2, "batch_size": 32, "steps": 1500, "eval
 
 _ILQL: Mapping[str, Any] = {
     # The reward of -5 a level follows the last token, and lambda-returns show it to tokens far ahead. Nearer to 1 the
-    # value of a harmless sentence has the noise of the sentences after it; with larger weights the errors of values
-    # would take the shared layers from the language model.
-    **{"target": "lambda", "lmbda": 0.8, "qvalue_weight": 0.1, "value_weight": 0.1},
+    # value of a harmless sentence has the noise of the sentences after it, and that of a noised reward; with larger
+    # weights the errors of values would take the shared layers from the language model.
+    **{"target": "lambda", "lmbda": 0.5, "qvalue_weight": 0.1, "value_weight": 0.1},
     # Among many harmless tokens, values choose by their noise: the policy's own probabilities must do a part.
     **{"advantage_temperature": 2.0, "weight_clip": 20.0},
 }
