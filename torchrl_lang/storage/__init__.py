@@ -1,7 +1,7 @@
 """Read files and folders with checks, write them atomically, and lock folders against other processes."""
 
 from torchrl_lang.storage.columns import parse_rows
-from torchrl_lang.storage.csv_records import CSVRecord, read_csv_records
+from torchrl_lang.storage.csv_records import CSVFault, CSVRecord, read_csv_records
 from torchrl_lang.storage.errors import FileError, one_line, shorten
 from torchrl_lang.storage.fields import Fields
 from torchrl_lang.storage.folder_formats import FolderFormat
@@ -40,6 +40,7 @@ from torchrl_lang.storage.readers import (
 
 __all__ = [
     "CHECKSUMS",
+    "CSVFault",
     "CSVRecord",
     "Fields",
     "FileError",

@@ -6,17 +6,32 @@ import codecs
 import csv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from torchrl_lang.storage.errors import FileError, one_line
 from torchrl_lang.storage.readers import regular_file
 
-__all__ = ["CSVRecord", "read_csv_records"]
+__all__ = ["CSVFault", "CSVRecord", "read_csv_records"]
 
 _REMEDY = "give a CSV file, UTF-8 or with its encoding as an option"
-_QUOTES = "has quotes that do not match"
-_EMPTY = "is an empty line"
+
+
+class CSVFault(StrEnum):
+    """What is wrong with a record of a CSV file.
+
+    Examples:
+        >>> from torchrl_lang.storage import CSVFault
+        >>> str(CSVFault.NUL)
+        'a NUL byte'
+    """
+
+    QUOTES = "quotes that do not match"
+    EMPTY = "an empty line"
+    FIELDS = "another number of fields than the header"
+    NUL = "a NUL byte"
+    ENCODING = "a byte that is not of the encoding"
 
 
 class CSVRecord(NamedTuple):
@@ -33,7 +48,9 @@ class CSVRecord(NamedTuple):
     last_line: int
     fields: tuple[str, ...] = ()
     error: str = ""
-    """The reason, empty if the record is well-formed."""
+    """The reason, with what was found; empty if the record is well-formed."""
+    fault: CSVFault | None = None
+    """The kind of the error."""
 
 
 def read_csv_records(
@@ -90,33 +107,29 @@ def read_csv_records(
 
 def _records(file: Iterator[str], encoding: str, is_row: Callable[[Sequence[str]], bool] | None) -> Iterator[CSVRecord]:
     ahead = deque[str]()  # lines that a broken record has read, to be read again
-    broken: CSVRecord | None = None
+    broken: CSVRecord | None = None  # the last record, if its quotes do not match
     number, width = 1, 0
     while (parsed := _parse(ahead, file)) is not None:
-        lines, fields, error = parsed
+        lines, fields, quotes = parsed
         last = number + lines - 1
         width = width or len(fields)
-        if not error and not fields:
-            error = _EMPTY
-        elif not error and is_row is None and len(fields) != width:
-            error = f"has {len(fields)} fields, the header has {width}"
         row_like = is_row(fields) if is_row is not None else len(fields) >= width - 1  # maybe with a fault of its own
         if broken is not None and not row_like:
             broken = broken._replace(last_line=last)
         else:
             if broken is not None:
                 yield broken
-            broken = CSVRecord(number, last, error=error) if error.startswith(_QUOTES) else None
+            record = CSVRecord(number, last, tuple(fields))
+            broken = _with_error(record, CSVFault.QUOTES, f"has {CSVFault.QUOTES} ({quotes})") if quotes else None
             if broken is None:
-                error = error or _wrong_characters(fields, encoding)
-                yield CSVRecord(number, last, () if error else tuple(fields), error)
+                yield _checked(record, encoding, width if is_row is None else None)
         number = last + 1
     if broken is not None:
         yield broken
 
 
 def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str] | None:
-    """The number of lines of the next record, its fields, and its error; None at the end of the file.
+    """The number of lines of the next record, its fields, and what is wrong with its quotes; None at the file's end.
 
     If quotes do not match, it is the first line alone, split at all of its commas.
     """
@@ -136,25 +149,35 @@ def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str]
         return None
     except csv.Error as error:
         ahead.extendleft(reversed(lines[1:]))
-        return 1, lines[0].split(","), f"{_QUOTES} ({error})"
+        return 1, lines[0].split(","), str(error)
     return len(lines), fields, ""
 
 
-def _wrong_characters(fields: Sequence[str], encoding: str) -> str:
-    text = "".join(fields)
+def _with_error(record: CSVRecord, fault: CSVFault, error: str) -> CSVRecord:
+    return record._replace(fields=(), error=error, fault=fault)
+
+
+def _checked(record: CSVRecord, encoding: str, width: int | None) -> CSVRecord:
+    """The record, with an error instead of its fields if something but its quotes is wrong."""
+    if not record.fields:
+        return _with_error(record, CSVFault.EMPTY, f"is {CSVFault.EMPTY}")
+    if width is not None and len(record.fields) != width:
+        return _with_error(record, CSVFault.FIELDS, f"has {len(record.fields)} fields, the header has {width}")
+    text = "".join(record.fields)
     if "\0" in text:
-        return "holds a NUL byte"
+        return _with_error(record, CSVFault.NUL, f"holds {CSVFault.NUL}")
     try:
         text.encode()
     except UnicodeEncodeError as error:  # a byte that could not be decoded is a surrogate
-        return f"holds a byte that is not {encoding} ({ord(text[error.start]) & 0xFF:#04x})"
-    return ""
+        byte = ord(text[error.start]) & 0xFF
+        return _with_error(record, CSVFault.ENCODING, f"holds a byte that is not {encoding} ({byte:#04x})")
+    return record
 
 
 def _without_last_empty_lines(records: Iterator[CSVRecord]) -> Iterator[CSVRecord]:
     empty = list[CSVRecord]()
     for record in records:
-        if record.error == _EMPTY:
+        if record.fault is CSVFault.EMPTY:
             empty.append(record)
         else:
             yield from empty

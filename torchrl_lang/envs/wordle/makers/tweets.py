@@ -16,7 +16,7 @@ from torchrl_lang.envs.wordle.makers.continuing import TRIES
 from torchrl_lang.envs.wordle.rules import SOLVED
 from torchrl_lang.envs.wordle.words import WORD_LENGTH, load_words
 from torchrl_lang.functional.checks import one_of
-from torchrl_lang.storage import CSVRecord, FileError, read_csv_records, read_text, shorten
+from torchrl_lang.storage import CSVFault, CSVRecord, FileError, read_csv_records, read_text, shorten
 
 __all__ = ["PUZZLES", "TweetGames", "example_tweets", "load_answers", "read_tweets"]
 
@@ -161,8 +161,8 @@ def read_tweets(
     table = answers if isinstance(answers, Mapping) else load_answers(answers)
     path, tweets = Path(path), TweetGames()
     for record in tqdm(_records(path), unit="tweet", disable=not progress):
-        if record.error:
-            tweets.add(record.line, _fault(record))
+        if record.fault is not None:
+            tweets.add(record.line, str(record.fault))
         elif record.line > 1 or _is_number(record.fields[0].strip()):  # otherwise a header
             tweets.add(record.line, _game(record.fields, table, keep_unfinished=unfinished == "keep"))
     return tweets
@@ -171,18 +171,13 @@ def read_tweets(
 def _records(path: Path) -> Iterator[CSVRecord]:
     """The records of a CSV file in UTF-8, read one by one, because such files are large."""
     for record in read_csv_records(path, is_row=_is_row):
-        if "not utf-8" in record.error:
+        if record.fault is CSVFault.ENCODING:
             raise FileError(path, f"{record.error} in the record of line {record.line}", _REMEDY)
         yield record
 
 
 def _is_row(fields: Sequence[str]) -> bool:
     return len(fields) > 1 and _is_number(fields[0].strip())
-
-
-def _fault(record: CSVRecord) -> str:
-    """The error of a record as a reason, without what is different in each."""
-    return record.error.partition(" (")[0].removeprefix("has ").removeprefix("holds ").removeprefix("is ")
 
 
 def _game(record: Sequence[str], answers: Mapping[int, str], *, keep_unfinished: bool) -> tuple[str, list[int]] | str:
