@@ -40,11 +40,11 @@ LOG_PROB = "'action_log_prob' of a step is torch.{} of shape {}, expected torch.
     [
         ("action_log_prob", lambda value: value[..., None], LOG_PROB.format("float32", "[1]")),
         ("action_log_prob", lambda value: value.long(), LOG_PROB.format("int64", "[]")),
-        ("action_log_prob", lambda value: value * torch.nan, "360 steps have a 'action_log_prob' not finite (task 0, st"
+        ("action_log_prob", lambda value: value * torch.nan, "360 steps have a non-finite 'action_log_prob' (task 0, st"
          "ream 0, step 0 is the first): leave out the entry if it is not known"),
-        ("action_log_prob", lambda value: value - torch.inf, "have a 'action_log_prob' not finite"),
-        ("observation", lambda value: value / value.lt(3).logical_not(), "have a 'observation' not finite"),
-        ("action", lambda value: value * torch.inf, "have a 'action' not finite"),
+        ("action_log_prob", lambda value: value - torch.inf, "have a non-finite 'action_log_prob'"),
+        ("observation", lambda value: value / value.lt(3).logical_not(), "have a non-finite 'observation'"),
+        ("action", lambda value: value * torch.inf, "have a non-finite 'action'"),
     ],
 )  # fmt: skip
 def test_log_probabilities_and_numbers_that_no_model_could_learn(tmp_path, key, change, message):

@@ -140,7 +140,7 @@ def check_steps(steps: TensorDictBase, before: TensorDictBase | None, first: int
     for key in (OBSERVATION, ACTION, REWARD, ACTION_LOG_PROB):
         if (value := steps.get(key, None)) is not None:
             advice = "leave out the entry if it is not known" if key == ACTION_LOG_PROB else "record finite numbers"
-            _refuse(~value.isfinite().reshape(*steps.shape, -1).all(-1), first, f"have a '{key}' not finite", advice)
+            _refuse(~value.isfinite().reshape(*steps.shape, -1).all(-1), first, f"have a non-finite '{key}'", advice)
     if before is None:
         last_episode, last_step, over = (torch.zeros_like(episode[..., :1]) for _ in range(3))
         last_step, over = last_step - 1, over.bool()

@@ -37,7 +37,7 @@ class TaskResult:
 
     @property
     def share(self) -> float | None:
-        """Share of the optimal return in the last episodes; 1 where nothing can be earned; None of negative returns."""
+        """Share of the optimum in the last episodes; 1 where nothing can be earned, None of a negative optimum."""
         if self.optimal > 0:
             return self.last / self.optimal
         return 1.0 if self.optimal == self.last == 0 else None
