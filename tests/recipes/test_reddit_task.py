@@ -89,6 +89,24 @@ def test_no_comment_is_in_two_splits(home, task):
         task.data("dev")
 
 
+def test_splits_by_index_files(home, tmp_path):
+    found = RedditData(folder=home, out=tmp_path / "data", reward="score", index_files=True).task()
+    for split, name in (("train", "train"), ("val", "eval"), ("test", "test")):
+        expected = [rows_of(home)[row] for row in json.loads((home / f"{name}_idxs.json").read_text())]
+        part = found.data(split)
+        assert list(zip(part.parents, part.comments, part.scores, strict=True)) == expected
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--index-files") == 0
+    assert open_dataset(tmp_path / "data")[1] == found
+
+
+def test_a_row_in_two_index_files(home, tmp_path):
+    folder = shutil.copytree(home, tmp_path / "copy")
+    row = json.loads((folder / "test_idxs.json").read_text())[0]
+    (folder / "train_idxs.json").write_text(json.dumps([row]))
+    with pytest.raises(FileError, match=f"train_idxs.json has the row {row}, which test_idxs.json has, too"):
+        CommentFolder(str(folder), index_files=True).split("train")
+
+
 def test_every_comment_fits(home, task):
     encode = task.tokenizer().encode
     rows = rows_of(home)
@@ -133,6 +151,16 @@ def test_the_best_scores(home, task, tmp_path):
     kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= cutoff]
     assert [text for text, _ in described(load_dataset(tmp_path / "data"))] == sorted(kept)
     assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
+
+
+def test_scores_above_a_cutoff(home, task, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--cutoff", 3) == 0
+    data = task.data("train")
+    kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= 3]
+    assert sorted(text for _, text, _ in described(load_dataset(tmp_path / "data"))) == sorted(kept)
+    assert 0 < len(kept) < len(data)
+    with pytest.raises(ValueError, match=r"either a quantile or a cutoff, got 0\.5 and 3"):
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "other", quantile=0.5, cutoff=3.0))
 
 
 def test_a_dataset_knows_its_task(home, task, tmp_path):

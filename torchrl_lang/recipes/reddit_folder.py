@@ -6,18 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
-from torchrl_lang.envs.reddit import RedditComments, TextReward
+from torchrl_lang.envs.reddit import RedditComments, TextReward, read_row_indices
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.reddit_rewards import RedditReward
+from torchrl_lang.storage import FileError
 
 __all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths"]
 
 SPLITS = ("test", "val", "train")
 WORDS = "words"
 """The tokenizer of the words of the training comments and of what they reply to."""
+_INDEX_FILES = {"test": "test_idxs.json", "val": "eval_idxs.json", "train": "train_idxs.json"}
 _SHARE = 0.1
 """Of the comments, for ``test`` and for ``val``."""
 
@@ -33,16 +36,18 @@ class Lengths(NamedTuple):
 class CommentFolder:
     """The comments of a folder. Files are read once: they are not changed while they are used.
 
-    The splits are made by the comments' texts: none is in two of them. A parent may be in several.
+    The splits are made by the comments' texts, and none is in two of them; or by the folder's index files, and no row
+    is in two of them. A parent may be in several.
 
     Args:
         folder: has the two CSV files, see :meth:`RedditComments.read`.
         encoding: of the files.
         on_bad_rows: whether malformed rows are an error.
-        seed: of the splits.
+        seed: of the splits by texts.
+        index_files: the splits are the rows of ``train_idxs.json``, ``eval_idxs.json`` and ``test_idxs.json``.
 
     Raises:
-        FileError: on reading, a file is missing or damaged.
+        FileError: on reading, a file is missing or damaged, or a row is in two index files.
         ValueError: on reading, a split has no comment.
 
     Examples:
@@ -60,6 +65,7 @@ class CommentFolder:
     encoding: str = "utf-8"
     on_bad_rows: Literal["raise", "report"] = "raise"
     seed: int = 0
+    index_files: bool = False
 
     def split(self, name: str) -> RedditComments:
         """The comments of a split."""
@@ -74,14 +80,30 @@ class CommentFolder:
 
     @lru_cache(maxsize=4)  # noqa: B019  # equal folders have the same content
     def _splits(self) -> dict[str, RedditComments]:
-        data = RedditComments.read(self.folder, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
-        rest, test = data.split(_SHARE, seed=self.seed)
-        train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
-        found = {"test": test, "val": val, "train": train}
+        found = self._by_index_files() if self.index_files else self._by_texts()
         for name, part in found.items():
             if not len(part):
-                raise ValueError(f"None of the {len(data)} comments of {self.folder} is in the split {name}: add some.")
+                total = sum(map(len, found.values()))
+                raise ValueError(f"None of the {total} comments of {self.folder} is in the split {name}: add some.")
         return found
+
+    def _by_texts(self) -> dict[str, RedditComments]:
+        rest, test = self._read().split(_SHARE, seed=self.seed)
+        train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
+        return {"test": test, "val": val, "train": train}
+
+    def _by_index_files(self) -> dict[str, RedditComments]:
+        files = {name: Path(self.folder) / file for name, file in _INDEX_FILES.items()}
+        split_of: dict[int, str] = {}
+        for name, file in files.items():
+            for row in read_row_indices(file):
+                if split_of.setdefault(row, name) != name:
+                    problem = f"has the row {row}, which {_INDEX_FILES[split_of[row]]} has, too"
+                    raise FileError(file, problem, "give index files without common rows")
+        return {name: self._read(file) for name, file in files.items()}
+
+    def _read(self, indices: Path | None = None) -> RedditComments:
+        return RedditComments.read(self.folder, indices, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def tokenizer(self, name: str) -> Tokenizer:

@@ -75,6 +75,7 @@ def _data(options: RedditDemo, name: str) -> RedditData:
         folder=_comments(options),
         encoding=options.encoding,
         on_bad_rows=options.on_bad_rows,
+        index_files=options.index_files,
         tokenizer=options.tokenizer,
         **more,
     )

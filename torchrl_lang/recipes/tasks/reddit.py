@@ -53,6 +53,10 @@ class CorpusOptions(Options):
     folder: Path | None = option(None, "folder with the two CSV files of comments; none: generate comments")
     encoding: str = option("utf-8", "of the CSV files")
     on_bad_rows: Literal["raise", "report"] = option("raise", "malformed rows are an error, or left out and listed")
+    index_files: bool = option(
+        False,
+        "split the comments by the folder's train_idxs.json, eval_idxs.json and test_idxs.json, not by their texts",
+    )
     pairs: int = option(4000, "without --folder, pairs of parent and comment to generate", at_least=100)
     sentences: int = option(1, "sentences of a generated comment", at_least=1, at_most=20)
     rude_when_calm: float = option(
@@ -77,6 +81,9 @@ class RedditGames(CorpusOptions):
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
     url: str | None = option(None, "with --reward moderation, the base URL of the endpoint")
+    key_variable: str | None = option(
+        "OPENAI_API_KEY", "with --reward moderation, the environment variable with its key; none: it needs no key"
+    )
     scale: float | None = option(
         None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
     )
@@ -87,11 +94,13 @@ class RedditGames(CorpusOptions):
 
     def task(self) -> RedditTask:
         """The task; comments are generated unless they are there."""
-        reward = RedditReward(self.reward, self.model, tuple(sorted(self.labels.items())), self.url)
+        labels = tuple(sorted(self.labels.items()))
+        reward = RedditReward(self.reward, self.model, labels, self.url, self.key_variable)
         folder = self.corpus() if self.folder is None else self.folder
         if self.folder is None:
             self.generate(folder)
-        comments = CommentFolder(str(folder.resolve()), self.encoding, self.on_bad_rows, self.split_seed)
+        where = str(folder.resolve())
+        comments = CommentFolder(where, self.encoding, self.on_bad_rows, self.split_seed, self.index_files)
         scale = reward.paper_scale if self.scale is None else self.scale
         return RedditTask.of(
             comments, reward, self.tokenizer, scale=scale, shift=self.shift, include_parent=self.include_parent
@@ -112,6 +121,9 @@ class RedditData(RedditGames, DataOptions):
     quantile: float = option(
         0.0, "keep comments with at least this quantile of the scores, such as 0.9", at_least=0, below=1
     )
+    cutoff: float | None = option(
+        None, "keep comments with at least this score, instead of a quantile", at_least=-1e18, at_most=1e18
+    )
 
     def corpus(self) -> Path:
         """Generated comments are beside the dataset."""
@@ -130,7 +142,11 @@ class RedditData(RedditGames, DataOptions):
 
     def _comments(self, task: Task) -> RedditComments:
         assert isinstance(task, RedditTask)
-        return task.data("train").with_scores(quantile=self.quantile)
+        if self.cutoff is None:
+            return task.data("train").with_scores(quantile=self.quantile)
+        if self.quantile:
+            raise ValueError(f"Give either a quantile or a cutoff, got {self.quantile:g} and {self.cutoff:g}.")
+        return task.data("train").with_scores(at_least=self.cutoff)
 
     def number_of_episodes(self) -> int:
         """Number of comments."""
@@ -140,7 +156,7 @@ class RedditData(RedditGames, DataOptions):
         """What the rows depend on beside the task."""
         if self.player != "none":
             return {"player": self.player, **super().notes()}
-        return {"quantile": self.quantile, "order": self.seed}
+        return {"quantile": self.quantile, "cutoff": self.cutoff, "order": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +172,8 @@ class RedditTask(Task):
     parents of an evaluation are drawn with the seed, so that all players reply to the same ones.
 
     Args:
-        folder, encoding, on_bad_rows, seed: of :class:`~torchrl_lang.recipes.reddit_folder.CommentFolder`.
-        reward, model, labels, url: of :class:`~torchrl_lang.recipes.reddit_rewards.RedditReward`.
+        folder, encoding, on_bad_rows, seed, index_files: of :class:`~torchrl_lang.recipes.reddit_folder.CommentFolder`.
+        reward, model, labels, url, key_variable: of :class:`~torchrl_lang.recipes.reddit_rewards.RedditReward`.
         scale, shift, include_parent: of :class:`~torchrl_lang.envs.reddit.RedditEnv`.
         row_length, action_length: :meth:`of` measures them.
         vocabulary: "words", or name or folder of a Hugging Face tokenizer.
@@ -192,6 +208,8 @@ class RedditTask(Task):
     encoding: str = "utf-8"
     on_bad_rows: Literal["raise", "report"] = "raise"
     seed: int = 0
+    index_files: bool = False
+    key_variable: str | None = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
         finite("scale", self.scale, low=None)
@@ -219,10 +237,10 @@ class RedditTask(Task):
     def from_notes(cls, notes: Fields) -> RedditTask:
         """See :meth:`Task.from_notes`."""
         kinds: dict[str, type] = dict.fromkeys(("folder", "reward", "vocabulary", "encoding", "on_bad_rows"), str)
-        kinds |= {"scale": float, "shift": float, "include_parent": bool}
+        kinds |= {"scale": float, "shift": float, "include_parent": bool, "index_files": bool}
         fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
         fields |= {name: notes.at_least(name, 1) for name in ("row_length", "action_length")}
-        fields |= {name: notes.take(name, str, "") or None for name in ("model", "url")}
+        fields |= {name: notes.take(name, str, "") or None for name in ("model", "url", "key_variable")}
         labels = notes.object("labels")
         values = tuple((label, labels.take(label, float)) for label in sorted(labels.content))
         return cls(**fields, labels=values, seed=notes.at_least("seed", 0))
@@ -234,12 +252,12 @@ class RedditTask(Task):
     @property
     def comments(self) -> CommentFolder:
         """The folder."""
-        return CommentFolder(self.folder, self.encoding, self.on_bad_rows, self.seed)
+        return CommentFolder(self.folder, self.encoding, self.on_bad_rows, self.seed, self.index_files)
 
     @property
     def chosen_reward(self) -> RedditReward:
         """The reward."""
-        return RedditReward(self.reward, self.model, self.labels, self.url)
+        return RedditReward(self.reward, self.model, self.labels, self.url, self.key_variable)
 
     def clean_reward(self) -> TextReward:
         """The reward without noise, scale and shift."""

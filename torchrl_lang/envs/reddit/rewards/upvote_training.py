@@ -182,7 +182,7 @@ def _labels(data: RedditComments, cutoff: float) -> Tensor:
 
 
 def _both_labels(data: RedditComments, cutoff: float) -> Tensor:
-    """As :func:`_labels`; the comments of both sides can be told apart only if there are some."""
+    """As :func:`_labels`, an error unless there are comments on both sides."""
     labels = _labels(data, cutoff)
     if len(set(labels.tolist())) != 2:
         raise ValueError(
