@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution
+from torchrl.envs import EnvBase
 
 from torchrl_lang.distillation.ad_embedding import StepEmbedding, Steps
 from torchrl_lang.distillation.ad_heads import ActionHead, OutcomeHead
@@ -110,11 +111,24 @@ class ADTransformer(TensorDictModuleBase):
         self.action_head, self.outcome_head = ActionHead(width, action), OutcomeHead(width, observation, action)
 
     @classmethod
-    def for_env(cls, env: HiddenTaskEnv, *, context: int, **options: Any) -> ADTransformer:
-        """A model for the observations, actions and episodes of an environment."""
+    def for_env(cls, env: EnvBase, *, context: int, episode_length: int | None = None, **options: Any) -> ADTransformer:
+        """A model for the observations, actions and episodes of an environment.
+
+        Args:
+            env: an environment of :mod:`torchrl_lang.envs.grids` or of a
+                :class:`~torchrl_lang.distillation.sources.GymTask`.
+            context: the largest number of steps that the model reads.
+            episode_length: the largest number of steps of an episode; default that of the grid.
+            **options: of the model.
+
+        Raises:
+            ValueError: ``episode_length`` is missing, or an entry of the steps is none that a model reads.
+        """
+        if episode_length is None and not isinstance(env, HiddenTaskEnv):
+            raise ValueError(f"{type(env).__name__} does not say how long episodes are: give episode_length.")
         observation = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
         action = entry_of_spec(env.action_spec_unbatched)
-        return cls(observation, action, context=context, episode_length=env.episode_length, **options)
+        return cls(observation, action, context=context, episode_length=episode_length or env.episode_length, **options)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments as JSON."""
