@@ -17,22 +17,7 @@ _LARGEST = 1024
 def plain_spaces(env: Any, name: str) -> Any:
     """The environment with observations and actions that are numbers from 0 on, or float32 vectors.
 
-    ============================  ==================================================================================
-    observations                  become
-    ============================  ==================================================================================
-    Discrete                      a number from 0 on
-    Box                           a float32 vector, flattened row by row; values are kept, those of images too
-    others, Tuple and Dict too    a float32 vector, by Gymnasium's ``FlattenObservation``: numbers are one-hot
-    ============================  ==================================================================================
-
-    ============================  ==================================================================================
-    actions                       become
-    ============================  ==================================================================================
-    Discrete                      a number from 0 on
-    MultiDiscrete, MultiBinary    a number from 0 on, one for each of at most 1,024 combinations
-    Box of floats                 a float32 vector with the same bounds, or with none if one of them is infinite; what
-                                  is outside the bounds is clipped before the environment gets it
-    ============================  ==================================================================================
+    See :class:`~torchrl_lang.distillation.sources.GymTask` for what becomes of which space.
 
     Args:
         env: the environment, which is closed where an error is raised.
@@ -62,10 +47,9 @@ def _plain_observations(env: Any, name: str) -> Any:
     if isinstance(space, spaces.Discrete):
         return wrappers.TransformObservation(env, lambda seen: seen - space.start, spaces.Discrete(space.n))
     if not space.is_np_flattenable:
-        raise ValueError(_refusal(name, "observations", space, "what FlattenObservation can flatten"))
-    if not isinstance(space, spaces.Box) or space.shape != (math.prod(space.shape),):
-        env = wrappers.FlattenObservation(env)
-    return env if env.observation_space.dtype == np.float32 else wrappers.DtypeObservation(env, np.float32)
+        raise ValueError(_refusal(name, "observations", space, "what gymnasium.spaces.flatten takes"))
+    plain = _float32(spaces.flatten_space(space))
+    return wrappers.TransformObservation(env, lambda seen: spaces.flatten(space, seen).astype(np.float32), plain)
 
 
 def _plain_actions(env: Any, name: str) -> Any:
@@ -75,8 +59,10 @@ def _plain_actions(env: Any, name: str) -> Any:
     if isinstance(space, spaces.Discrete):
         return wrappers.TransformAction(env, lambda number: space.start + number, spaces.Discrete(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        unflatten = partial(_finite_box, name, space)
-        return wrappers.TransformAction(wrappers.ClipAction(env), unflatten, _flat_box(space))
+        clipped = wrappers.ClipAction(env)
+        bounds = space if space.is_bounded("both") else clipped.action_space
+        plain = _float32(spaces.flatten_space(bounds))
+        return wrappers.TransformAction(clipped, partial(_finite_box, name, space), plain)
     sizes = _sizes(space)
     if not sizes or math.prod(sizes) > _LARGEST:
         expected = f"Discrete, Box of floats, or MultiDiscrete or MultiBinary of at most {_LARGEST} combinations"
@@ -88,13 +74,12 @@ def _refusal(name: str, what: str, space: Any, expected: str) -> str:
     return f"{name} has {what} of {space}, expected {expected}: convert them with a wrapper in GymTask(wrappers=)."
 
 
-def _flat_box(space: Any) -> Any:
-    """The bounds of a box as those of a vector; none if one is infinite."""
+def _float32(space: Any) -> Any:
+    """A box of float32 with the same bounds."""
     from gymnasium import spaces
 
-    if not space.is_bounded("both"):
-        return spaces.Box(-np.inf, np.inf, (math.prod(space.shape),), np.float32)
-    return spaces.Box(space.low.flatten().astype(np.float32), space.high.flatten().astype(np.float32))
+    # Casting them first: Gymnasium warns where it lowers the precision of bounds.
+    return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
 
 
 def _finite_box(name: str, space: Any, action: np.ndarray) -> np.ndarray:

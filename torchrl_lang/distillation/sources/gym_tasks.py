@@ -20,6 +20,28 @@ __all__ = ["GymTask", "cart_pole"]
 class GymTask:
     """A variant of a Gymnasium environment (extra ``gym``).
 
+    Observations and actions are converted, after the wrappers, to what a learning history stores:
+
+    ============================  ==================================================================================
+    observations                  become
+    ============================  ==================================================================================
+    Discrete                      a number from 0 on
+    Box                           a float32 vector, flattened row by row; values are kept, those of images too
+    others, also Tuple, Dict      a float32 vector, by ``gymnasium.spaces.flatten``: numbers are one-hot
+    ============================  ==================================================================================
+
+    ============================  ==================================================================================
+    actions                       become
+    ============================  ==================================================================================
+    Discrete                      a number from 0 on
+    MultiDiscrete, MultiBinary    a number from 0 on, one for each of at most 1,024 combinations
+    Box of floats                 a float32 vector with the same bounds, or with none if one of them is infinite; what
+                                  is outside the bounds is clipped before the environment gets it
+    ============================  ==================================================================================
+
+    Observations that cannot be flattened (such as Graph and Sequence) and other actions are refused: a wrapper can
+    convert them, and can also scale observations or crop images.
+
     Args:
         name: name of the environment, such as ``"Pendulum-v1"``.
         options: keywords of ``gymnasium.make``, such as ``{"g": 5.0}`` or ``{"max_episode_steps": 100}``.
@@ -31,10 +53,6 @@ class GymTask:
 
     Raises:
         ValueError: a wrapper cannot be described.
-
-    Discrete, Box, and nested observations, and Discrete, MultiDiscrete, MultiBinary and Box actions are converted to
-    numbers and float32 vectors by :func:`~torchrl_lang.distillation.sources.gym_spaces.plain_spaces`, after the
-    wrappers.
 
     Examples:
         >>> from torchrl_lang.distillation.sources import GymTask
