@@ -125,7 +125,7 @@ class ADTransformer(TensorDictModuleBase):
             ValueError: ``episode_length`` is missing, or an entry of the steps is none that a model reads.
         """
         if episode_length is None and not isinstance(env, HiddenTaskEnv):
-            raise ValueError(f"{type(env).__name__} does not say how long episodes are: give episode_length.")
+            raise ValueError(f"{type(env).__name__} does not have the length of its episodes: give episode_length.")
         observation = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
         action = entry_of_spec(env.action_spec_unbatched)
         return cls(observation, action, context=context, episode_length=episode_length or env.episode_length, **options)

@@ -49,7 +49,7 @@ def _plain_observations(env: Any, name: str) -> Any:
     if not space.is_np_flattenable:
         raise ValueError(_refusal(name, "observations", space, "what gymnasium.spaces.flatten takes"))
     plain = _float32(spaces.flatten_space(space))
-    return wrappers.TransformObservation(env, lambda seen: spaces.flatten(space, seen).astype(np.float32), plain)
+    return wrappers.TransformObservation(env, lambda seen: np.asarray(spaces.flatten(space, seen), np.float32), plain)
 
 
 def _plain_actions(env: Any, name: str) -> Any:
