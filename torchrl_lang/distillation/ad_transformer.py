@@ -15,7 +15,6 @@ from torchrl_lang.distillation.ad_embedding import StepEmbedding, Steps
 from torchrl_lang.distillation.ad_heads import ActionHead, OutcomeHead
 from torchrl_lang.distillation.ad_trunk import ADTrunk
 from torchrl_lang.distillation.step_entries import Discrete, Entry, describe_entry, entry_of_spec
-from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional.checks import at_least_one, check_heads
 from torchrl_lang.schema import (
     ACTION,
@@ -115,20 +114,21 @@ class ADTransformer(TensorDictModuleBase):
         """A model for the observations, actions and episodes of an environment.
 
         Args:
-            env: an environment of :mod:`torchrl_lang.envs.grids` or of a
-                :class:`~torchrl_lang.distillation.sources.GymTask`.
+            env: an environment of :mod:`torchrl_lang.envs.grids`, of a
+                :class:`~torchrl_lang.distillation.sources.GymTask`, or another with such specs.
             context: the largest number of steps that the model reads.
-            episode_length: the largest number of steps of an episode; default that of the grid.
+            episode_length: the largest number of steps of an episode; default ``env.episode_length``.
             **options: of the model.
 
         Raises:
             ValueError: ``episode_length`` is missing, or an entry of the steps is none that a model reads.
         """
-        if episode_length is None and not isinstance(env, HiddenTaskEnv):
+        length = getattr(env, "episode_length", None) if episode_length is None else episode_length
+        if length is None:
             raise ValueError(f"{type(env).__name__} does not have the length of its episodes: give episode_length.")
         observation = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
         action = entry_of_spec(env.action_spec_unbatched)
-        return cls(observation, action, context=context, episode_length=episode_length or env.episode_length, **options)
+        return cls(observation, action, context=context, episode_length=length, **options)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments as JSON."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.envs import SerialEnv
+from torchrl.envs import SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_lang.distillation import (
     ADLoss,
@@ -23,6 +23,7 @@ from torchrl_lang.distillation import (
     record_history,
 )
 from torchrl_lang.distillation.sources import DQN, PPO, GymTask, cart_pole
+from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.functional import RandomStream
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -210,6 +211,10 @@ def test_other_spaces_are_refused(observation, action, message):
 def test_a_model_of_a_gymnasium_task_needs_the_length_of_its_episodes():
     with pytest.raises(ValueError, match="GymWrapper does not have the length of its episodes: give"):
         ADTransformer.for_env(cart_pole().make(), context=10)
+    with pytest.raises(ValueError, match="episode_length must be at least 1, got 0"):
+        ADTransformer.for_env(cart_pole().make(), context=10, episode_length=0)
+    room = TransformedEnv(DarkRoomEnv(3, episode_length=7), StepCounter())
+    assert ADTransformer.for_env(room, context=10).episode_length == 7
 
 
 # -- wrappers ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class GymTask:
     ============================  ==================================================================================
 
     Observations that cannot be flattened (such as Graph and Sequence) and other actions are refused: a wrapper can
-    convert them, and can also scale observations or crop images.
+    convert them, and can also scale observations or crop images. Actions that are not finite are errors.
 
     Args:
         name: name of the environment, such as ``"Pendulum-v1"``.
