@@ -119,14 +119,12 @@ def check_steps(steps: TensorDictBase, before: TensorDictBase | None, first: int
 
     Raises:
         ValueError: a step is terminated but not done, or has another ``episode`` or ``episode_step`` than the ``done``
-            of the step before requires; or a reward or an action is not finite.
+            of the step before requires; or a reward is not finite.
     """
     keys = (REWARD, DONE, TERMINATED, EPISODE, EPISODE_STEP)
     reward, done, terminated, episode, step = (steps.get(key).flatten(2) for key in keys)
-    finite = steps.get(ACTION).reshape(*steps.shape, -1).isfinite().all(-1)
     _refuse(terminated & ~done, first, "are terminated but not done", "done is terminated or truncated")
     _refuse(~reward.isfinite(), first, "have a reward that is not finite", "record finite rewards")
-    _refuse(~finite, first, "have an action that is not finite", "record finite actions")
     if before is None:
         last_episode, last_step, over = (torch.zeros_like(episode[..., :1]) for _ in range(3))
         last_step, over = last_step - 1, over.bool()
