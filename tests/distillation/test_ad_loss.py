@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 
 from tests.distillation import reference
-from tests.distillation.models import continuous, model, windows
+from tests.distillation.models import CONTEXT, continuous, model, windows
 from torchrl_lang.distillation import ADLoss, Continuous, Discrete
 
 WEIGHTS = {"reward_weight": 0.5, "observation_weight": 2.0, "log_prob_weight": 0.25}
@@ -164,6 +164,25 @@ def test_the_gradient_of_logits_sums_to_zero_under_autocast():
     assert loss.item() == pytest.approx(math.log1p(4 * math.exp(-8)), rel=1e-4)
     assert gradient[0] < 0 < gradient[1:].min()
     assert float(gradient.sum()) == pytest.approx(0, abs=0.01 * float(-gradient[0]))
+
+
+@pytest.mark.parametrize("shape", [(6, CONTEXT, 1), (6, 1)])
+def test_log_probabilities_of_another_shape(shape):
+    """They would be broadcast."""
+    made = model()
+    rows = TensorDict(dict(windows(made).items()), [6]).set("action_log_prob", torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"'action_log_prob' must have shape \[6, 12\], got"):
+        ADLoss(made, log_prob_weight=1.0)(rows)
+
+
+def test_rewards_and_ends_of_one_step_need_no_dimension():
+    """As the model reads them; windows of one step must not be broadcast."""
+    made = model()
+    rows = windows(made, length=1)
+    plain = rows.clone().set("reward", rows["reward"][..., 0]).set("done", rows["done"][..., 0])
+    loss = ADLoss(made, reduction="none", **WEIGHTS)
+    for key, value in loss(rows).items():
+        assert torch.equal(loss(plain)[key], value), key
 
 
 def test_a_weight_of_zero_is_not_computed():

@@ -246,7 +246,7 @@ def impossible(steps, kind):
     ("kind", "message"),
     [
         ("terminated", "1 steps are terminated but not done"),
-        ("reward", "not finite"),
+        ("reward", "have a non-finite .reward."),
         ("episode", "have another 'episode' than"),
         ("episode_step", "have another 'episode_step' than"),
     ],

@@ -163,6 +163,16 @@ def test_after_a_part_of_an_episode_comes_a_new_one(made):
     assert (actor._steps.last().position == 3).all()
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_an_empty_prompt_changes_nothing(made, cache):
+    actors = [HistoryActor(made, cache=cache, seed=0) for _ in range(2)]
+    for actor in actors:
+        actor.begin(STREAMS)
+    actors[0].prompt(windows(made, rows=STREAMS, length=3)[:, :0])
+    for _, actions in play(made, actors, 10):
+        assert torch.equal(*actions)
+
+
 def test_samples_have_the_probabilities_of_the_model():
     made = model()
     actor = HistoryActor(made, temperature=2.0, seed=0)
@@ -286,6 +296,8 @@ def test_calls_in_another_order():
     actor.act(seen)
     with pytest.raises(ValueError, match=r"done must have shape \[2\], got \[2, 1\]"):
         actor.observe(torch.zeros(2), torch.zeros(2, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="Rewards must be finite, got nan"):
+        actor.observe(torch.tensor([0.0, torch.nan]), torch.zeros(2, dtype=torch.bool))
     with pytest.raises(RuntimeError, match="call observe"):
         actor.act(seen)
     with pytest.raises(RuntimeError, match="must follow begin"):

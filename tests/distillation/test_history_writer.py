@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import weakref
 
 import pytest
@@ -29,6 +30,36 @@ def test_entries_that_cannot_be_stored(tmp_path, key, shape, message):
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer, pytest.raises(ValueError, match=message):
         writer.extend(steps)
     assert not list(tmp_path.iterdir())
+
+
+LOG_PROB = "'action_log_prob' of a step is torch.{} of shape {}, expected torch.float32 of shape []"
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("action_log_prob", lambda value: value[..., None], LOG_PROB.format("float32", "[1]")),
+        ("action_log_prob", lambda value: value.long(), LOG_PROB.format("int64", "[]")),
+        ("action_log_prob", lambda value: value * torch.nan, "360 steps have a non-finite 'action_log_prob' (task 0, st"
+         "ream 0, step 0 is the first): leave out the entry if it is not known"),
+        ("action_log_prob", lambda value: value - torch.inf, "have a non-finite 'action_log_prob'"),
+        ("observation", lambda value: value / value.lt(3).logical_not(), "have a non-finite 'observation'"),
+        ("action", lambda value: value * torch.inf, "have a non-finite 'action'"),
+    ],
+)  # fmt: skip
+def test_log_probabilities_and_numbers_that_no_model_could_learn(tmp_path, key, change, message):
+    made = source()
+    steps = made.history()
+    steps = steps.set(key, change(steps[key]))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LearningHistory(steps, made.tasks)
+    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer, pytest.raises(ValueError, match=re.escape(message)):
+        writer.extend(steps)
+
+
+def test_log_probabilities_may_be_left_out():
+    made = source()
+    assert "action_log_prob" not in LearningHistory(made.history().exclude("action_log_prob"), made.tasks).steps
 
 
 def test_one_copy_is_held_while_parts_are_hashed(monkeypatch):

@@ -1,8 +1,10 @@
 """In-context evaluation against plain loops over one stream, and what the baselines earn."""
 
+from functools import partial
+
 import pytest
 import torch
-from torchrl.envs import SerialEnv, TransformedEnv
+from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv
 
 from tests.distillation.models import model
 from torchrl_lang.distillation import (
@@ -113,8 +115,20 @@ def test_tasks_that_change_between_episodes_are_refused():
         evaluate_in_context(DarkRoomEnv(3, batch_size=[4]), RandomPolicy(5), 2)
     with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
         evaluate_in_context(TransformedEnv(DarkRoomEnv(3, batch_size=[4])), RandomPolicy(5), 2)
+    for side_by_side in (SerialEnv, ParallelEnv):
+        env = side_by_side(2, partial(DarkRoomEnv, 3, batch_size=[]))
+        with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
+            evaluate_in_context(TransformedEnv(env), RandomPolicy(5), 2)
+        assert env.is_closed
     with pytest.raises(ValueError, match="episodes must be at least 1"):
         evaluate_in_context(DarkRoomEnv(3, task=0), RandomPolicy(5), 0)
+
+
+def test_an_environment_without_a_batch_dimension():
+    alone, row = (DarkRoomEnv(3, task=7, batch_size=shape, episode_length=4) for shape in ([], [1]))
+    returns = evaluate_in_context(alone, RandomPolicy(5, seed=0), 3)
+    assert returns.shape == (3,)
+    assert torch.equal(returns[None], evaluate_in_context(row, RandomPolicy(5, seed=0), 3))
 
 
 def test_environments_of_one_row_each_side_by_side():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchrl_lang.distillation import bootstrap_band, in_context_report, paired_test
+from torchrl_lang.distillation import TaskResult, bootstrap_band, in_context_report, paired_test
 
 # Two seeds, two tasks, two streams, four episodes.
 RETURNS = torch.tensor(
@@ -35,6 +35,33 @@ def test_numbers_worked_out_by_hand():
     # Late minus early: 2.25 - 0.375 and 2.25 - 0.75; of four sign vectors one reaches their sum.
     test = report.late_beats_early
     assert (test.pairs, test.difference, test.wins, test.p_value) == (2, 1.6875, 1.0, 0.25)
+
+
+def test_regret_worked_out_by_hand():
+    report = in_context_report("AD", RETURNS, OPTIMAL, last=2)
+    # 3.5 a episode less 0.25, 0.875, 2 and 2.5.
+    assert report.regret == (3.25, 5.875, 7.375, 8.375)
+    # The first seed earns 7 and 0 on a task of 4 an episode, 4 and 7 on one of 3; the second 9, 5, 8 and 5.
+    assert report.total_regret.values == ((9 + 16 + 8 + 5) / 4, (7 + 11 + 4 + 7) / 4)
+    band = bootstrap_band(torch.tensor([[[12.5], [6.5]], [[9.0], [5.5]]]))
+    assert (report.regret_low[-1], report.regret_high[-1]) == tuple(bound.item() for bound in band)
+
+
+def test_negative_returns_have_no_share_of_the_optimum():
+    returns, optimal = RETURNS - 6, torch.tensor([-1.0, -2.0])
+    report = in_context_report("AD", returns, optimal, tasks=[7, 11], last=2)
+    assert report.mean == (-5.75, -5.125, -4.0, -3.5)
+    assert report.share_of_optimal is None
+    assert [task.share for task in report.tasks] == [None, None]
+    assert report.worst_task.task == 7  # 2.75 below its optimum, the other one 1.75
+    assert report.regret == (4.25, 7.875, 10.375, 12.375)
+    assert report.late_beats_early.difference == 1.6875
+    assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["share_of_optimal"] is None
+
+
+@pytest.mark.parametrize(("last", "optimal", "share"), [(1, 2, 0.5), (0, 0, 1), (-1, 0, None), (-3, -2, None)])
+def test_the_share_of_a_task(last, optimal, share):
+    assert TaskResult(task=0, first=0, last=last, optimal=optimal, never_found=0).share == share
 
 
 def test_it_is_json():
@@ -78,8 +105,8 @@ def test_equal_values_have_a_band_of_no_width():
         ({"tasks": [1]}, r"tasks must have shape \[2\], got \[1\]"),
         ({"last": 3}, "need 6 episodes, got 4"),
         ({"last": 0}, "last must be at least 1"),
-        ({"returns": RETURNS / 0}, "returns must be finite"),
-        ({"optimal": 0 * OPTIMAL}, "optimal returns of a positive mean"),
+        ({"returns": RETURNS / 0}, "returns must be finite, got nan"),
+        ({"optimal": OPTIMAL / 0}, "optimal must be finite, got inf"),
     ],
 )
 def test_wrong_arguments(change, message):

@@ -15,7 +15,7 @@ from torchrl_lang.distillation.ad_heads import Outcomes
 from torchrl_lang.distillation.ad_transformer import ADTransformer
 from torchrl_lang.distillation.step_entries import Discrete
 from torchrl_lang.functional import masked_mean
-from torchrl_lang.functional.checks import finite, one_of, within
+from torchrl_lang.functional.checks import finite, have_shapes, one_of, within
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, DONE, EPISODE_STEP, OBSERVATION, REWARD, missing_entry
 
@@ -121,11 +121,12 @@ class ADLoss(LossModule):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the loss of windows.
+        """Compute the loss of windows, whose numbers must be finite, as those of a :class:`LearningHistory` are.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: see :meth:`ADTransformer.hidden_states`.
+            ValueError: the log-probabilities have another shape than the windows; see also
+                :meth:`ADTransformer.hidden_states`.
         """
         keys = {name: getattr(self.tensor_keys, name) for name in self._entries}
         if missing := [key for key in keys.values() if tensordict.get(key, None) is None]:
@@ -164,14 +165,16 @@ class ADLoss(LossModule):
         return out
 
     def _reward_term(self, windows: TensorDictBase, outcomes: Outcomes, counted: Tensor) -> tuple[Tensor, Tensor]:
-        return (outcomes.reward - windows.get(REWARD).squeeze(-1)).square(), counted
+        return (outcomes.reward - windows.get(REWARD).reshape(counted.shape)).square(), counted
 
     def _log_prob_term(self, windows: TensorDictBase, outcomes: Outcomes, counted: Tensor) -> tuple[Tensor, Tensor]:
-        return (outcomes.log_prob - windows.get(ACTION_LOG_PROB)).square(), counted
+        log_prob = windows.get(ACTION_LOG_PROB)
+        have_shapes((f"'{ACTION_LOG_PROB}'", log_prob, counted.shape))
+        return (outcomes.log_prob - log_prob).square(), counted
 
     def _observation_term(self, windows: TensorDictBase, outcomes: Outcomes, counted: Tensor) -> tuple[Tensor, Tensor]:
         following = windows.get(OBSERVATION).reshape(*counted.shape, -1).roll(-1, -2)
-        follows = ~windows.get(DONE).squeeze(-1)
+        follows = ~windows.get(DONE).reshape(counted.shape)
         follows[..., -1] = False
         if not isinstance(self.model.observation, Discrete):
             return (outcomes.observation - following).square().sum(-1), counted & follows

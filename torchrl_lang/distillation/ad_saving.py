@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 
 from torchrl_lang.distillation.ad_transformer import ADTransformer
 from torchrl_lang.distillation.step_entries import entry_from_json
-from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.saved_heads import read_weights
-from torchrl_lang.storage import CHECKSUMS, Fields, FolderFormat, read_tensor_headers
+from torchrl_lang.storage import CHECKSUMS, Fields, FolderFormat, non_finite, read_tensor_headers
 
 __all__ = ["load_ad_model", "save_ad_model"]
 

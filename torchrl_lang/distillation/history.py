@@ -45,7 +45,7 @@ class LearningHistory:
     ``episode_step``      int64 ``[..., L]``             number of the step in its episode, from 0
     ====================  =============================  ===============================================================
 
-    Further entries, bool, int64 or float32, are kept.
+    Observations, actions, rewards and log-probabilities are finite. Further entries, bool, int64 or float32, are kept.
 
     Args:
         steps: the steps, ``[tasks, streams, L]``.

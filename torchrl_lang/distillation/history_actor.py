@@ -82,7 +82,7 @@ class HistoryActor(nn.Module):
         """Begin each context with steps of a demonstration, ``[N, L]``; its next step is the first of an episode.
 
         Args:
-            steps: ``observation``, ``action``, ``reward`` and ``episode_step`` of steps that may be a part of an
+            steps: ``observation``, ``action``, ``reward`` and ``episode_step`` of steps that may be none, a part of an
                 episode or several, such as rows of a window.
 
         Raises:
@@ -98,6 +98,8 @@ class HistoryActor(nn.Module):
                 f"A prompt of {streams} streams has shape [{streams}, L] with L at most {self.context}, got "
                 f"{list(steps.shape)}."
             )
+        if not steps.shape[1]:
+            return
         steps = steps.to(context.length.device)
         observation, action = (entry(steps, key).reshape(*steps.shape, -1) for key in (OBSERVATION, ACTION))
         episode_step = entry(steps, EPISODE_STEP)
@@ -131,12 +133,16 @@ class HistoryActor(nn.Module):
 
         Raises:
             RuntimeError: there is no action without an outcome.
-            ValueError: an entry has another shape.
+            ValueError: an entry has another shape, or a reward is not finite.
         """
         if self._action is None:
             raise RuntimeError("There is no action to observe the outcome of: call act() first.")
         streams = (len(self._action),)
         have_shapes(("reward", reward, streams), ("done", done, streams))
+        if not (is_finite := reward.isfinite()).all():
+            raise ValueError(
+                f"Rewards must be finite, got {reward[~is_finite][0]}: the model would read it in all later steps."
+            )
         device = self._action.device
         self._begun().close(self._action, reward.to(device))
         self._episode_step = torch.where(done.to(device), 0, self._episode_step + 1)

@@ -13,7 +13,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data.dataset_format import DiskEntry, described_entry, entry_file, further_entry
-from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_LOG_PROB,
+    DONE,
+    EPISODE,
+    EPISODE_STEP,
+    OBSERVATION,
+    REWARD,
+    TERMINATED,
+    entry,
+)
 from torchrl_lang.storage import Fields, FileError, file_in, read_manifest, regular_file, shorten
 
 __all__ = [
@@ -34,7 +44,7 @@ __all__ = [
 FORMAT, VERSION, MANIFEST = "torchrl_lang learning history", 1, "manifest.json"
 REMEDY = "the learning history is damaged, record it again"
 
-_KNOWN = {
+_REQUIRED = {
     REWARD: DiskEntry(torch.float32, (1,)),
     DONE: DiskEntry(torch.bool, (1,)),
     TERMINATED: DiskEntry(torch.bool, (1,)),
@@ -42,6 +52,9 @@ _KNOWN = {
     EPISODE_STEP: DiskEntry(torch.int64, ()),
 }
 """The entries of every history with a fixed dtype and shape of a step; it also has an observation and an action."""
+
+_KNOWN = {**_REQUIRED, ACTION_LOG_PROB: DiskEntry(torch.float32, ())}
+"""All entries with a fixed dtype and shape."""
 
 
 class Part(NamedTuple):
@@ -76,7 +89,7 @@ def step_entries(steps: TensorDictBase) -> dict[str, DiskEntry]:
         KeyError: an entry that every history has is missing.
         ValueError: an entry has a dtype or a shape that a history cannot store.
     """
-    for key in (OBSERVATION, ACTION, *_KNOWN):
+    for key in (OBSERVATION, ACTION, *_REQUIRED):
         entry(steps, key)
     found = {}
     for key in sorted(steps.keys()):
@@ -119,12 +132,15 @@ def check_steps(steps: TensorDictBase, before: TensorDictBase | None, first: int
 
     Raises:
         ValueError: a step is terminated but not done, or has another ``episode`` or ``episode_step`` than the ``done``
-            of the step before requires; or a reward is not finite.
+            of the step before requires; or an observation, an action, a reward or a log-probability is not finite.
     """
-    keys = (REWARD, DONE, TERMINATED, EPISODE, EPISODE_STEP)
-    reward, done, terminated, episode, step = (steps.get(key).flatten(2) for key in keys)
+    keys = (DONE, TERMINATED, EPISODE, EPISODE_STEP)
+    done, terminated, episode, step = (steps.get(key).flatten(2) for key in keys)
     _refuse(terminated & ~done, first, "are terminated but not done", "done is terminated or truncated")
-    _refuse(~reward.isfinite(), first, "have a reward that is not finite", "record finite rewards")
+    for key in (OBSERVATION, ACTION, REWARD, ACTION_LOG_PROB):
+        if (value := steps.get(key, None)) is not None:
+            advice = "leave out the entry if it is not known" if key == ACTION_LOG_PROB else "record finite numbers"
+            _refuse(~value.isfinite().reshape(*steps.shape, -1).all(-1), first, f"have a non-finite '{key}'", advice)
     if before is None:
         last_episode, last_step, over = (torch.zeros_like(episode[..., :1]) for _ in range(3))
         last_step, over = last_step - 1, over.bool()
@@ -185,7 +201,7 @@ def _entries_of(manifest: Fields) -> dict[str, DiskEntry]:
         entries[key] = described_entry(manifest, key, described.take("dtype", str), described.list_of("shape", int))
         if entries[key] != _KNOWN.get(key, entries[key]) or min(entries[key].shape, default=1) < 1:
             raise manifest.error(f"does not describe '{key}' as an entry of a learning history")
-    if missing := {OBSERVATION, ACTION, *_KNOWN} - entries.keys():
+    if missing := {OBSERVATION, ACTION, *_REQUIRED} - entries.keys():
         raise manifest.error(f"does not describe the entries {sorted(missing)}")
     return entries
 

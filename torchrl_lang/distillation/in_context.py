@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_lang.distillation.context_policy import ContextPolicy
 from torchrl_lang.envs.grids import HiddenTaskEnv
@@ -32,7 +33,8 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
             this seed.
 
     Raises:
-        ValueError: the environment draws a task for each episode.
+        ValueError: the environment draws a task for each episode; of environments side by side, such as a
+            ``SerialEnv``, the first one does.
 
     Examples:
         >>> import torch
@@ -43,9 +45,7 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         torch.Size([25, 8, 3])
     """
     at_least_one("episodes", episodes)
-    inner = env
-    while isinstance(inner, TransformedEnv):
-        inner = inner.base_env
+    inner = _innermost(env)
     if isinstance(inner, HiddenTaskEnv) and inner.fixed_task is None:
         raise ValueError(
             f"{type(inner).__name__} draws a task for each episode, but a stream needs one for all of them: give task=."
@@ -68,12 +68,23 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
     return returns.reshape(*env.batch_size, episodes)
 
 
+def _innermost(env: EnvBase) -> EnvBase:
+    """The environment without its transforms; of several side by side, one made as the first of them."""
+    while True:
+        if isinstance(env, TransformedEnv):
+            env = env.base_env
+        elif isinstance(env, BatchedEnvBase):
+            env = env.create_env_fn[0](**env.create_env_kwargs[0])
+        else:
+            return env
+
+
 def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> TensorDictBase:
     """What follows from the policy's actions."""
     batch = env.batch_size
     observation = entry(observed, OBSERVATION)
     action = policy.act(observation.reshape(batch.numel(), *observation.shape[len(batch) :]))
-    return env.step(observed.copy().set(ACTION, action.reshape(*batch, *action.shape[1:]))).get("next")
+    return env.step(observed.copy().set(ACTION, action.reshape((*batch, *action.shape[1:])))).get("next")
 
 
 def episode_returns(steps: TensorDictBase, episodes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What in-context evaluations show: curves with confidence bands, the worst task, and a test of improvement."""
+"""What in-context evaluations show: curves with confidence bands, regret, the worst task, a test of improvement."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class TaskResult:
     """Share of the streams that never earned anything."""
 
     @property
-    def share(self) -> float:
-        """Share of the optimal return in the last episodes; 1 where nothing can be earned."""
-        return self.last / self.optimal if self.optimal else 1.0
+    def share(self) -> float | None:
+        """Share of the optimum in the last episodes; 1 where nothing can be earned, None of a negative optimum."""
+        if self.optimal > 0:
+            return self.last / self.optimal
+        return 1.0 if self.optimal == self.last == 0 else None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class InContextReport:
         >>> report = in_context_report("AD", returns, torch.tensor([4.0, 5.0]), last=1)
         >>> report.mean, report.gain, report.worst_task.share
         ((1.0, 2.0, 3.0, 4.0), 4.0, 0.8)
+        >>> report.regret  # the mean optimum is 4.5
+        (3.5, 6.0, 7.5, 8.0)
     """
 
     name: str
@@ -62,10 +66,17 @@ class InContextReport:
     high: tuple[float, ...]
     optimal: float
     """Mean optimal return of the tasks."""
+    regret: tuple[float, ...]
+    """What the optimum earns more, summed over the episodes up to each; mean over streams, tasks and seeds."""
+    regret_low: tuple[float, ...]
+    """Lower end of its 95 % band."""
+    regret_high: tuple[float, ...]
+    total_regret: SeedSummary
+    """Regret of all episodes, by seed."""
     last: int
     """Number of the last episodes that the following figures are means of."""
-    share_of_optimal: SeedSummary
-    """Mean return of the last episodes over the mean optimal return, by seed."""
+    share_of_optimal: SeedSummary | None
+    """Mean return of the last episodes over the mean optimal return, by seed; None where that is not positive."""
     never_found: float
     """Share of the streams that never earned anything, in any episode."""
     late_beats_early: PairedTest
@@ -80,8 +91,11 @@ class InContextReport:
 
     @property
     def worst_task(self) -> TaskResult:
-        """The task with the smallest share of its optimal return."""
-        return min(self.tasks, key=lambda result: result.share)
+        """The task with the smallest share of its optimal return; if one has none, that furthest below its optimum."""
+        shares = [result.share for result in self.tasks if result.share is not None]
+        if len(shares) == len(self.tasks):
+            return self.tasks[shares.index(min(shares))]
+        return max(self.tasks, key=lambda result: result.optimal - result.last)
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
@@ -102,14 +116,13 @@ def in_context_report(
     Args:
         name: of the policy, in tables.
         returns: float ``[seeds, tasks, streams, K]``: several training seeds on the same tasks.
-        optimal: float ``[tasks]``: the optimal returns, of a positive mean.
+        optimal: float ``[tasks]``: the optimal returns. Shares of them are reported if their mean is positive.
         tasks: numbers of the tasks; default 0, 1, ...
         last: number of the last episodes to summarize; ``K`` is at least twice as many.
         seed: seed of the bootstrap.
 
     Raises:
-        ValueError: shapes do not go together, returns are not finite, nothing can be earned, or there are too few
-            episodes.
+        ValueError: shapes do not go together, returns are not finite, or there are too few episodes.
 
     Examples:
         >>> import torch
@@ -129,21 +142,29 @@ def in_context_report(
         raise ValueError(f"Late and early episodes of last={last} need {2 * last} episodes, got {episodes}.")
     numbers = torch.arange(n_tasks) if tasks is None else torch.as_tensor(tasks)
     have_shapes(("optimal", optimal, (n_tasks,)), ("tasks", numbers, (n_tasks,)))
-    if not (returns.isfinite().all() and optimal.isfinite().all() and optimal.mean() > 0):
-        raise ValueError("returns must be finite, and the optimal returns of a positive mean.")
+    for kind, values in (("returns", returns), ("optimal", optimal)):
+        if not (is_finite := values.isfinite()).all():
+            raise ValueError(f"{kind} must be finite, got {values[~is_finite][0]}.")
     returns, optimal = returns.double().cpu(), optimal.double().cpu()
     late, early = returns[..., -last:].mean(-1), returns[..., :last].mean(-1)  # [seeds, tasks, streams]
     never = (returns == 0).all(-1).double()
     by_task = (numbers, returns[..., 0].mean((0, 2)), late.mean((0, 2)), optimal, never.mean((0, 2)))
     low, high = bootstrap_band(returns.mean(2), seed=seed)
+    regret = (optimal[:, None] - returns.mean(2)).cumsum(-1)  # [seeds, tasks, K]
+    regret_low, regret_high = bootstrap_band(regret, seed=seed)
+    shares = (late.mean((1, 2)) / optimal.mean()).tolist() if optimal.mean() > 0 else None
     return InContextReport(
         name=name,
         mean=tuple(returns.mean((0, 1, 2)).tolist()),
         low=tuple(low.tolist()),
         high=tuple(high.tolist()),
         optimal=float(optimal.mean()),
+        regret=tuple(regret.mean((0, 1)).tolist()),
+        regret_low=tuple(regret_low.tolist()),
+        regret_high=tuple(regret_high.tolist()),
+        total_regret=over_seeds(name, regret[..., -1].mean(1).tolist()),
         last=last,
-        share_of_optimal=over_seeds(name, (late.mean((1, 2)) / optimal.mean()).tolist()),
+        share_of_optimal=None if shares is None else over_seeds(name, shares),
         never_found=float(never.mean()),
         late_beats_early=paired_test(late.mean((0, 2)), early.mean((0, 2)), seed=seed),
         tasks=tuple(TaskResult(*row) for row in zip(*(column.tolist() for column in by_task), strict=True)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -18,10 +17,9 @@ from torchrl_lang.functional.checks import check_heads, one_of
 from torchrl_lang.modules.agilerl.gpt import register_agilerl
 from torchrl_lang.modules.causality import check_causal
 from torchrl_lang.modules.model_folder import REMEDY, check_model_folder
-from torchrl_lang.storage import FileError
-from torchrl_lang.storage.errors import one_line
+from torchrl_lang.storage import FileError, check_loaded_weights, one_line
 
-__all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "non_finite", "quiet_transformers"]
+__all__ = ["causal_lm", "fit_vocabulary", "load_causal_lm", "quiet_transformers"]
 
 # Files to download: configuration and weights, but no code and no pickles.
 _DOWNLOADED = (
@@ -155,7 +153,7 @@ def load_causal_lm(
         raise
     except Exception as error:  # damaged files raise any kind of exception, with messages of many lines
         raise FileError(folder, f"cannot be loaded ({one_line(error)})", REMEDY) from error
-    _check_loaded(folder, lm, info)
+    check_loaded_weights(folder, lm, info, remedy=REMEDY)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
 
@@ -194,34 +192,6 @@ def _folder(name_or_path: str | Path, kwargs: dict[str, Any]) -> Path:
             ) from error
         folder = Path(found)
     return folder / subfolder
-
-
-def _check_loaded(folder: str | Path, lm: PreTrainedModel, info: Mapping[str, Any]) -> None:
-    """Raise unless the model's weights are exactly those of its files, and finite."""
-    # Tied weights and buffers that older versions wrote are neither missing nor unexpected.
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    mismatched = sorted(f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"])
-    for found, names in (
-        ("lacks the weights {}, which its configuration describes", missing),
-        ("holds the weights {}, which are not part of the model that its configuration describes", unexpected),
-        ("holds weights of other shapes than its configuration describes: {}", mismatched),
-        ("holds weights that are not finite: {}", non_finite(lm.named_parameters())),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise FileError(folder, found.format(", ".join(names[:3]) + more), REMEDY)
-
-
-def non_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the floating-point tensors that contain NaN or infinity."""
-    return [name for name, tensor in tensors if not _is_finite(tensor.detach())]
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.element_size() == 1 or tensor.is_meta or not tensor.numel():
-        return True  # empty or quantized
-    # Computing minimum and maximum is ten times as fast as testing every value.
-    return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.merging import is_adapter
 from torchrl_lang.modules.prefix_embedding import PrefixEmbedding
 from torchrl_lang.modules.qvalue_head import QValueHead
@@ -20,7 +19,7 @@ from torchrl_lang.modules.return_embedding import ReturnEmbedding
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.storage import Fields, FileError, read_tensors
+from torchrl_lang.storage import Fields, FileError, non_finite, read_tensors
 
 __all__ = ["HEADS", "Head", "describe_heads", "read_heads", "read_weights", "write_heads"]
 

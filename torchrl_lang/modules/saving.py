@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from torchrl_lang.data.transformers_tokenizer import write_tokenizer
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.language_model import load_causal_lm, non_finite, quiet_transformers
+from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
 from torchrl_lang.modules.merging import base_module, merged_copy
 from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, read_heads, write_heads
 from torchrl_lang.modules.trunk import Trunk, unwrapped
@@ -24,6 +24,7 @@ from torchrl_lang.storage import (
     Fields,
     FileError,
     check_replaceable,
+    non_finite,
     verify_checksums,
     write_checksums,
     write_folder,

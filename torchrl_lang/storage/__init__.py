@@ -13,6 +13,7 @@ from torchrl_lang.storage.folders import (
     write_file,
     write_folder,
 )
+from torchrl_lang.storage.loaded_weights import check_loaded_weights, non_finite
 from torchrl_lang.storage.locks import folder_lock
 from torchrl_lang.storage.manifests import (
     CHECKSUMS,
@@ -45,6 +46,7 @@ __all__ = [
     "Fields",
     "FileError",
     "FolderFormat",
+    "check_loaded_weights",
     "check_model_config",
     "check_replaceable",
     "file_digest",
@@ -54,6 +56,7 @@ __all__ = [
     "is_unfinished",
     "json_digest",
     "nested_fields",
+    "non_finite",
     "one_line",
     "parse_rows",
     "read_csv_records",

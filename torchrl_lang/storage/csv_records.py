@@ -16,6 +16,8 @@ from torchrl_lang.storage.readers import regular_file
 __all__ = ["CSVFault", "CSVRecord", "read_csv_records"]
 
 _REMEDY = "give a CSV file, UTF-8 or with its encoding as an option"
+_LONGEST_FIELD = 1 << 20
+"""Characters of a field. Without a limit, each quote that is never closed would have the rest of the file parsed."""
 
 
 class CSVFault(StrEnum):
@@ -30,6 +32,7 @@ class CSVFault(StrEnum):
     QUOTES = "quotes that do not match"
     EMPTY = "an empty line"
     FIELDS = "another number of fields than the header"
+    LENGTH = f"a field of more than {_LONGEST_FIELD:,} characters"
     NUL = "a NUL byte"
     ENCODING = "a byte that is not of the encoding"
 
@@ -54,23 +57,30 @@ class CSVRecord(NamedTuple):
 
 
 def read_csv_records(
-    path: str | Path, *, encoding: str = "utf-8", is_row: Callable[[Sequence[str]], bool] | None = None
+    path: str | Path,
+    *,
+    encoding: str = "utf-8",
+    is_row: Callable[[Sequence[str]], bool] | None = None,
+    ragged: bool = False,
 ) -> Iterator[CSVRecord]:
     r"""The records of a CSV file in order, its header first, read as a stream.
 
     Fields may be quoted and then hold commas, doubled quotes and line breaks. A record has an error if its quotes do
-    not match, its number of fields is not that of the header, it is an empty line, or it holds a NUL byte or a byte
-    that is not of the encoding. Empty lines at the end of the file are ignored.
+    not match, its number of fields is not that of the header, a field is longer than 1,048,576 characters, it is an
+    empty line, or it holds a NUL byte or a byte that is not of the encoding. Empty lines at the end of the file are
+    ignored.
 
     After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
-    not those up to the next quote. Lines that follow such a record and do not look like a row, by default because they
-    lack more than one field, are counted to it, as its last lines.
+    not those up to the next quote. Lines that follow such a record and do not look like a row are counted to it, as its
+    last lines; in a file that is not ragged, those that lack more than one field. There ``is_row`` serves to find
+    quotes with rows between them: those of a record of several lines do not match if, split at all commas, a line
+    inside looks like a row, or both the first and the last one do.
 
     Args:
         path: the file.
         encoding: ``"utf-8"``, with or without a byte order mark, or another one, such as ``"latin-1"``.
-        is_row: whether fields look like those of a row, for files whose records need not have as many fields as the
-            first; their number is then not checked.
+        is_row: whether fields look like those of a row.
+        ragged: records need not have as many fields as the first.
 
     Raises:
         FileError: the file is missing or cannot be read.
@@ -94,45 +104,60 @@ def read_csv_records(
         name = codecs.lookup(encoding).name
         codec = "utf-8-sig" if name == "utf-8" else name
         file = open(path, encoding=codec, errors="surrogateescape", newline="")  # noqa: SIM115 (closed below)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:  # a name that is unknown, or none at all
         raise ValueError(f"encoding={encoding!r} is no text encoding of Python: give one such as 'latin-1'.") from error
     except OSError as error:
         raise FileError(path, f"cannot be read ({error.strerror})", _REMEDY) from error
+    if csv.field_size_limit() < _LONGEST_FIELD:  # of the process, but a higher limit only allows more
+        csv.field_size_limit(_LONGEST_FIELD)
     with file:
         try:
-            yield from _without_last_empty_lines(_records(file, name, is_row))
+            yield from _without_last_empty_lines(_records(file, name, is_row, ragged))
         except (OSError, UnicodeError) as error:  # such as UTF-16 without a byte order mark
             raise FileError(path, f"cannot be read as {name} ({one_line(error)})", _REMEDY) from error
 
 
-def _records(file: Iterator[str], encoding: str, is_row: Callable[[Sequence[str]], bool] | None) -> Iterator[CSVRecord]:
+def _records(
+    file: Iterator[str], encoding: str, is_row: Callable[[Sequence[str]], bool] | None, ragged: bool
+) -> Iterator[CSVRecord]:
     ahead = deque[str]()  # lines that a broken record has read, to be read again
     broken: CSVRecord | None = None  # the last record, if its quotes do not match
     number, width = 1, 0
-    while (parsed := _parse(ahead, file)) is not None:
-        lines, fields, quotes = parsed
-        last = number + lines - 1
-        width = width or len(fields)
-        row_like = is_row(fields) if is_row is not None else len(fields) >= width - 1  # maybe with a fault of its own
+    while (parsed := _parse(ahead, file, None if ragged else is_row)) is not None:
+        record = parsed.record(number)
+        width = width or len(parsed.fields)
+        if ragged and is_row is not None:
+            row_like = is_row(parsed.fields)
+        else:
+            row_like = len(parsed.fields) >= width - 1  # maybe with a fault of its own
         if broken is not None and not row_like:
-            broken = broken._replace(last_line=last)
+            broken = broken._replace(last_line=record.last_line)
         else:
             if broken is not None:
                 yield broken
-            record = CSVRecord(number, last, tuple(fields))
-            broken = _with_error(record, CSVFault.QUOTES, f"has {CSVFault.QUOTES} ({quotes})") if quotes else None
+            broken = record if record.fault is CSVFault.QUOTES else None
             if broken is None:
-                yield _checked(record, encoding, width if is_row is None else None)
-        number = last + 1
+                yield record if record.error else _checked(record, encoding, None if ragged else width)
+        number = record.last_line + 1
     if broken is not None:
         yield broken
 
 
-def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str] | None:
-    """The number of lines of the next record, its fields, and what is wrong with its quotes; None at the file's end.
+class _Parsed(NamedTuple):
+    """A record of a number of lines; with a fault, it is one line, split at all of its commas."""
 
-    If quotes do not match, it is the first line alone, split at all of its commas.
-    """
+    lines: int
+    fields: list[str]
+    fault: CSVFault | None = None
+    detail: str = ""
+
+    def record(self, line: int) -> CSVRecord:
+        record = CSVRecord(line, line + self.lines - 1, tuple(self.fields))
+        return record if self.fault is None else _with_error(record, self.fault, f"has {self.fault}{self.detail}")
+
+
+def _parse(ahead: deque[str], file: Iterator[str], is_row: Callable[[Sequence[str]], bool] | None) -> _Parsed | None:
+    """The next record; None at the end of the file."""
     lines = list[str]()
 
     def following() -> Iterator[str]:
@@ -148,9 +173,22 @@ def _parse(ahead: deque[str], file: Iterator[str]) -> tuple[int, list[str], str]
     except StopIteration:
         return None
     except csv.Error as error:
-        ahead.extendleft(reversed(lines[1:]))
-        return 1, lines[0].split(","), str(error)
-    return len(lines), fields, ""
+        too_long = len(lines) == 1 and "field limit" in str(error)
+        fault, detail = (CSVFault.LENGTH, "") if too_long else (CSVFault.QUOTES, f" ({error})")
+    else:
+        if is_row is None or not _rows_between(lines, is_row):
+            return _Parsed(len(lines), fields)
+        fault, detail = CSVFault.QUOTES, " (there are rows between them)"
+    ahead.extendleft(reversed(lines[1:]))
+    return _Parsed(1, lines[0].split(","), fault, detail)
+
+
+def _rows_between(lines: Sequence[str], is_row: Callable[[Sequence[str]], bool]) -> bool:
+    """Whether the quotes of a record's lines have other rows between them."""
+    if len(lines) == 1:
+        return False
+    first, *inside, last = (is_row(line.split(",")) for line in lines)
+    return any(inside) or (first and last)
 
 
 def _with_error(record: CSVRecord, fault: CSVFault, error: str) -> CSVRecord:

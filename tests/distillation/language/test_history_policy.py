@@ -5,6 +5,7 @@ import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_lang.data import word_tokenizer
+from torchrl_lang.distillation import PromptedPolicy
 from torchrl_lang.distillation.language import (
     Decimals,
     LanguageHistoryPolicy,
@@ -15,6 +16,7 @@ from torchrl_lang.distillation.language import (
     template_tokenizer,
 )
 from torchrl_lang.distillation.language.context_rows import ContextRows
+from torchrl_lang.distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 
@@ -63,6 +65,14 @@ def play(policy, steps, streams=6):
             )
         state = following
     return happened
+
+
+def test_an_empty_prompt_changes_nothing():
+    env = DarkRoomEnv(3, task=torch.arange(6)[:, None], batch_size=[6, 1], episode_length=7)
+    nothing = NoisyExpert(env, 3).history().flatten(0, 1)[:, :0]
+    policy = policy_of("compact")
+    assert play(PromptedPolicy(policy, nothing), 10) == play(policy_of("compact"), 10)
+    assert policy.text(0)
 
 
 @pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])

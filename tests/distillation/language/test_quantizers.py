@@ -56,6 +56,16 @@ def test_decimals_of_float64_are_exact():
     assert torch.equal(Decimals().read(Decimals().write(values)), values)
 
 
+def test_decimals_of_integers_are_exact():
+    values = torch.tensor([2**53 + 1, 3, 0, -(2**63), 2**63 - 1])
+    words = Decimals().write(values)
+    assert words[:2] == ["9007199254740993", "3"]
+    assert torch.equal(Decimals().read(words), values)
+    assert Decimals().read(["3", "0.5"]).tolist() == [3.0, 0.5]
+    with pytest.raises(ValueError, match="9223372036854775808 is beyond the integers of 64 bits: write it with a poi"):
+        Decimals().read([str(2**63)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_are_compared_as_float32(dtype):
     """Rewards of steps are float32, those of blocks float64, and -0.1 is another number in each."""

@@ -14,6 +14,7 @@ from torchrl_lang.distillation.language import (
     Bins,
     Decimals,
     Levels,
+    StepRows,
     StepTemplate,
     parse_steps,
     steps_to_text,
@@ -170,6 +171,37 @@ NUMBER, MOVE = Levels(range(3)), Levels([0], ["go"])
 def test_templates_that_could_not_be_read_back_raise(pattern, reward, ends, message):
     with pytest.raises(ValueError, match=message):
         StepTemplate(pattern, NUMBER, MOVE, reward, *ends)
+
+
+@pytest.mark.parametrize("end", ["55.0", "-1e-07", "3"])
+def test_an_end_that_a_decimal_could_spell(end):
+    message = r"could be read in two ways in the pattern"
+    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
+        StepTemplate("{observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, end, "x")
+    with pytest.raises(ValueError, match=rf"\['{end}'\] {message}"):
+        StepTemplate(f"{{observation}} {{action}} [{end} {{reward}}] {{end}}", Decimals(), MOVE, NUMBER)
+    StepTemplate("at {observation} {action} {reward} {end}", Decimals(), MOVE, NUMBER, "55.0", "x")
+
+
+def test_integers_as_decimals_are_read_as_integers(kind, generator):
+    template = getattr(StepTemplate, kind)([Decimals(), Decimals()], Decimals(), Levels([0, 1, 2]))
+    steps = random_steps(generator, 20)
+    steps["observation"] += 2**53
+    check_equal(parse_steps(steps_to_text(steps, template), template), steps)
+
+
+@pytest.mark.parametrize("reward", [Decimals(), Levels([-0.0, 0.5])])
+def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
+    """A template that leaves zero rewards out writes it."""
+    steps = random_steps(generator, 2)
+    steps["reward"] = torch.tensor([[-0.0], [0.5]])
+    template = getattr(StepTemplate, kind)([CELLS, CELLS], Levels(range(5)), reward)
+    text = steps_to_text(steps, template)
+    assert parse_steps(text, template)["reward"].signbit().tolist() == [[True], [False]]
+    if template.is_finite:
+        tokenizer = template_tokenizer(template)
+        (row,) = StepRows(template, tokenizer)(steps[None])
+        assert tokenizer.decode(row["tokens"][row["attention_mask"]][1:].tolist()) == f" {text}"
 
 
 def test_bins_without_a_zero_leave_no_reward_out(generator):

@@ -101,6 +101,44 @@ def test_an_empty_file_is_an_error(tmp_path):
 # -- logs of runs ------------------------------------------------------------------------------------------------------
 
 
+PADDED = {
+    "query_tensor": [10, 11],
+    "response_tensor": [20, 21, 50, 50, 50, 50],
+    "logprobs": [-0.1, -0.2, -0.3],
+    "values": [0.0, 0.0, 0.0],
+    "rewards": [-0.01, -0.02, 0.9],
+    "query_text": "q",
+}
+"""A rollout whose completion ended before the longest of its batch; 50 ends it and pads it."""
+
+
+def write_padded(folder, **change):
+    write_run(folder, "run-a", {})
+    (folder / "run-a" / "epoch-1.json").write_text(json.dumps([{**PADDED, **change}]))
+
+
+def test_padding_of_a_log_is_cut(tmp_path):
+    write_padded(tmp_path)
+    (record,) = read_run_logs(tmp_path, lambda ids: "-".join(map(str, ids))).records
+    assert (record.response, record.response_tokens) == ("20-21-50", (20, 21, 50))
+    assert record.log_probs == (-0.1, -0.2, -0.3)
+    assert record.rewards == (-0.01, -0.02, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"response_tensor": [20, 21, 50, 50, 50, 51]}, "3 for 6"),
+        ({"rewards": [0.0, 0.9]}, "3 for 6"),
+        ({"response_tensor": [20, 21]}, "3 for 2"),
+    ],
+)
+def test_logs_that_are_not_padded_but_wrong(tmp_path, change, found):
+    write_padded(tmp_path, response_text="r", **change)
+    with pytest.raises(FileError, match=rf"bad rollout 0 \(.* one of log_probs for each .*, got {found}"):
+        read_run_logs(tmp_path)
+
+
 def write_run(folder, name, epochs, texts=True):
     (folder / name).mkdir()
     (folder / name / "config.json").write_text(json.dumps({"lr": 1e-4, "name": name}))

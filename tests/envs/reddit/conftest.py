@@ -29,7 +29,8 @@ def word_tokenizer(texts):
 
 def config(tokenizer, **options):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    return RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, pad_token_id=1, **sizes, **options)
+    sizes |= {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "pad_token_id": 1}
+    return RobertaConfig(**{**sizes, **options})
 
 
 def encoder(tokenizer):
@@ -45,7 +46,7 @@ def classifier_folder(tmp_path):
         tokenizer = word_tokenizer(["a b c d e"])
         labels = {"id2label": {0: "safe", 1: "rude", 2: "toxic"}, "label2id": {"safe": 0, "rude": 1, "toxic": 2}}
         torch.manual_seed(0)
-        model = RobertaForSequenceClassification(config(tokenizer, **labels, **options))
+        model = RobertaForSequenceClassification(config(tokenizer, **{**labels, **options}))
         torch.nn.init.normal_(model.classifier.out_proj.weight)
         model.save_pretrained(tmp_path / "model")
         tokenizer.save_pretrained(tmp_path / "model")

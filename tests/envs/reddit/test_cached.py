@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import pickle
 import sqlite3
+from contextlib import closing
 
 import pytest
 import torch
@@ -121,6 +123,25 @@ def test_another_table_and_a_folder(tmp_path):
     for path in (tmp_path, tmp_path / "other.sqlite" / "below"):
         with pytest.raises(FileError, match=r"cannot be used .*: try again, or give another file\.$"):
             CachedReward(Lengths(), path, model="m")
+
+
+def test_a_file_that_is_deleted_in_use(tmp_path):
+    reward = CachedReward(Lengths(), tmp_path / "rewards.sqlite", model="m")
+    reward(["a"])
+    (tmp_path / "rewards.sqlite").unlink()
+    assert reward(["a", "bc"]).tolist() == [1.0, 2.0]
+    assert CachedReward(None, tmp_path / "rewards.sqlite", model="m")(["bc"]).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("value", ["abc", b"\x01", math.inf])
+def test_stored_values_that_are_no_rewards(tmp_path, value):
+    path = tmp_path / "rewards.sqlite"
+    reward = CachedReward(Lengths(), path, model="m")
+    reward(["a"])
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE rewards SET value = ?", (value,))
+    with pytest.raises(FileError, match=r"rewards.sqlite has .* as the reward of 'a', expected a finite number"):
+        reward(["a"])
 
 
 def test_a_file_that_another_process_locks_is_not_to_be_deleted(tmp_path, monkeypatch):

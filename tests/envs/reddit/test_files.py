@@ -78,7 +78,7 @@ def test_latin_1_read_as_utf_8_is_reported(tmp_path):
     assert str(data.report.bad[0]) == f"{POSITIVE} line 2 holds a byte that is not utf-8 (0xe9)"
 
 
-@pytest.mark.parametrize("encoding", ["klingon", "base64", "utf-16"])
+@pytest.mark.parametrize("encoding", ["klingon", "base64", "utf-16", "a\0b"])
 def test_encodings_that_do_not_fit(tmp_path, encoding):
     with pytest.raises(ValueError, match=r"no text encoding|cannot be read as utf-16"):
         RedditComments.read(write_folder(tmp_path, GOOD, BAD), encoding=encoding)
@@ -126,6 +126,39 @@ def test_a_quote_that_is_never_closed_costs_one_row(tmp_path):
     assert data.report.rows == 2000
 
 
+def test_rows_between_the_quotes_of_two_others_are_read(tmp_path):
+    """A quote opens in one row, and a later row has one for inches: the rows between them are no comment."""
+    write_folder(tmp_path, [], BAD)
+    opens = row("x", 3, "p").replace("x", '"open')
+    closes = row("x", 4, "p").replace("x", 'it is 5"')
+    for inside in ([], [row("good 1", 1, "p")], [row("good 1", 1, "p"), row('good, "2"', 2, "p"), "part"]):
+        write_csv(tmp_path / POSITIVE, [row("first", 1, "p"), opens, *inside, closes, row("last", 1, "p")])
+        data = read(tmp_path)
+        good = [line for line in inside if line != "part"]
+        assert data.report.rows + len(data.report.bad) == 5 + len(inside)
+        assert data.comments[: 1 + len(good)] == ("first", "good 1", 'good, "2"')[: 1 + len(good)]
+        assert data.comments[-3:] == ('it is 5"', "last", "so what")
+        reason = "(',' expected" if "part" in inside else "(there are rows between them)"
+        assert str(data.report.bad[0]).startswith(f"{POSITIVE} line 3 has quotes that do not match {reason}")
+
+
+def test_comments_of_several_lines_with_commas_and_numbers_are_rows(tmp_path):
+    listed = "my list, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\nis, 1, 2, long, 4, 5"
+    table = "a,b,c\n1,2,3\n4,5,6\n,,,,,"
+    data = RedditComments.read(write_folder(tmp_path, [(listed, 1, table), (table, 2, listed)], BAD))
+    assert data.comments == (listed, table, "so what")
+
+
+def test_long_fields(tmp_path):
+    """A record over many lines is one, and a field that is too long is named as such."""
+    write_folder(tmp_path, [], BAD)
+    lines = "\n".join(f"a, b, c {number}" for number in range(40_000))
+    write_csv(tmp_path / POSITIVE, [row(lines, 3, "p"), row("x" * (1 << 20), 1, "p"), row("x" * (2 << 20), 1, "p")])
+    data = read(tmp_path)
+    assert data.comments == (lines, "x" * (1 << 20), "so what")
+    assert [bad.reason for bad in data.report.bad] == ["has a field of more than 1,048,576 characters"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -159,7 +192,11 @@ def test_lines_of_a_broken_record_are_counted_to_it(tmp_path):
         (b"a,b\n", "header of 2 columns, expected at least 11"),
         (b'"' + HEADER.encode() + b"\n", "has a header that has quotes that do not match"),
         (b"\n\n", "is empty"),
-        (row("x", 1, "y").encode(), "has no header, but the score 1"),
+        (row("x", 1, "y").encode(), 'has no header, but "1" as score in its first line'),
+        *(
+            (row("x", score, "y").encode(), "has no header, but")
+            for score in ("1.0", "", "NaN", "1e400", "--3", "\uff11")
+        ),
     ],
 )
 def test_headers(tmp_path, content, message):

@@ -9,7 +9,10 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
+from tests.envs.reddit.conftest import word_tokenizer
 from torchrl_lang.envs.reddit import RedditComments, rewards_of
 from torchrl_lang.envs.reddit.rewards import (
     ClassifierReward,
@@ -21,7 +24,9 @@ from torchrl_lang.envs.reddit.rewards import (
     ThreeLevels,
     WorstSentence,
 )
+from torchrl_lang.storage import FileError
 
+WEIGHTS, PT = "model.safetensors", {"format": "pt"}
 UNREADABLE = ["\N{REPLACEMENT CHARACTER}", "", " ", "\0", "\ud800", "<pad>", "a" * 5000, "\N{GRINNING FACE}"]
 
 
@@ -193,8 +198,72 @@ def test_labels_that_do_not_exclude_each_other(classifier_folder):
     logits = logits_of(model, tokenizer, "a b").tolist()
     expected = sum(value / (1 + math.exp(-x)) for x, value in zip(logits, VALUES.values(), strict=True))
     assert ClassifierReward(folder, VALUES)(["a b"]).item() == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match="several labels"):
+    with pytest.raises(ValueError, match="does not choose one label"):
         ClassifierReward(folder, VALUES, output="likeliest")
+
+
+def test_a_classifier_with_one_output(classifier_folder):
+    """Its probability, as text classification pipelines of transformers have it, or its number."""
+    one = {"id2label": {0: "toxic"}, "label2id": {"toxic": 0}}
+    folder, model, tokenizer = classifier_folder(**one)
+    logit = logits_of(model, tokenizer, "a b").item()
+    assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(
+        -2 / (1 + math.exp(-logit)), abs=1e-5
+    )
+    with pytest.raises(ValueError, match="does not choose one label"):
+        ClassifierReward(folder, {"toxic": -2.0}, output="likeliest")
+    folder, model, tokenizer = classifier_folder(**one, problem_type="regression")
+    logit = logits_of(model, tokenizer, "a b").item()
+    assert ClassifierReward(folder, {"toxic": -2.0})(["a b"]).item() == pytest.approx(-2 * logit, abs=1e-5)
+
+
+def test_models_that_are_no_trained_classifiers(classifier_folder):
+    """transformers draws missing weights at random."""
+    folder, model, _ = classifier_folder()
+    weights = model.state_dict()
+    save_file({name: value for name, value in weights.items() if "layer.0.output" not in name}, folder / WEIGHTS, PT)
+    with pytest.raises(FileError, match=r"lacks the weights roberta.encoder.layer.0.output.* trained text class"):
+        ClassifierReward(folder, VALUES)
+    save_file({**weights, "classifier.out_proj.bias": torch.zeros(7)}, folder / WEIGHTS, PT)
+    with pytest.raises(FileError, match=r"weights of other shapes .*classifier.out_proj.bias \(7,\) for \(3,\)"):
+        ClassifierReward(folder, VALUES)
+    model.roberta.save_pretrained(folder)
+    with pytest.raises(FileError, match=r"lacks the weights classifier.dense.bias, .* and 1 more"):
+        ClassifierReward(folder, dict.fromkeys(model.roberta.config.id2label.values(), 1.0))
+
+
+def test_a_classifier_without_a_padding_token(tmp_path):
+    """The rewards of a decoder do not depend on the other texts of a batch."""
+    tokenizer = word_tokenizer(["a b c d e"])
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": len(tokenizer)}
+    model = GPT2ForSequenceClassification(GPT2Config(num_labels=2, **sizes))
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    reward = ClassifierReward(tmp_path, {"LABEL_0": 0.0, "LABEL_1": 1.0})
+    texts = ["a b", "c", "d e a b", "a " * 40]
+    found = reward(texts)
+    assert len({round(value, 4) for value in found.tolist()}) == 4
+    assert found.tolist() == pytest.approx([reward([text]).item() for text in texts], abs=1e-6)
+    assert found[3].item() == pytest.approx(reward(["a " * 16]).item(), abs=1e-6)  # its 16 positions
+
+
+def test_texts_longer_than_a_classifier_reads(classifier_folder):
+    folder, _, _ = classifier_folder(max_position_embeddings=20)
+    reward = ClassifierReward(folder, VALUES)
+    assert reward.max_length == 18  # RoBERTa's first two positions are those of padding
+    assert reward(["a " * 40]).item() == pytest.approx(reward(["a " * 18]).item(), abs=1e-6)
+
+
+def test_labels_with_a_gap(classifier_folder):
+    folder, _, _ = classifier_folder()
+    config = folder / "config.json"
+    labels = {"0": "safe", "1": "rude", "3": "toxic"}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "id2label": labels}))
+    with pytest.raises(ValueError, match=r"numbers its labels \[0, 1, 3\], expected 0 to 2"):
+        ClassifierReward(folder, VALUES)
 
 
 def test_any_text_has_a_class(classifier_folder):

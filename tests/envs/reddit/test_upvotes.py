@@ -76,7 +76,7 @@ def test_the_most_frequent_terms_count():
     ("arguments", "options", "message"),
     [
         ((TEXTS, LABELS[:-1]), {}, "a label for each text"),
-        ((TEXTS, [True] * 6), {}, "both labels"),
+        ((TEXTS, [True] * 6), {}, "all 6 texts have the same one"),
         ((TEXTS, LABELS), {"least_count": 7}, "No term occurs in least_count=7"),
         ((TEXTS, LABELS), {"words": 0}, "words"),
         ((TEXTS, LABELS), {"penalty": 0.0}, "penalty"),

@@ -15,8 +15,10 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.distillation import (
     HistoryActor,
     LearningHistory,
+    RandomPolicy,
     episode_returns,
     evaluate_in_context,
+    in_context_report,
     load_ad_model,
     record_history,
 )
@@ -352,3 +354,26 @@ def test_reports_of_policies_without_a_model():
     text = format_report(found)
     assert len({len(line) for line in text.split("\n\n")[1].splitlines()}) == 1  # columns are aligned
     assert "100.0 %" in table_of(text)["optimal"]
+
+
+def test_regret_of_a_bandit_beside_its_source_and_random_pulls():
+    options = FormatOptions(env="bandit", tasks=40, arms=5)
+    play = TestPlay(options, episodes=6, streams=20)
+    found = reports(play, {})
+    best = play.env().optimal_return()[:, 0].double()
+    for name, returns in (("source", play.of_source()), ("random", play.returns(RandomPolicy(5), play.env()))):
+        expected = 6 * best.mean() - returns.double().sum(-1).mean()
+        assert found[name].regret[-1] == pytest.approx(float(expected))
+        assert found[name].total_regret.values == (pytest.approx(float(expected)),)
+        assert f" {float(expected):.1f} " in table_of(format_report(found))[name]
+    assert found["source"].regret[-1] < 0.8 * found["random"].regret[-1]
+    assert abs(found["optimal"].regret[-1]) < 1  # its pulls are random too
+
+
+def test_a_table_of_negative_returns():
+    returns = -torch.rand(2, 3, 4, 6)
+    text = format_report({"AD, prompted": in_context_report("AD", returns, torch.full((3,), -0.1))})
+    cells = table_of(text)["AD, prompted"].split()
+    assert cells[2] == "-", "the share of the optimum"
+    assert cells[3:5] == [f"{float(-0.6 - returns.sum(-1).mean()):.1f}", "±"]
+    assert cells[6] == "-", "that of the worst task"

@@ -127,7 +127,7 @@ class BlockTemplate:
             if match is None:
                 raise ValueError(f"Character {place} of the text begins no block: {shorten(text[place:])}.")
             query, response, word = match.groups()
-            blocks.append(Block(query, response, self.reward.read([word])[0].item()))
+            blocks.append(Block(query, response, float(self.reward.read([word])[0])))
             place = match.end()
         return blocks
 

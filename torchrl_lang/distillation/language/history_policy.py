@@ -122,6 +122,8 @@ class LanguageHistoryPolicy(nn.Module):
             raise RuntimeError("prompt() must follow begin(): these rows have steps already.")
         if steps.ndim != 2 or steps.shape[0] != streams:
             raise ValueError(f"A prompt of {streams} streams has shape [{streams}, L], got {list(steps.shape)}.")
+        if not steps.shape[1]:
+            return
         done = entry(steps, DONE).clone()
         done[:, -1] = True
         steps = steps.copy().set(DONE, done)

@@ -205,8 +205,9 @@ class Bins(FiniteQuantizer):
 class Decimals(Quantizer):
     """Exact decimals: the fewest digits that are read as the same number. Every finite number has a word.
 
-    A word is spelled in characters, so it is several tokens of a template's tokenizer. Numbers are read as float64;
-    those written from float32 are exact after a conversion to float32.
+    A word is spelled in characters, so it is several tokens of a template's tokenizer. Integers are written without a
+    point and are read as int64. Other numbers are read as float64; those written from float32 are exact after a
+    conversion to float32.
 
     Examples:
         >>> import torch
@@ -233,10 +234,15 @@ class Decimals(Quantizer):
         return values
 
     def read(self, words: Sequence[str]) -> Tensor:
-        """See :class:`Quantizer`; float64."""
+        """See :class:`Quantizer`; int64 where all words are those of integers, otherwise float64."""
         if bad := [word for word in words if not _DECIMAL.fullmatch(word) or not np.isfinite(float(word))]:
             raise ValueError(f"{bad[0]!r} is not a decimal number such as -0.25 or 1e-07.")
-        return torch.tensor([float(word) for word in words], dtype=torch.float64)
+        if not words or set("".join(words)) & set(".e"):
+            return torch.tensor([float(word) for word in words], dtype=torch.float64)
+        numbers = [int(word) for word in words]
+        if bad_numbers := [number for number in numbers if not -(2**63) <= number < 2**63]:
+            raise ValueError(f"{bad_numbers[0]} is beyond the integers of 64 bits: write it with a point.")
+        return torch.tensor(numbers, dtype=torch.int64)
 
     @property
     def pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

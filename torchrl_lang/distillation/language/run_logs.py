@@ -3,7 +3,7 @@
 A folder holds ``run-<id>/config.json`` and one ``run-<id>/epoch-<time>.json`` for each epoch: a list of objects with
 ``query_tensor``, ``response_tensor``, ``rewards``, ``logprobs`` and ``values``, one number a token. The repository's
 command that decodes adds ``query_text`` and ``response_text``. Rewards include the KL penalty, and the last one the
-score of the whole text.
+score of the whole text. A ``response_tensor`` is padded to the longest completion of its batch, the others are not.
 """
 
 from __future__ import annotations
@@ -92,9 +92,20 @@ def _record(content: Any, epoch: int, run: str, decode: Callable[[Sequence[int]]
     if not isinstance(content, dict):
         raise ValueError(f"it is a {type(content).__name__}, not a JSON object")
     found = {name: content[key] for key, name in _FIELDS.items() if key in content}
+    _remove_padding(found)
     for text, tokens in (("query", "query_tokens"), ("response", "response_tokens")):
         if text not in found and tokens in found:
             if decode is None:
                 raise ValueError(f"it has no {text}_text: decode the logs first, or pass decode=")
             found[text] = decode(found[tokens])
     return read_record({**found, "epoch": epoch, "run": run})
+
+
+def _remove_padding(found: dict[str, Any]) -> None:
+    """Cut tokens of a response after those with a log-probability and a reward, where they repeat one token."""
+    tokens, log_probs, rewards = (found.get(name) for name in ("response_tokens", "log_probs", "rewards"))
+    if not (isinstance(tokens, list) and isinstance(log_probs, list) and isinstance(rewards, list)):
+        return
+    real, padding = tokens[: len(log_probs)], tokens[len(log_probs) :]
+    if real and len(rewards) == len(real) and all(token == padding[0] for token in padding):
+        found["response_tokens"] = real

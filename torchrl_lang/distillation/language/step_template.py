@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain, product
+from itertools import product
 from typing import NamedTuple
 
 from torchrl_lang.distillation.language.quantizers import FiniteQuantizer, Quantizer
@@ -54,7 +54,7 @@ class StepTemplate:
     A pattern is a sequence of words and of the fields ``{observation}``, ``{action}``, ``{reward}`` and ``{end}``, in
     this order. ``{end}`` is a word where an episode ends, one of two, because a truncated episode is not terminated;
     elsewhere it is nothing. ``{reward}{end}`` is one word for both, so that all steps have the same number of words.
-    What stands in brackets, such as ``[got {reward}]``, is left out of steps whose reward is zero.
+    What stands in brackets, such as ``[got {reward}]``, is left out of steps whose reward is zero, not of -0.0.
 
     ``episode`` and ``episode_step`` are not written: reading counts them from the ends. Neither is
     ``action_log_prob``.
@@ -188,7 +188,7 @@ class StepTemplate:
             if not is_first and slot.kind != TokenKind.END:
                 continue
             others = [other for other in (*self.slots[place + 1 :], self.slots[0]) if not other.optional]
-            both = _first_words(slot).intersection(chain.from_iterable(map(_first_words, others)))
+            both = {word for word in slot.words if word and any(_may_hold(other, word) for other in others)}
             if both:
                 raise ValueError(
                     f"{sorted(both)} could be read in two ways in the pattern {self.pattern!r}: use other words."
@@ -207,6 +207,9 @@ class StepTemplate:
             raise ValueError(f"Rewards with the ends {self.terminated!r} and {self.truncated!r} repeat a word.")
 
 
-def _first_words(slot: Slot) -> set[str]:
-    """The words that may stand in a slot, and the characters that spelled ones begin with."""
-    return {word for word in slot.words if word} if slot.quantizer is None else set(slot.quantizer.pieces[0])
+def _may_hold(slot: Slot, word: str) -> bool:
+    """Whether a word may stand in a slot; of spelled ones, whether it has their characters only."""
+    if slot.quantizer is None:
+        return word in slot.words
+    first, inner = slot.quantizer.pieces
+    return word in first or (word[0] in first and set(word[1:]) <= set(inner))

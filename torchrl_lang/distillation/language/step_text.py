@@ -15,7 +15,7 @@ from torchrl_lang.distillation.language.step_template import Numbers, Slot, Step
 from torchrl_lang.functional import shift_right
 from torchrl_lang.schema import ACTION, DONE, EPISODE, EPISODE_STEP, OBSERVATION, REWARD, TERMINATED, entry
 
-__all__ = ["Word", "end_index", "entry_values", "parse_steps", "steps_to_text", "steps_to_words"]
+__all__ = ["Word", "end_index", "entry_values", "has_no_reward", "parse_steps", "steps_to_text", "steps_to_words"]
 
 _ENTRY = {TokenKind.OBSERVATION: OBSERVATION, TokenKind.ACTION: ACTION, TokenKind.REWARD: REWARD}
 _NUMBER = re.compile(r"[-+.e0-9]*")
@@ -56,7 +56,7 @@ def steps_to_text(steps: TensorDictBase, template: StepTemplate) -> str:
 def steps_to_words(steps: TensorDictBase, template: StepTemplate) -> list[list[Word]]:
     """The words of each of the steps ``[L]``; errors are those of :func:`steps_to_text`."""
     ends = end_index(steps).tolist()
-    is_zero = (template.reward.quantise(entry(steps, REWARD).squeeze(-1)) == 0).tolist()
+    is_zero = has_no_reward(steps, template).tolist()
     columns: list[list[str]] = []
     for slot in template.slots:
         words = [""] * len(ends)
@@ -76,6 +76,12 @@ def end_index(steps: TensorDictBase) -> Tensor:
     """How each step ends, int64 ``[*B]``: 0 for a running episode, 1 for a terminated and 2 for a truncated one."""
     done, terminated = (entry(steps, key).squeeze(-1) for key in (DONE, TERMINATED))
     return torch.where(terminated, 1, torch.where(done, 2, 0))
+
+
+def has_no_reward(steps: TensorDictBase, template: StepTemplate) -> Tensor:
+    """Whether each step's reward is read as zero, bool ``[*B]``; it is not where that is -0.0."""
+    reward = template.reward.quantise(entry(steps, REWARD).squeeze(-1))
+    return (reward == 0) & ~reward.signbit()
 
 
 def entry_values(steps: TensorDictBase, template: StepTemplate, slot: Slot) -> Tensor:
@@ -223,7 +229,7 @@ def _steps(
 
 
 def _entry(columns: dict[tuple[TokenKind, int | None], list[str]], kind: TokenKind, numbers: Numbers) -> Tensor:
-    """The values ``[L]`` or ``[L, D]`` of an entry; decimals as float32."""
+    """The values ``[L]`` or ``[L, D]`` of an entry; real numbers as float32."""
 
     def read(quantizer: Quantizer, component: int | None) -> Tensor:
         values = quantizer.read(columns.get((kind, component), []))

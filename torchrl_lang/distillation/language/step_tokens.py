@@ -11,8 +11,7 @@ from torch import Tensor
 from torchrl_lang.data import CharTokenizer, Tokenizer
 from torchrl_lang.distillation.language.quantizers import FiniteQuantizer
 from torchrl_lang.distillation.language.step_template import Slot, StepTemplate, TokenKind
-from torchrl_lang.distillation.language.step_text import end_index, entry_values
-from torchrl_lang.schema import REWARD, entry
+from torchrl_lang.distillation.language.step_text import end_index, entry_values, has_no_reward
 
 __all__ = ["Part", "StepTokens", "Tokens", "encode_word", "template_tokenizer"]
 
@@ -143,8 +142,7 @@ class StepTokens:
         if len(slot.words) > 1:
             index = index * len(slot.words) + end_index(steps)
         if slot.optional:
-            reward = self.template.reward.quantise(entry(steps, REWARD).squeeze(-1))
-            index = torch.where(reward == 0, nothing, index)
+            index = torch.where(has_no_reward(steps, self.template), nothing, index)
         return index
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ COMMENT, SCORE, PARENT = 4, 5, 10
 """Columns, counted from 0; the names in the header do not matter."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NO_NAME = re.compile(r"\W*(\d.*|nan|inf|infinity|null|none|na|n/a)?", re.IGNORECASE | re.DOTALL)
+"""A number, or what programs write for a missing one: a score, not the name of a column."""
 _COLUMNS = f"give a header and rows with the comment in column {COMMENT}, its score in {SCORE}, its parent in {PARENT}"
 _INDICES = "give a JSON list of different rows, counted from 0 through both CSV files without their headers"
 _SHOWN = 5
@@ -112,7 +114,7 @@ def read_comment_rows(folder: str | Path, *, encoding: str = "utf-8") -> Iterato
     row = 0
     for file in FILES:
         path = Path(folder) / file
-        records = read_csv_records(path, encoding=encoding)
+        records = read_csv_records(path, encoding=encoding, is_row=_is_row)
         _check_header(path, next(records, None))
         for record in records:
             yield _read_row(row, file, record)
@@ -126,8 +128,13 @@ def _check_header(path: Path, header: CSVRecord | None) -> None:
         raise FileError(path, f"has a header that {header.error}", _COLUMNS)
     if len(header.fields) <= PARENT:
         raise FileError(path, f"has a header of {len(header.fields)} columns, expected at least {PARENT + 1}", _COLUMNS)
-    if _INTEGER.fullmatch(header.fields[SCORE].strip()):
-        raise FileError(path, f"has no header, but the score {header.fields[SCORE]} in its first line", _COLUMNS)
+    name = header.fields[SCORE].strip()
+    if _NO_NAME.fullmatch(name):
+        raise FileError(path, f"has no header, but {show(name)} as score in its first line", _COLUMNS)
+
+
+def _is_row(fields: Sequence[str]) -> bool:
+    return len(fields) > PARENT and _INTEGER.fullmatch(fields[SCORE].strip()) is not None
 
 
 def _read_row(row: int, file: str, record: CSVRecord) -> CommentRow | BadRow:

@@ -13,11 +13,10 @@ from transformers import PreTrainedModel
 
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.modules.agilerl.gpt import ACTIVATIONS, AgileRLConfig, AgileRLForCausalLM, register_agilerl
-from torchrl_lang.modules.language_model import non_finite
 from torchrl_lang.modules.qvalue_head import QValueHead
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.value_head import ValueHead
-from torchrl_lang.storage import Fields, FileError, read_tensors
+from torchrl_lang.storage import Fields, FileError, non_finite, read_tensors
 
 __all__ = ["RENAMED", "AgileRLAgent", "agilerl_agent", "read_agilerl", "renamed"]
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchrl_lang.distillation import InContextReport
+from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_columns
 
 __all__ = ["draw_curves", "format_report"]
 
-_HEAD = ("policy", "episode 1", "last {last}", "of optimal", "worst task", "never found", "late > early")
+_HEAD = ("policy", "episode 1", "last {last}", "of optimal", "regret", "worst task", "never found", "late > early")
 
 
 def format_report(found: Mapping[str, InContextReport]) -> str:
@@ -22,7 +23,7 @@ def format_report(found: Mapping[str, InContextReport]) -> str:
     episodes, tasks = len(first.mean), len(first.tasks)
     parts = [
         f"{tasks} tasks that no history holds, {episodes} episodes without a change of weights; mean return, standard "
-        "errors over training seeds.",
+        "errors over training seeds; regret: what the optimum earns more in all episodes.",
         format_columns(lines, "<" + ">" * (len(_HEAD) - 1)),
     ]
     if "AD" in found:
@@ -31,16 +32,22 @@ def format_report(found: Mapping[str, InContextReport]) -> str:
 
 
 def _cells(report: InContextReport) -> list[str]:
-    share, worst = report.share_of_optimal, report.worst_task
-    error = "" if share.error is None else f" ± {100 * share.error:.1f}"
+    share, worst = report.share_of_optimal, report.worst_task.share
     return [
         f"{report.mean[0]:.2f}",
         f"{sum(report.mean[-report.last :]) / report.last:.2f}",
-        f"{100 * share.mean:.1f}{error} %",
-        f"{100 * worst.share:.0f} %",
+        "-" if share is None else f"{_with_error(share, 100)} %",
+        _with_error(report.total_regret),
+        "-" if worst is None else f"{100 * worst:.0f} %",
         f"{100 * report.never_found:.1f} %",
         f"p = {report.late_beats_early.p_value:.2g}",
     ]
+
+
+def _with_error(figure: SeedSummary, factor: int = 1) -> str:
+    """The mean over training seeds, with its standard error if there are several."""
+    error = "" if figure.error is None else f" ± {factor * figure.error:.1f}"
+    return f"{factor * figure.mean:.1f}{error}"
 
 
 def _by_task(report: InContextReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -12,10 +13,14 @@ from torch import Tensor
 
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
 from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import FileError, one_line
+from torchrl_lang.storage import FileError, one_line, shorten
 
 __all__ = ["CachedReward"]
 
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS rewards (model TEXT NOT NULL, text BLOB NOT NULL, value REAL NOT NULL, "
+    "PRIMARY KEY (model, text)) WITHOUT ROWID"
+)
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 _UNUSABLE = {
@@ -66,11 +71,8 @@ class CachedReward:
         if not model:
             raise ValueError("CachedReward needs a name of its model: values are stored under it.")
         self.reward, self.path, self.model, self.batch_size = reward, Path(path), model, batch_size
-        with self._open() as file:
-            file.execute(
-                "CREATE TABLE IF NOT EXISTS rewards (model TEXT NOT NULL, text BLOB NOT NULL, value REAL NOT NULL, "
-                "PRIMARY KEY (model, text)) WITHOUT ROWID"
-            )
+        with self._open():
+            pass  # so that a wrong file is an error now
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The rewards of texts, float32 ``[N]``."""
@@ -90,7 +92,12 @@ class CachedReward:
     def _find(self, file: sqlite3.Connection, texts: Sequence[str]) -> dict[str, float]:
         query = "SELECT value FROM rewards WHERE model = ? AND text = ?"
         rows = {text: file.execute(query, (self.model, _key(text))).fetchone() for text in texts}
-        return {text: row[0] for text, row in rows.items() if row is not None}
+        found = {text: row[0] for text, row in rows.items() if row is not None}
+        for text, value in found.items():
+            if not isinstance(value, float) or not math.isfinite(value):
+                problem = f"has {shorten(value)} as the reward of {shorten(text)}, expected a finite number"
+                raise FileError(self.path, problem, _REMEDY)
+        return found
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -98,6 +105,7 @@ class CachedReward:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as file, file:
+                file.execute(_TABLE)  # the file may have been deleted since the last call
                 yield file
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", 0)  # the low byte is the kind, the others are details

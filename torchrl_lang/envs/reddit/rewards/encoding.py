@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["encoded_batches"]
+__all__ = ["encoded_batches", "readable_tokens"]
 
 
 def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_length: int) -> Iterator[Any]:
@@ -19,12 +19,11 @@ def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_l
         tokenizer: a Hugging Face tokenizer with a padding token.
         texts: the texts.
         batch_size: texts in a batch.
-        max_length: tokens of a text, at most; fewer if the tokenizer's model takes fewer.
+        max_length: tokens of a text, at most; see :func:`readable_tokens`.
 
     Yields:
         Batches with ``input_ids`` and ``attention_mask`` int64 ``[n, L]``.
     """
-    max_length = min(max_length, tokenizer.model_max_length)
     for first in range(0, len(texts), batch_size):
         part = [text.encode("utf-8", "replace").decode() for text in texts[first : first + batch_size]]  # surrogates
         batch = tokenizer(part, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
@@ -34,3 +33,19 @@ def encoded_batches(tokenizer: Any, texts: Sequence[str], batch_size: int, max_l
         mask = batch["attention_mask"]
         mask[:, 0] |= ~mask.any(-1)  # attention over nothing is undefined
         yield batch
+
+
+def readable_tokens(model: Any, tokenizer: Any) -> int:
+    """The tokens of the longest text that a model reads.
+
+    Args:
+        model: a Hugging Face model.
+        tokenizer: its tokenizer, which need not know the length.
+    """
+    known = tokenizer.model_max_length
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return known
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa counts positions from the one after that of padding
+    return min(known, positions - (0 if padding is None else padding + 1))

@@ -145,8 +145,10 @@ def train_tfidf_model(
     for name, number in (("words", words), ("least_count", least_count), ("most_terms", most_terms), ("steps", steps)):
         at_least_one(name, number)
     positive("penalty", penalty)
-    if len(texts) != len(labels) or len(set(labels)) != 2:
-        raise ValueError(f"Training needs a label for each text and both labels, got {len(labels)} for {len(texts)}.")
+    if len(texts) != len(labels):
+        raise ValueError(f"Training needs a label for each text, got {len(labels)} labels for {len(texts)} texts.")
+    if len(set(labels)) != 2:
+        raise ValueError(f"Training needs texts of both labels, but all {len(texts)} texts have the same one.")
     counts = Counter(term for text in texts for term in set(_terms(text, words)))
     ranked = sorted((-count, term) for term, count in counts.items() if count >= least_count)[:most_terms]
     if not ranked:

@@ -9,10 +9,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
+from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.functional.checks import at_least_one
-from torchrl_lang.storage import Fields, FileError, FolderFormat, check_model_config, one_line, read_tensors
+from torchrl_lang.storage import (
+    Fields,
+    FileError,
+    FolderFormat,
+    check_loaded_weights,
+    check_model_config,
+    one_line,
+    read_tensors,
+)
 
 __all__ = ["UpvoteModel", "UpvoteNetwork"]
 
@@ -70,7 +78,7 @@ class UpvoteModel(ProbabilityReward):
         network: the network.
         tokenizer: of its encoder.
         threshold: see :class:`ProbabilityReward`.
-        max_length: tokens of a comment that are read.
+        max_length: tokens of a comment that are read, at most; fewer if the encoder reads fewer.
         batch_size: comments at a time.
 
     Examples:
@@ -92,7 +100,8 @@ class UpvoteModel(ProbabilityReward):
         at_least_one("max_length", max_length)
         at_least_one("batch_size", batch_size)
         self.network, self.tokenizer = network.eval(), tokenizer
-        self.max_length, self.batch_size = max_length, batch_size
+        self.max_length = min(max_length, readable_tokens(network.encoder, tokenizer))
+        self.batch_size = batch_size
 
     @torch.no_grad()
     def _probabilities(self, texts: list[str]) -> Tensor:
@@ -128,9 +137,15 @@ class UpvoteModel(ProbabilityReward):
         head = read_tensors(folder / _HEAD, remedy=_REMEDY)
         threshold = config.take("threshold", float, None)
         try:
-            encoder = AutoModel.from_pretrained(
-                str(folder / "encoder"), trust_remote_code=False, use_safetensors=True, local_files_only=True
+            encoder, info = AutoModel.from_pretrained(
+                str(folder / "encoder"),
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are among the loading info
             )
+            check_loaded_weights(folder / "encoder", encoder, info, remedy=_REMEDY)
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder / "tokenizer"), trust_remote_code=False, local_files_only=True
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchrl_lang.envs.reddit.dataset import RedditComments
-from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches
+from torchrl_lang.envs.reddit.rewards.encoding import encoded_batches, readable_tokens
 from torchrl_lang.envs.reddit.rewards.probability import ProbabilityReward
 from torchrl_lang.envs.reddit.rewards.tfidf import TfidfModel, train_tfidf_model
 from torchrl_lang.envs.reddit.rewards.upvote_model import UpvoteModel, UpvoteNetwork
@@ -132,7 +132,7 @@ def train_upvote_model(
     """
     options = UpvoteTraining() if options is None else options
     new = _unseen(train, held_out)
-    labels = _labels(train, options.cutoff)
+    labels = _both_labels(train, options.cutoff)
     device = torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(options.seed)
@@ -171,7 +171,7 @@ def train_upvote_baseline(
     """
     new = _unseen(train, held_out)
     model: TfidfModel = train_tfidf_model(
-        train.comments, _labels(train, cutoff).bool().tolist(), threshold=threshold, **options
+        train.comments, _both_labels(train, cutoff).bool().tolist(), threshold=threshold, **options
     )
     return _tested(model, new, cutoff)
 
@@ -179,6 +179,17 @@ def train_upvote_baseline(
 def _labels(data: RedditComments, cutoff: float) -> Tensor:
     """float32 ``[N]``: 1 for upvoted comments."""
     return torch.tensor([float(score > cutoff) for score in data.scores])
+
+
+def _both_labels(data: RedditComments, cutoff: float) -> Tensor:
+    """As :func:`_labels`; the comments of both sides can be told apart only if there are some."""
+    labels = _labels(data, cutoff)
+    if len(set(labels.tolist())) != 2:
+        raise ValueError(
+            f"All {len(labels)} comments are on one side of cutoff={cutoff:g}: there is nothing to learn. Choose a "
+            f"cutoff between the scores."
+        )
+    return labels
 
 
 def _epochs(
@@ -190,16 +201,14 @@ def _epochs(
     device: torch.device,
 ) -> Iterator[tuple[int, float]]:
     """Train; the number and the mean loss of each epoch."""
-    if len(set(labels.tolist())) != 2:
-        raise ValueError(f"All {len(labels)} comments are on one side of cutoff={options.cutoff}: nothing to learn.")
+    max_length = min(options.max_length, readable_tokens(network.encoder, tokenizer))
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=options.rate)
     for epoch in range(1, options.epochs + 1):
         network.train()
         order = torch.randperm(len(train)).tolist()
-        batches = encoded_batches(
-            tokenizer, [train.comments[place] for place in order], options.batch_size, options.max_length
-        )
+        texts = [train.comments[place] for place in order]
+        batches = encoded_batches(tokenizer, texts, options.batch_size, max_length)
         total, first = 0.0, 0
         for batch in batches:
             logits = network(batch.to(device))

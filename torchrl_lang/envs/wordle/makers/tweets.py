@@ -170,7 +170,7 @@ def read_tweets(
 
 def _records(path: Path) -> Iterator[CSVRecord]:
     """The records of a CSV file in UTF-8, read one by one, because such files are large."""
-    for record in read_csv_records(path, is_row=_is_row):
+    for record in read_csv_records(path, is_row=_is_row, ragged=True):
         if record.fault is CSVFault.ENCODING:
             raise FileError(path, f"{record.error} in the record of line {record.line}", _REMEDY)
         yield record
