@@ -188,7 +188,7 @@ def test_actions_that_are_not_finite_are_refused():
         env.step(td.set("action", torch.tensor([torch.nan, 1.0])))
     steps = SOURCES["ppo"]([task_of("unbounded-v0")]).history()
     steps["action"][0, 0, 7, 1] = torch.inf
-    with pytest.raises(ValueError, match=r"1 steps have an action that is not finite \(task 0, stream 0, step 7"):
+    with pytest.raises(ValueError, match=r"1 steps have a non-finite 'action' \(task 0, stream 0, step 7"):
         LearningHistory(steps, [{"task": 0}])
 
 
