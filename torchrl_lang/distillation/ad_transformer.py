@@ -9,12 +9,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution
+from torchrl.envs import EnvBase
 
 from torchrl_lang.distillation.ad_embedding import StepEmbedding, Steps
 from torchrl_lang.distillation.ad_heads import ActionHead, OutcomeHead
 from torchrl_lang.distillation.ad_trunk import ADTrunk
 from torchrl_lang.distillation.step_entries import Discrete, Entry, describe_entry, entry_of_spec
-from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.functional.checks import at_least_one, check_heads
 from torchrl_lang.schema import (
     ACTION,
@@ -110,11 +110,25 @@ class ADTransformer(TensorDictModuleBase):
         self.action_head, self.outcome_head = ActionHead(width, action), OutcomeHead(width, observation, action)
 
     @classmethod
-    def for_env(cls, env: HiddenTaskEnv, *, context: int, **options: Any) -> ADTransformer:
-        """A model for the observations, actions and episodes of an environment."""
+    def for_env(cls, env: EnvBase, *, context: int, episode_length: int | None = None, **options: Any) -> ADTransformer:
+        """A model for the observations, actions and episodes of an environment.
+
+        Args:
+            env: an environment of :mod:`torchrl_lang.envs.grids`, of a
+                :class:`~torchrl_lang.distillation.sources.GymTask`, or another with such specs.
+            context: the largest number of steps that the model reads.
+            episode_length: the largest number of steps of an episode; default ``env.episode_length``.
+            **options: of the model.
+
+        Raises:
+            ValueError: ``episode_length`` is missing, or an entry of the steps is none that a model reads.
+        """
+        length = getattr(env, "episode_length", None) if episode_length is None else episode_length
+        if length is None:
+            raise ValueError(f"{type(env).__name__} does not have the length of its episodes: give episode_length.")
         observation = entry_of_spec(env.observation_spec_unbatched[OBSERVATION])
         action = entry_of_spec(env.action_spec_unbatched)
-        return cls(observation, action, context=context, episode_length=env.episode_length, **options)
+        return cls(observation, action, context=context, episode_length=length, **options)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments as JSON."""

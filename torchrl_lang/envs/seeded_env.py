@@ -49,7 +49,7 @@ class SeededEnv(EnvBase):
             self.generator.seed()
         else:
             self.generator.manual_seed(operator.index(seed))
-        key = torch.randint(2**62, (), generator=self.generator)
+        key = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)
         self._key = key.to(self.device) if self.device is not None else key
         self._episode = torch.zeros((), dtype=torch.int64, device=self.device)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchrl_lang.distillation import LearningHistory
 from torchrl_lang.distillation.sources import (
     UCB,
     LinearDecay,
@@ -49,6 +50,26 @@ SOURCES = {
 @pytest.fixture(params=SOURCES)
 def make(request):
     return SOURCES[request.param]
+
+
+def test_every_tensor_is_made_on_the_device_of_the_environment(make):
+    """Tensors that do not name their device would be made on another one, without memory."""
+    source = make()
+    source.env.to("cpu")  # one without a device makes tensors on torch's default device
+    expected = source.history()
+    with torch.device("meta"):
+        found = source.history()
+    assert (found == expected).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_sources_run_on_a_gpu(make):
+    source = make()
+    source.env.to("cuda")
+    history = source.history()
+    assert history["action"].device.type == "cpu"
+    LearningHistory(history, source.tasks)  # checks flags and numbers
+    assert (history == source.history()).all()
 
 
 def epsilon_at(step, steps):

@@ -187,6 +187,43 @@ def test_wrong_uses(make):
         env.reset(goal=3)
 
 
+def compiled_step(env, backend):
+    torch._dynamo.reset()  # other tests compile the same code for environments of their own
+    return torch.compile(env.step, fullgraph=True, backend=backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_is_the_step_with_partial_resets_too(make, backend):
+    eager, compiled = make(batch_size=3, seed=0), make(batch_size=3, seed=0)
+    step = compiled_step(compiled, backend)
+    one, other = eager.reset(), compiled.reset()
+    for number in range(2 * eager.episode_length):
+        action = eager.action_spec.rand()
+        one = eager.step(one.set("action", action))["next"]
+        other = step(other.set("action", action))["next"]
+        assert (one == other).all()
+        if number % 3 == 1:
+            mask = torch.tensor([[True], [False], [number % 2 == 0]])
+            one, other = (env.reset(td.set("_reset", mask)) for env, td in ((eager, one), (compiled, other)))
+            assert (one == other).all()
+            one, other = one.exclude("_reset"), other.exclude("_reset")
+    with pytest.raises(RuntimeError, match=rf"expects actions in \[0, {eager.n_actions}\)"):
+        step(other.set("action", torch.tensor([0, eager.n_actions, 0])))
+
+
+@pytest.mark.slow
+def test_a_rollout_of_compiled_steps_is_the_rollout(make):
+    eager, compiled = make(batch_size=[2, 3], seed=0), make(batch_size=[2, 3], seed=0)
+    compiled.step = compiled_step(compiled, "aot_eager")
+    rollouts = []
+    for env in (eager, compiled):
+        torch.manual_seed(0)
+        rollouts.append(env.rollout(20, break_when_any_done=False))
+    assert rollouts[0]["next", "done"].any()
+    assert (rollouts[0] == rollouts[1]).all()
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [

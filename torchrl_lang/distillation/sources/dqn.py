@@ -12,10 +12,11 @@ from tensordict.nn import TensorDictSequential
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import EnvBase
-from torchrl.modules import MLP, EGreedyModule, QValueActor
+from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate, ValueEstimators
 
 from torchrl_lang.distillation.sources.exploration import LinearDecay
+from torchrl_lang.distillation.sources.gym_networks import observation_network
 from torchrl_lang.distillation.sources.gym_source import GymSource
 from torchrl_lang.distillation.sources.gym_tasks import GymTask
 from torchrl_lang.functional import RandomStream
@@ -101,8 +102,7 @@ class _QLearner:
 
     def __init__(self, options: DQN, env: EnvBase, random: RandomStream) -> None:
         self.options, spec = options, env.action_spec
-        sizes = {"in_features": env.observation_spec[OBSERVATION].shape[-1], "out_features": spec.n}
-        network = MLP(**sizes, num_cells=[options.width] * 2, activation_class=torch.nn.ReLU)
+        network = observation_network(env, spec.n, options.width, torch.nn.ReLU)
         actor = QValueActor(network, in_keys=[OBSERVATION], spec=spec)
         self.explore = EGreedyModule(spec)
         self.policy = TensorDictSequential(actor, self.explore)

@@ -61,7 +61,7 @@ class GymSource(HistorySource):
     processor and number of threads only.
 
     Args:
-        tasks: the variants, with the same spaces: observations of float32 vectors, actions discrete or of vectors.
+        tasks: the variants, with the same spaces.
         steps: steps of each stream.
         streams: number of streams of each task, which differ in their seeds.
         frames: steps that a learner collects before it learns from them.
@@ -74,7 +74,8 @@ class GymSource(HistorySource):
         is_discrete: whether the actions are discrete.
 
     Raises:
-        ValueError: the tasks have other spaces than these, or different ones.
+        ValueError: the tasks have different spaces, or some that :class:`~torchrl_lang.distillation.sources.GymTask`
+            does not convert.
 
     Examples:
         >>> from torchrl_lang.distillation.sources import DQN, GymSource, cart_pole
@@ -147,13 +148,6 @@ class GymSource(HistorySource):
         for task in self.gym_tasks:
             with closing(task.make()) as env:
                 found.append(Composite({OBSERVATION: env.observation_spec, ACTION: env.action_spec}))
-                observed = env.observation_spec.get(OBSERVATION, None)
-                vectors = [observed] if env.action_spec.ndim == 0 else [observed, env.action_spec]
-                if any(spec is None or spec.dtype != torch.float32 or spec.ndim != 1 for spec in vectors):
-                    raise ValueError(
-                        f"{task.name} has the observations {env.observation_spec} and the actions {env.action_spec}: "
-                        f"expected observations of float32 vectors, and actions that are discrete or such vectors."
-                    )
         if any(spaces != found[0] for spaces in found):
             raise ValueError(f"The tasks of a source have the same spaces, got {found}: give a source for each.")
         self.is_discrete = found[0][ACTION].ndim == 0

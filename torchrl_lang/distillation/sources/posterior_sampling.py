@@ -55,7 +55,7 @@ class PosteriorSampling(TabularSource):
 
     def _begin(self, random: RandomStream) -> None:
         self._random, self._fraction = random, self.decay.draw(self._n, random)
-        self._possible = torch.ones(self._n, self.env.n_tasks, dtype=torch.bool)
+        self._possible = torch.ones(self._n, self.env.n_tasks, dtype=torch.bool, device=self._device)
         self._drawn = self._draw()
 
     def _draw(self) -> Tensor:
@@ -70,7 +70,7 @@ class PosteriorSampling(TabularSource):
 
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         streams, tasks = self._possible.shape
-        every = torch.arange(tasks).repeat(streams)
+        every = torch.arange(tasks, device=self._device).repeat(streams)
         states, actions = state.repeat_interleave(tasks), action.repeat_interleave(tasks)
         _, predicted, _ = self.env._transition(states, actions, every)
         self._possible &= predicted.view(streams, tasks) == reward[:, None]

@@ -10,11 +10,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torchrl.data import Bounded
 from torchrl.envs import EnvBase
-from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
+from torchrl_lang.distillation.sources.gym_networks import observation_network
 from torchrl_lang.distillation.sources.gym_source import GymSource
 from torchrl_lang.distillation.sources.gym_tasks import GymTask
 from torchrl_lang.functional import RandomStream
@@ -27,8 +29,9 @@ __all__ = ["PPO"]
 class PPO(GymSource):
     """Proximal policy optimization (arXiv 1707.06347) with advantages by GAE (arXiv 1506.02438).
 
-    Discrete actions are categorical; continuous ones normal, squashed into the bounds of their space. The recorded
-    log-probability is that of the policy while it acted.
+    Discrete actions are categorical. Continuous ones are normal, squashed into the bounds of their space; if one of the
+    bounds is infinite, none is squashed, and the environment gets them clipped. Recorded are the actions before they
+    are clipped, with their log-probabilities under the policy that acted.
 
     Args:
         tasks, steps, streams, frames, width, learning_rate, gamma, seed: as in
@@ -95,9 +98,8 @@ class _PPOLearner:
 
     def __init__(self, options: PPO, env: EnvBase) -> None:
         self.options = options
-        size = env.observation_spec[OBSERVATION].shape[-1]
-        self.policy = _actor(env, size, options.width)
-        critic = ValueOperator(_network(size, 1, options.width), in_keys=[OBSERVATION])
+        self.policy = _actor(env, options.width)
+        critic = ValueOperator(_network(env, 1, options.width), in_keys=[OBSERVATION])
         self.advantage = GAE(gamma=options.gamma, lmbda=options.lmbda, value_network=critic)
         self.loss = ClipPPOLoss(
             self.policy,
@@ -124,19 +126,21 @@ class _PPOLearner:
         return batch.get(ACTION_LOG_PROB)
 
 
-def _network(inputs: int, outputs: int, width: int) -> MLP:
-    return MLP(in_features=inputs, out_features=outputs, num_cells=[width] * 2, activation_class=nn.Tanh)
+def _network(env: EnvBase, outputs: int, width: int) -> nn.Module:
+    return observation_network(env, outputs, width, nn.Tanh)
 
 
-def _actor(env: EnvBase, inputs: int, width: int) -> ProbabilisticActor:
-    """A policy for the environment's actions, discrete or in a box."""
+def _actor(env: EnvBase, width: int) -> ProbabilisticActor:
+    """A policy for the environment's actions: discrete, in a box, or all real numbers."""
     spec, options = env.action_spec, dict[str, Any]()
     if spec.ndim == 0:
-        network, keys, distribution = _network(inputs, spec.n, width), ["logits"], Categorical
+        network, keys, distribution = _network(env, spec.n, width), ["logits"], Categorical
     else:
-        network = nn.Sequential(_network(inputs, 2 * spec.shape[-1], width), NormalParamExtractor())
-        keys, distribution = ["loc", "scale"], TanhNormal
-        options = {"distribution_kwargs": {"low": spec.space.low, "high": spec.space.high}}
+        network = nn.Sequential(_network(env, 2 * spec.shape[-1], width), NormalParamExtractor())
+        keys, distribution = ["loc", "scale"], IndependentNormal
+        if isinstance(spec, Bounded):
+            distribution = TanhNormal
+            options = {"distribution_kwargs": {"low": spec.space.low, "high": spec.space.high}}
     module = TensorDictModule(network, in_keys=[OBSERVATION], out_keys=keys)
     return ProbabilisticActor(
         module, in_keys=keys, spec=spec, distribution_class=distribution, return_log_prob=True, **options

@@ -62,8 +62,8 @@ class QLearning(TabularSource):
 
     def _begin(self, random: RandomStream) -> None:
         self._fraction = self.decay.draw(self._n, random)
-        self._rows = torch.arange(self._n) * self.env.n_states
-        self._table = torch.zeros(self._n * self.env.n_states, self.env.n_actions)
+        self._rows = torch.arange(self._n, device=self._device) * self.env.n_states
+        self._table = torch.zeros(self._n * self.env.n_states, self.env.n_actions, device=self._device)
 
     def _best(self) -> Tensor:
         values = self._table[self._rows + self.env.state.reshape(-1)]

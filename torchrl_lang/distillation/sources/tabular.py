@@ -61,6 +61,11 @@ class TabularSource(HistorySource):
         self.env = env
         self._n = env.batch_size.numel()
 
+    @property
+    def _device(self) -> torch.device:
+        """Where the environment's tensors are, and all of the learners'."""
+        return self.env.state.device
+
     # -- methods of an algorithm ---------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -87,14 +92,18 @@ class TabularSource(HistorySource):
 
     @torch.no_grad()
     def blocks(self, length: int = 200) -> Iterator[TensorDict]:
-        """Run all streams and yield their steps, ``[tasks, streams, length]``; the last block may be shorter."""
+        """Run all streams on the environment's device and yield their steps, on the CPU.
+
+        Blocks are ``[tasks, streams, length]``; the last one may be shorter. Another kind of device draws other random
+        numbers.
+        """
         at_least_one("length", length)
         self.env.set_seed(self.seed)
-        random = RandomStream(self.seed)
-        self._begin(random)
-        self._episode = torch.zeros(self._n, dtype=torch.int64)
-        self._episode_step = torch.zeros(self._n, dtype=torch.int64)
         observed = self.env.reset()
+        random = RandomStream(generator=torch.Generator(self._device).manual_seed(self.seed))
+        self._begin(random)
+        self._episode = torch.zeros(self._n, dtype=torch.int64, device=self._device)
+        self._episode_step = torch.zeros_like(self._episode)
         for first in range(0, self.steps, length):
             rows: list[dict[str, Tensor]] = []
             for step in range(first, min(first + length, self.steps)):
@@ -129,4 +138,5 @@ class TabularSource(HistorySource):
     def _block(self, rows: list[dict[str, Tensor]]) -> TensorDict:
         shape = (*self.env.batch_size, len(rows))
         columns = {key: torch.stack([row[key] for row in rows], 1) for key in rows[0]}
-        return TensorDict({key: value.unflatten(0, shape[:2]) for key, value in columns.items()}, shape)
+        # Histories are kept and sampled on the CPU.
+        return TensorDict({key: value.unflatten(0, shape[:2]).cpu() for key, value in columns.items()}, shape)

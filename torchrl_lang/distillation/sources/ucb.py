@@ -53,9 +53,9 @@ class UCB(TabularSource):
         return {"exploration": self.exploration}
 
     def _begin(self, random: RandomStream) -> None:
-        self._pulls = torch.zeros(self._n, self.env.n_actions, dtype=torch.float64)
+        self._pulls = torch.zeros(self._n, self.env.n_actions, dtype=torch.float64, device=self._device)
         self._earned = torch.zeros_like(self._pulls)
-        self._zero = torch.zeros(self._n)
+        self._zero = torch.zeros(self._n, device=self._device)
 
     def _best(self) -> Tensor:
         # Every row has made the same number of pulls.

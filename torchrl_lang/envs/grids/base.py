@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
 
-__all__ = ["HiddenTaskEnv"]
+__all__ = ["HiddenTaskEnv", "check_integer"]
 
 
 class HiddenTaskEnv(SeededEnv):
@@ -32,6 +33,8 @@ class HiddenTaskEnv(SeededEnv):
     An episode is **truncated** after ``episode_length`` steps. It is **terminated** when the task has ended, after
     which nothing could be earned; some tasks never terminate. A last step that does both terminates. Stepping a row
     that is done changes nothing, and its reward is zero.
+
+    ``torch.compile(env.step, fullgraph=True)`` computes the same; an action out of range is then a RuntimeError.
 
     The seed alone determines the episodes, see :class:`~torchrl_lang.envs.seeded_env.SeededEnv`.
 
@@ -47,7 +50,7 @@ class HiddenTaskEnv(SeededEnv):
 
     Raises:
         ValueError: a task is not an integer or not one of the family, or has a shape that does not broadcast to
-            ``batch_size``.
+            ``batch_size``; or ``episode_length`` is not an integer of at least 1.
 
     Examples:
         >>> import torch
@@ -71,6 +74,7 @@ class HiddenTaskEnv(SeededEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, device=device)
+        check_integer("episode_length", episode_length)
         at_least_one("episode_length", episode_length)
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
@@ -185,9 +189,12 @@ class HiddenTaskEnv(SeededEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         state, name = self._begun(), f"{type(self).__name__}.step()"
         action = read_action(name, tensordict, tuple(self.batch_size), "numbers").reshape(self._n)
-        if ((action < 0) | (action >= self.n_actions)).any():
-            bad = action[(action < 0) | (action >= self.n_actions)][:5].tolist()
-            raise ValueError(f"{name} expects actions in [0, {self.n_actions}), got {bad}.")
+        outside = (action < 0) | (action >= self.n_actions)
+        expected = f"{name} expects actions in [0, {self.n_actions})"
+        if torch.compiler.is_compiling():
+            torch._assert_async(~outside.any(), expected)
+        elif outside.any():
+            raise ValueError(f"{expected}, got {action[outside][:5].tolist()}.")
         live, mask = ~(self._terminated | self._truncated), read_mask("_step", tensordict, self._n)
         if mask is not None:
             live = live & mask
@@ -233,3 +240,9 @@ class HiddenTaskEnv(SeededEnv):
             DONE: (terminated | truncated).reshape(*batch, 1),
         }
         return TensorDict(out, batch_size=batch, device=self.device)
+
+
+def check_integer(name: str, value: object) -> None:
+    """Raise ValueError unless an option is an integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer, got {value!r}.")

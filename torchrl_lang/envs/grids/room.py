@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.grids.base import HiddenTaskEnv
+from torchrl_lang.envs.grids.base import HiddenTaskEnv, check_integer
 from torchrl_lang.functional import random_index
 
 __all__ = ["RoomEnv"]
@@ -33,7 +33,7 @@ class RoomEnv(HiddenTaskEnv):
         **options: as in :class:`~torchrl_lang.envs.grids.HiddenTaskEnv`.
 
     Raises:
-        ValueError: ``size`` is below 2, or ``start`` is unknown or not in the room.
+        ValueError: ``size`` is not an integer of at least 2, or ``start`` is unknown or not in the room.
 
     Examples:
         >>> from torchrl_lang.envs.grids import DarkRoomEnv
@@ -43,6 +43,7 @@ class RoomEnv(HiddenTaskEnv):
     """
 
     def __init__(self, size: int, *, start: Start, cell_states: int = 1, **options: Any) -> None:
+        check_integer("size", size)
         if size < 2:
             raise ValueError(f"size must be at least 2 cells, got {size}.")
         self.size, self.start = size, start
@@ -61,8 +62,10 @@ class RoomEnv(HiddenTaskEnv):
         """The number of a cell.
 
         Raises:
-            ValueError: the cell is outside the room.
+            ValueError: the cell is outside the room, or a number is not an integer.
         """
+        check_integer("row", row)
+        check_integer("column", column)
         if not (0 <= row < self.size and 0 <= column < self.size):
             raise ValueError(f"({row}, {column}) is not a cell of a room of {self.size} by {self.size}.")
         return row * self.size + column
