@@ -9,13 +9,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Scripted(ThreadingHTTPServer):
-    """Replies the next of its script: status and content, or "drop", "sleep", "cut" and "raw"; and further headers."""
+    """Replies the next of its script: status and content, and further headers.
+
+    Instead of a status there may be "drop", "sleep", "cut", "raw" and "trickle".
+    With ``closes`` it closes each connection after its reply, and does not say so.
+    """
 
     daemon_threads = True
 
-    def __init__(self, *script):
+    def __init__(self, *script, closes=False):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.seen, self.connections, self.times, self.headers = list(script), [], 0, [], []
+        self.closes = closes
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def process_request(self, request, address):
@@ -45,6 +50,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content if status == "raw" else b"")
             self.close_connection = True
             return
+        if status == "trickle":  # pieces, and seconds between them
+            for piece in content:
+                self.wfile.write(piece)
+                time.sleep(*more)
+            self.close_connection = True
+            return
         if status == "sleep":
             time.sleep(content)
             status, content = 200, "late"
@@ -55,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data[: len(data) // 2] if cut else data)
-        self.close_connection |= cut
+        self.close_connection |= cut or self.server.closes
 
     do_GET = do_POST
 

@@ -6,26 +6,24 @@ import http.client
 import json
 import os
 import random
-import re
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
+from typing import Any, Protocol
+from urllib.parse import SplitResult, urlsplit
 
-from torchrl_lang.functional.checks import finite, positive
-from torchrl_lang.storage import one_line, shorten
+from torchrl_lang.envs.http_connection import LARGEST_REPLY, Connection, Reply, ReplyTooLarge, TLSConnection
+from torchrl_lang.envs.secret import Secret, is_short, shown, without_key
+from torchrl_lang.functional.checks import count, finite, positive
+from torchrl_lang.storage import one_line
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "JSONOverHTTP", "Secret"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "JSONOverHTTP"]
 
 _TRANSIENT = (408, 429)
 """Statuses below 500 on which a request is sent again."""
-_SHORTEST_KEY = 8
-"""Characters of the shortest key that replies are searched for: "x", of a server that takes any, is in many words."""
 
 
 class Clock(Protocol):
@@ -53,27 +51,8 @@ def _nothing() -> None:
     pass
 
 
-class Secret(str):
-    """A text that representations do not show, such as the local variables in a traceback.
-
-    Examples:
-        >>> from torchrl_lang.envs.http_json import Secret
-        >>> key = Secret("sk-1")
-        >>> {"key": key}, f"Bearer {key}"
-        ({'key': '***'}, 'Bearer sk-1')
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-
-class _Reply(NamedTuple):
-    status: int
-    content: bytes
-    retry_after: float
-    """Seconds that the server asks to wait, 0 if it does not."""
+class _SendAgain(Exception):
+    """There is no reply, for a reason (the first argument) that may pass after some seconds (the second)."""
 
 
 class JSONOverHTTP:
@@ -81,9 +60,11 @@ class JSONOverHTTP:
 
     Args:
         url: address of the server, ``http://`` or ``https://``.
-        timeout: seconds to wait for a connection, and for each part of a reply.
-        retries: times that a request is sent again if the server cannot be reached, does not answer in time, or replies
-            503 or another 5xx.
+        timeout: seconds until the last byte of a reply is there, from the opening of a connection or the sending of
+            the request on. The look-up of a host's name, and attempts at further addresses of it, are not counted.
+        retries: times that a request is sent again if the server cannot be reached, does not answer in time, breaks
+            off, or replies 503 or another 5xx. A connection that the server has closed between two requests is replaced
+            at once and counts as none of them.
         first_wait, longest_wait: seconds before the first retry, doubled before each further one up to the longest, and
             shortened by up to a half at random; a server's ``Retry-After`` can ask for more.
         longest_asked_wait: seconds of a ``Retry-After`` that are waited; if it asks for more, there is no retry.
@@ -92,7 +73,7 @@ class JSONOverHTTP:
 
     Raises:
         ConnectionError: after all retries there is no reply, or the server asks for too long a wait.
-        ValueError: the server rejects a request, or replies something that is not JSON.
+        ValueError: the server rejects a request, or replies something that is not JSON or is larger than 64 MiB.
 
     Examples:
         >>> from torchrl_lang.envs.http_json import JSONOverHTTP
@@ -114,25 +95,20 @@ class JSONOverHTTP:
         before: Callable[[], object] = _nothing,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if set(url) & set("@?#"):  # it would stand in errors and representations
-            raise ValueError(
-                "The address of a server must be without user, password, query and fragment, which are not sent: got "
-                "one with '@', '?' or '#', not shown here because it may hold a password."
-            )
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"Expected the address of a server, such as 'http://localhost:5000', got {url!r}.")
+        parts = _address(url)
         positive("timeout", timeout)
-        finite("retries", retries)
+        count("retries", retries)
         positive("first_wait", first_wait)
         finite("longest_wait", longest_wait, low=first_wait)
         finite("longest_asked_wait", longest_asked_wait)
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
         self.first_wait, self.longest_wait = first_wait, longest_wait
         self.longest_asked_wait, self._before, self._clock = longest_asked_wait, before, clock
-        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._kind = TLSConnection if parts.scheme == "https" else Connection
+        # Without a port http.client would take the end of an IPv6 address for one.
+        self._host, self._port = str(parts.hostname), parts.port or self._kind.default_port
+        self._path = parts.path.rstrip("/")
+        self._idle: deque[Connection] = deque()
         self._process = os.getpid()
 
     def get(self, path: str) -> Any:
@@ -147,7 +123,8 @@ class JSONOverHTTP:
             body: what to send.
             content_type: of the body.
             key: sent as ``Authorization: Bearer``. Where the server repeats one of 8 characters or more, errors and
-                what this method returns have ``***`` instead. Give a :class:`Secret`: tracebacks do not show it.
+                what this method returns have ``***`` instead; with a shorter one, errors leave out what the server
+                replied. Give a :class:`~torchrl_lang.envs.secret.Secret`: tracebacks do not show it.
         """
         authorization = {} if key is None else {"Authorization": Secret(f"Bearer {key}")}
         return self._ask("POST", path, body, {"Content-Type": content_type, **authorization}, key)
@@ -162,18 +139,11 @@ class JSONOverHTTP:
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str], key: str | None) -> Any:
         for attempt in range(self.retries + 1):
-            asked_wait = 0.0
             self._before()
             try:
-                reply = self._send(method, self._path + path, body, headers)
-            except (OSError, http.client.HTTPException) as error:
-                self.close()  # other connections to a server that has ended would fail as well
-                problem = one_line(Exception(_without(str(error) or type(error).__name__, key)))
-            else:
-                reply = reply._replace(content=_without_key(reply.content, key))
-                if reply.status < 500 and reply.status not in _TRANSIENT:
-                    return self._content(path, reply)
-                problem, asked_wait = _problem(reply), reply.retry_after
+                return self._attempt(method, path, body, headers, key)
+            except _SendAgain as error:
+                problem, asked_wait = error.args
             if asked_wait > self.longest_asked_wait:
                 raise ConnectionError(
                     f"{self.url}{path} asks to wait {asked_wait:g} seconds, longer than longest_asked_wait="
@@ -187,55 +157,98 @@ class JSONOverHTTP:
             f"the server runs there, or allow more retries."
         )
 
-    def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> _Reply:
+    def _attempt(self, method: str, path: str, body: bytes | None, headers: dict[str, str], key: str | None) -> Any:
+        failure: Exception
+        try:
+            reply = self._send(method, self._path + path, body, headers)
+        except ReplyTooLarge:
+            failure = ValueError(f"{self.url}{path} replied more than {LARGEST_REPLY} bytes, expected some JSON.")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()  # other connections to a server that has ended would fail as well
+            failure = _SendAgain(_failure(error, key), 0.0)
+        else:
+            return self._content(path, reply._replace(content=without_key(reply.content, key)), key)
+        raise failure  # here, since in the block above the request would be a part of its traceback, and the key of it
+
+    def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
         """One request on an idle connection or a new one, which is kept if it was answered."""
-        if self._process != os.getpid():  # connections are the parent's: two processes would read each other's replies
-            self._idle, self._process = deque(), os.getpid()
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._kind(self._host, self._port, timeout=self.timeout)
-        try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            reply = _Reply(response.status, response.read(), _asked_wait(response.headers))
-        except BaseException:
-            connection.close()
-            raise
+        request = (time.monotonic() + self.timeout, method, path, body, headers)
+        connection = self._reusable()
+        if connection is not None:
+            try:
+                return self._exchange(connection, request)
+            except OSError:  # the server may close a connection at the moment of its reuse
+                if connection.received:
+                    raise
+        return self._exchange(self._kind(self._host, self._port), request)
+
+    def _exchange(self, connection: Connection, request: tuple[Any, ...]) -> Reply:
+        reply = connection.exchange(*request)
         self._idle.append(connection)
         return reply
 
-    def _content(self, path: str, reply: _Reply) -> Any:
+    def _reusable(self) -> Connection | None:
+        if self._process != os.getpid():  # connections are the parent's: two processes would read each other's replies
+            self._idle, self._process = deque(), os.getpid()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.is_reusable():
+                return connection
+            connection.close()
+
+    def _content(self, path: str, reply: Reply, key: str | None) -> Any:
+        if reply.status >= 500 or reply.status in _TRANSIENT:
+            raise _SendAgain(_problem(reply, key), _asked_wait(reply.headers))
         if reply.status != 200:
-            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply)}.")
+            raise ValueError(f"{self.url}{path} rejected the request with {_problem(reply, key)}.")
         try:
             return json.loads(reply.content)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.url}{path} replied {shorten(reply.content)}, expected JSON ({error}).") from error
+            fault = f"replied {shown(reply.content, key)}, expected JSON ({error})"
+        if reply.ended_by_closing:
+            raise _SendAgain(f"it {fault}, and closed the connection, perhaps too early", 0.0)
+        raise ValueError(f"{self.url}{path} {fault}.")  # here, since the error above holds the reply
 
 
-def _problem(reply: _Reply) -> str:
+def _address(url: str) -> SplitResult:
+    """The parts of a server's address. What http.client cannot send is found here: its errors would show the key."""
+    if set(url) & set("@?#"):  # it would stand in errors and representations
+        raise ValueError(
+            "The address of a server must be without user, password, query and fragment, which are not sent: got "
+            "one with '@', '?' or '#', not shown here because it may hold a password."
+        )
+    fault = ""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0:
+            if parts.path.isascii() and url.isprintable() and " " not in url:
+                return parts
+            fault = ", with characters that no address has: write those of a path as %20 and the like"
+    except ValueError as error:
+        fault = f" ({one_line(error)})"
+    raise ValueError(f"Expected the address of a server, such as 'http://localhost:5000', got {url!r}{fault}.")
+
+
+def _failure(error: Exception, key: str | None) -> str:
+    """What went wrong on the way; errors of http.client may show a part of the reply, and others of the request."""
+    if isinstance(error, OSError) and not isinstance(error, http.client.HTTPException):
+        return one_line(error)
+    if is_short(key) or isinstance(error, ValueError):
+        return type(error).__name__
+    text = without_key(str(error).encode(errors="replace"), key).decode()
+    return one_line(Exception(text or type(error).__name__))
+
+
+def _problem(reply: Reply, key: str | None) -> str:
     """The status and the message of an error, which is JSON with the field ``error`` where the server is ours."""
     try:
-        message = str(json.loads(reply.content)["error"])
+        message = shown(str(json.loads(reply.content)["error"]), key)
     except (ValueError, RecursionError, LookupError, TypeError):
-        message = shorten(reply.content)
+        message = shown(reply.content, key)
     return f"status {reply.status}: {message}"
-
-
-def _without_key(content: bytes, key: str | None) -> bytes:
-    r"""A reply without the key, however often it escapes it: in JSON, ``\/`` and ``\u002f`` are ``/`` too."""
-    if key is None or len(key) < _SHORTEST_KEY:
-        return content
-    with suppress(ValueError, RecursionError):
-        content = json.dumps(json.loads(content)).encode()  # as ASCII; replies may be UTF-16
-    characters = [b"(?:%b|u%04x)" % (re.escape(character.encode()), ord(character)) for character in key]
-    return re.sub(rb"\\*".join(characters), b"***", content, flags=re.IGNORECASE)
-
-
-def _without(text: str, key: str | None) -> str:
-    """A text without the key, in which no part of it is left where the text is cut afterwards."""
-    return text.replace(key, "***") if key else text
 
 
 def _asked_wait(headers: Message) -> float:

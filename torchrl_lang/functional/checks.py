@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["at_least_one", "check_heads", "finite", "have_shapes", "one_of", "positive", "within"]
+__all__ = ["at_least_one", "check_heads", "count", "finite", "have_shapes", "one_of", "positive", "within"]
 
 
 def one_of(name: str, value: str, known: Sequence[str]) -> None:
@@ -31,9 +32,26 @@ def finite(name: str, value: float, *, low: float | None = 0.0) -> None:
 
 
 def at_least_one(name: str, value: int) -> None:
-    """Raise ValueError unless a number of something is at least 1."""
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
+    """Raise ValueError unless a number of something is an integer of at least 1."""
+    count(name, value, low=1)
+
+
+def count(name: str, value: int, *, low: int = 0) -> None:
+    """Raise ValueError unless a number of something is an integer of at least ``low``, of Python or NumPy."""
+    if not _is_integer(value):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}.")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}.")
+
+
+def _is_integer(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def check_heads(width: int, heads: int) -> None:

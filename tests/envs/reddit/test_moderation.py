@@ -257,6 +257,28 @@ def test_short_keys_of_servers_that_take_any(key, monkeypatch):
         assert client(server, score="harassment")(["a"]).tolist() == [0.75]
 
 
+@pytest.mark.parametrize(
+    "results",
+    [[], ["abc1234"], [{"category_scores": {"abc1234": 0.5}}], [{"category_scores": {"hate": "abc1234"}}]],
+)
+def test_results_that_may_hold_a_short_key_are_not_shown(results, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "abc1234")
+    message = r"not shown \(it may hold the key, which is short\), expected 1 results"
+    with Scripted((200, {"results": results})) as server, pytest.raises(ValueError, match=message) as error:
+        client(server, score="hate")(["a"])
+    own = error.value.__traceback__.tb_next
+    with_locals = traceback.TracebackException(type(error.value), error.value, own, capture_locals=True)
+    assert "abc1234" not in "".join(with_locals.format())
+
+
+@pytest.mark.parametrize("url", ["http://..com/v1", f"http://{'a' * 70}.com/v1", "http://user:PASS@host/v1"])
+def test_an_object_whose_address_is_wrong_can_be_shown(url):
+    half = ModerationAPIReward.__new__(ModerationAPIReward)
+    with pytest.raises(ValueError, match="address of a server"):
+        half.__init__(url, "m")
+    assert repr(half) == "ModerationAPIReward('', 'm', score='flagged')"
+
+
 @pytest.mark.parametrize("value", ["", "  "])
 def test_a_missing_key(monkeypatch, value):
     monkeypatch.setenv("OPENAI_API_KEY", value)
@@ -346,6 +368,9 @@ def test_a_cache_keeps_what_has_been_scored(tmp_path):
     [
         ({"base_url": "api.openai.com"}, "address"),
         ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size must be an integer"),
+        ({"retries": 2.5}, "retries must be an integer"),
+        ({"burst": 1.5}, "burst must be an integer"),
         ({"rate": 0}, "rate"),
         ({"burst": 0}, "burst"),
         ({"retries": -1}, "retries"),

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.data.json_checks import read_number
-from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock, JSONOverHTTP, Secret
+from torchrl_lang.envs.http_json import SYSTEM_CLOCK, Clock, JSONOverHTTP
 from torchrl_lang.envs.reddit.rewards.token_bucket import TokenBucket
+from torchrl_lang.envs.secret import NOT_SHOWN, Secret, is_short
 from torchrl_lang.functional.checks import at_least_one
 
 __all__ = ["ModerationAPIReward"]
@@ -30,7 +31,8 @@ class ModerationAPIReward:
     is not of the protocol is an error at once. Around it, :class:`CachedReward` with the same
     ``batch_size`` stores each reply, so that nothing is paid for twice.
 
-    The key is read from the environment for each request, is never stored, and appears in no error.
+    The key is read from the environment for each request, is never stored, and appears in no error: with a key of less
+    than 8 characters, errors leave out what the server replied.
 
     Args:
         base_url: such as ``"https://api.openai.com/v1"``.
@@ -72,16 +74,24 @@ class ModerationAPIReward:
         clock: Clock = SYSTEM_CLOCK,
         **connection: Any,
     ) -> None:
+        # The address is set when it is checked: before, it may hold a password, and tracebacks show representations.
+        self.url, self.model, self.score, self.key_variable, self.batch_size = (
+            "",
+            model,
+            score,
+            key_variable,
+            batch_size,
+        )
         at_least_one("batch_size", batch_size)
         bucket = TokenBucket(rate, burst=burst, clock=clock)
         self._http = JSONOverHTTP(
             base_url, retries=retries, longest_wait=longest_wait, clock=clock, before=bucket.take, **connection
         )
-        self.model, self.score, self.key_variable, self.batch_size = model, score, key_variable, batch_size
+        self.url = self._http.url
         self._key()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._http.url!r}, {self.model!r}, score={self.score!r})"
+        return f"{type(self).__name__}({self.url!r}, {self.model!r}, score={self.score!r})"
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The scores of texts, float32 ``[N]``."""
@@ -93,16 +103,25 @@ class ModerationAPIReward:
         return values
 
     def _scores(self, texts: Sequence[str]) -> list[float]:
-        body = json.dumps({"model": self.model, "input": texts}).encode()
-        reply = self._http.post("/moderations", body, "application/json", key=self._key())
-        results = reply.get("results") if isinstance(reply, Mapping) else None
-        if not isinstance(results, list) or len(results) != len(texts):
-            found = f"{len(results)} results" if isinstance(results, list) else "no list of results"
-            raise ValueError(f"{self._http.url}/moderations replied {found} for {len(texts)} texts.")
-        return [self._read(result) for result in results]
+        body, key = json.dumps({"model": self.model, "input": texts}).encode(), self._key()
+        reply = self._http.post("/moderations", body, "application/json", key=key)
+        try:
+            return self._read(reply, len(texts))
+        except ValueError:
+            if not is_short(key):
+                raise
+        del reply  # tracebacks show local variables
+        raise ValueError(f"{self.url}/moderations replied {NOT_SHOWN}, expected {len(texts)} results of the protocol.")
 
-    def _read(self, result: Any) -> float:
-        place = f"{self._http.url}/moderations replied a result"
+    def _read(self, reply: Any, expected: int) -> list[float]:
+        results = reply.get("results") if isinstance(reply, Mapping) else None
+        if not isinstance(results, list) or len(results) != expected:
+            found = f"{len(results)} results" if isinstance(results, list) else "no list of results"
+            raise ValueError(f"{self.url}/moderations replied {found} for {expected} texts.")
+        return [self._value(result) for result in results]
+
+    def _value(self, result: Any) -> float:
+        place = f"{self.url}/moderations replied a result"
         if not isinstance(result, Mapping):
             raise ValueError(f"{place} that is no JSON object.")
         if self.score == "flagged":
