@@ -139,11 +139,11 @@ def test_starts_are_drawn_from_all_cells():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 1}, "size must be at least 2 cells, got 1"),
-        ({"size": 2.5}, "size must be an integer, got 2.5"),
-        ({"size": True}, "size must be an integer, got True"),
-        ({"episode_length": 2.5}, "episode_length must be an integer, got 2.5"),
-        ({"start": (0.5, 1)}, "row must be an integer, got 0.5"),
+        ({"size": 1}, "size must be at least 2, got 1"),
+        ({"size": 2.5}, "size must be an integer of at least 2, got 2.5"),
+        ({"size": True}, "size must be an integer of at least 2, got True"),
+        ({"episode_length": 2.5}, "episode_length must be an integer of at least 1, got 2.5"),
+        ({"start": (0.5, 1)}, "row must be an integer of at least 0, got 0.5"),
         ({"start": (9, 0)}, r"\(9, 0\) is not a cell of a room of 9 by 9"),
         ({"start": "left"}, "start must be 'centre', 'random' or a"),
         ({"reward": "twice"}, "reward='twice' is unknown"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torchrl_lang.functional import random_index
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
 
-__all__ = ["HiddenTaskEnv", "check_integer"]
+__all__ = ["HiddenTaskEnv"]
 
 
 class HiddenTaskEnv(SeededEnv):
@@ -74,7 +73,6 @@ class HiddenTaskEnv(SeededEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, device=device)
-        check_integer("episode_length", episode_length)
         at_least_one("episode_length", episode_length)
         self.n_tasks, self.n_states, self.n_actions = n_tasks, n_states, n_actions
         self.episode_length = episode_length
@@ -240,9 +238,3 @@ class HiddenTaskEnv(SeededEnv):
             DONE: (terminated | truncated).reshape(*batch, 1),
         }
         return TensorDict(out, batch_size=batch, device=self.device)
-
-
-def check_integer(name: str, value: object) -> None:
-    """Raise ValueError unless an option is an integer."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer, got {value!r}.")

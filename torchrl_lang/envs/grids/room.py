@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchrl_lang.envs.grids.base import HiddenTaskEnv, check_integer
+from torchrl_lang.envs.grids.base import HiddenTaskEnv
 from torchrl_lang.functional import random_index
+from torchrl_lang.functional.checks import count
 
 __all__ = ["RoomEnv"]
 
@@ -43,9 +44,7 @@ class RoomEnv(HiddenTaskEnv):
     """
 
     def __init__(self, size: int, *, start: Start, cell_states: int = 1, **options: Any) -> None:
-        check_integer("size", size)
-        if size < 2:
-            raise ValueError(f"size must be at least 2 cells, got {size}.")
+        count("size", size, low=2)
         self.size, self.start = size, start
         n_states = cell_states * size**2
         super().__init__(n_states=n_states, n_actions=len(_MOVES), observation_shape=(2, size), **options)
@@ -64,9 +63,9 @@ class RoomEnv(HiddenTaskEnv):
         Raises:
             ValueError: the cell is outside the room, or a number is not an integer.
         """
-        check_integer("row", row)
-        check_integer("column", column)
-        if not (0 <= row < self.size and 0 <= column < self.size):
+        count("row", row)
+        count("column", column)
+        if max(row, column) >= self.size:
             raise ValueError(f"({row}, {column}) is not a cell of a room of {self.size} by {self.size}.")
         return row * self.size + column
 
