@@ -37,7 +37,8 @@ def actor_of(tokenizer, max_length=CONTEXT):
 def policy_of(kind, context=CONTEXT, seed=3, **options):
     template = template_of(kind)
     tokenizer = template_tokenizer(template)
-    return LanguageHistoryPolicy(actor_of(tokenizer), template, tokenizer, context, seed=seed, **options)
+    actor = actor_of(tokenizer, max(context, CONTEXT))
+    return LanguageHistoryPolicy(actor, template, tokenizer, context, seed=seed, **options)
 
 
 def play(policy, steps, streams=6):
@@ -98,12 +99,25 @@ def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
         assert policy._rows.tokens[stream, :length].tolist() == row[:length].tolist()
 
 
+@pytest.mark.parametrize("kind", ["compact", "spelled", "sparse"])
+def test_a_row_has_the_steps_of_a_window_at_most(kind):
+    """Also where shorter steps, without rewards, would leave room for more."""
+    policy = policy_of(kind, context=600, steps=16)
+    happened = play(policy, 40)
+    for stream, steps in enumerate(happened):
+        found = parse_steps(policy.text(stream), policy.template)
+        assert found["action"].tolist() == [step["action"] for step in steps[-len(found) :]]
+        begins = [0, *(place + 1 for place, step in enumerate(steps[:-1]) if step["done"])]
+        # When the last step was written, the row had as many whole episodes as 16 steps hold.
+        assert len(found) == 40 - min(begin for begin in begins if 40 - begin <= 16)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["compact", "sparse"])
-def test_the_cache_changes_nothing_when_episodes_leave(kind):
+@pytest.mark.parametrize(("kind", "steps"), [("compact", None), ("sparse", None), ("sparse", 16)])
+def test_the_cache_changes_nothing_when_episodes_leave(kind, steps):
     seen = {}
     for cached in (True, False):
-        policy = policy_of(kind, cached=cached)
+        policy = policy_of(kind, cached=cached, steps=steps)
         logits = seen.setdefault(cached, [])
         sample = policy._sample
         policy._sample = lambda values, words, sample=sample, logits=logits: (
@@ -224,6 +238,7 @@ def test_wrong_options_raise():
     actor = actor_of(tokenizer)
     for options, message in (
         ({"context": 0}, "context must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
         ({"context": 81}, "context=81 exceeds the model's 80 positions"),
         ({"temperature": -0.5}, "temperature must be"),
     ):

@@ -34,6 +34,9 @@ class LanguageHistoryPolicy(nn.Module):
     leave and the rest is read again, so that positions are those of rows in training. Observations, rewards and ends of
     episodes enter the row when they are known; nothing else is read.
 
+    A template that writes some steps shorter than others, such as :meth:`StepTemplate.sparse`, needs ``steps``: a row
+    of ``context`` tokens alone could hold more episodes than the model has seen.
+
     With TorchRL's ``set_exploration_type(ExplorationType.DETERMINISTIC)`` actions are the most likely ones.
 
     Args:
@@ -42,6 +45,7 @@ class LanguageHistoryPolicy(nn.Module):
         tokenizer: encodes the words.
         context: tokens of a row, at most the model's positions and best those of the rows in training. It must be
             larger than the longest episode.
+        steps: steps of a row, at most and best those of the windows in training; None for no limit beside ``context``.
         temperature: of the action words; at 0 the most likely ones are taken.
         seed: seed of the sampling; default from the operating system.
         cached: False reads whole rows for each action, with the same actions, but slower.
@@ -74,6 +78,7 @@ class LanguageHistoryPolicy(nn.Module):
         tokenizer: Tokenizer,
         context: int,
         *,
+        steps: int | None = None,
         temperature: float = 1.0,
         seed: int | None = None,
         cached: bool = True,
@@ -81,8 +86,10 @@ class LanguageHistoryPolicy(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one("context", context)
+        at_least_one("steps", 1 if steps is None else steps)
         finite("temperature", temperature)
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
+        self.steps = steps
         self.temperature, self.cached, self.truncates = temperature, cached, truncates
         self.stream = RandomStream(seed)
         self._words = StepTokens(template, tokenizer)
@@ -101,7 +108,8 @@ class LanguageHistoryPolicy(nn.Module):
         """Begin ``streams`` empty rows."""
         at_least_one("streams", streams)
         device = next(self.actor.parameters()).device
-        self._rows, self._has_acted = ContextRows(streams, self.context, self._begin, device), False
+        self._rows = ContextRows(streams, self.context, self._begin, self.steps, device)
+        self._has_acted = False
         self._cache.clear()
 
     def prompt(self, steps: TensorDictBase) -> None:
@@ -130,7 +138,7 @@ class LanguageHistoryPolicy(nn.Module):
         for number in range(steps.shape[1]):
             rows.make_room(self._words.longest_step)
             self._append(steps[:, number], "state", "action", "outcome")
-            rows.episode = rows.episode + done[:, number].reshape(streams).to(rows.episode.device)
+            rows.end_step(done[:, number].reshape(streams))
 
     def act(self, observation: Tensor) -> Tensor:
         """Append observations ``[N, D]`` (or ``[N]``) and sample actions, ``[N]`` (or ``[N, A]``), on their device.
@@ -168,7 +176,7 @@ class LanguageHistoryPolicy(nn.Module):
             terminated = torch.zeros_like(done) if self.truncates else done
         outcome = {REWARD: reward[:, None], DONE: done[:, None], TERMINATED: terminated[:, None]}
         self._append(TensorDict(outcome, batch_size=reward.shape), "outcome")
-        rows.episode = rows.episode + done.to(rows.episode.device)
+        rows.end_step(done)
         self._has_acted = False
 
     def text(self, stream: int) -> str:

@@ -174,6 +174,7 @@ class LanguageFormat(Format):
         lm: the language model, of the tokens of ``template_tokenizer``.
         wording: how steps are written.
         context: tokens that the policy reads at most.
+        steps: steps that it reads at most.
 
     Examples:
         >>> from torchrl_lang.recipes.distill.formats import FormatOptions, LanguageFormat
@@ -184,8 +185,8 @@ class LanguageFormat(Format):
 
     model: PreTrainedModel
 
-    def __init__(self, lm: PreTrainedModel, wording: Wording, context: int) -> None:
-        self.model, self.wording, self.context = lm, wording, context
+    def __init__(self, lm: PreTrainedModel, wording: Wording, context: int, steps: int) -> None:
+        self.model, self.wording, self.context, self.steps = lm, wording, context, steps
         self.actor = language_actor(lm)
         template = wording.steps()
         self.rows = StepRows(template, template_tokenizer(template))
@@ -202,7 +203,7 @@ class LanguageFormat(Format):
             pad=tokenizer.control.pad,
             **options.sizes,
         )
-        return cls(lm, wording, wording.tokens(steps, options.context_episodes))
+        return cls(lm, wording, wording.tokens(steps, options.context_episodes), steps)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -212,17 +213,19 @@ class LanguageFormat(Format):
             raise FileError(folder, "was not saved by this library", _REMEDY)
         history = manifest.object("history")
         wording, context = Wording.from_json(history.object("wording")), history.at_least("context", 1)
+        steps = history.at_least("steps", 1)
         tokens, positions = template_tokenizer(wording.steps()).vocab_size, model.lm.config.max_position_embeddings
         if tokens != model.lm.config.vocab_size or context > positions:
             raise history.error(
                 f"describes {tokens} words and a context of {context} tokens, but the model has "
                 f"{model.lm.config.vocab_size} words and {positions} positions"
             )
-        return cls(model.lm, wording, context)
+        return cls(model.lm, wording, context, steps)
 
     def save(self, folder: Path, trained_on: Mapping[str, Any]) -> None:
         """See :class:`Format`."""
-        history = {"wording": asdict(self.wording), "context": self.context, "trained_on": dict(trained_on)}
+        sizes = {"context": self.context, "steps": self.steps}
+        history = {"wording": asdict(self.wording), **sizes, "trained_on": dict(trained_on)}
         write_model(folder, self.model, {}, {"tokenizer": self.rows.tokenizer.config(), "history": history})
 
     def loss(self) -> BCLoss:
@@ -235,7 +238,7 @@ class LanguageFormat(Format):
 
     def policy(self, temperature: float) -> LanguageHistoryPolicy:
         """See :class:`Format`."""
-        options: dict[str, Any] = {"temperature": temperature}
+        options: dict[str, Any] = {"temperature": temperature, "steps": self.steps}
         return LanguageHistoryPolicy(self.actor, self.rows.template, self.rows.tokenizer, self.context, **options)
 
 
