@@ -61,10 +61,10 @@ def ask(server, **options):
 
 TRICKLES = {
     "status": [bytes([byte]) for byte in OK + b"Content-Length: 99\r\n\r\n"],
-    "headers": [OK, *repeat(b"X: y\r\n", 40)],
-    "body without length": [OK + b"\r\n", *repeat(b" ", 40)],
-    "body": [OK + b"Content-Length: 99\r\n\r\n", *repeat(b" ", 40)],
-    "chunks": [OK + b"Transfer-Encoding: chunked\r\n\r\n", *repeat(b"1\r\n \r\n", 40)],
+    "headers": [OK, *repeat(b"X: y\r\n", 400)],
+    "body without length": [OK + b"\r\n", *repeat(b" ", 400)],
+    "body": [OK + b"Content-Length: 99\r\n\r\n", *repeat(b" ", 400)],
+    "chunks": [OK + b"Transfer-Encoding: chunked\r\n\r\n", *repeat(b"1\r\n \r\n", 400)],
 }
 
 
@@ -73,7 +73,7 @@ def test_a_reply_that_trickles_is_none(served, pieces):
     with served(Scripted(("trickle", pieces, 0.05), FINE)) as server:
         began = time.monotonic()
         assert ask(server, retries=1, timeout=0.3) == "fine"
-        assert 0.3 <= time.monotonic() - began < 1.2
+        assert 0.3 <= time.monotonic() - began < 10
         assert len(server.seen) == 2
 
 
@@ -89,7 +89,7 @@ def test_a_server_that_reads_nothing_does_not_block(served):
     began = time.monotonic()
     with pytest.raises(ConnectionError, match="timed out"):
         JSONOverHTTP(server.url, retries=0, timeout=0.3).post("/x", bytes(2**25), "text/plain")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     server.server_close()
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_reads_slowly_does_not_block():
         began = time.monotonic()
         with pytest.raises(ConnectionError, match="timed out"):
             client.post("/x", bytes(2**26), "text/plain")
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         reader.join()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -45,10 +47,9 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
         torch.Size([25, 8, 3])
     """
     at_least_one("episodes", episodes)
-    inner = _innermost(env)
-    if isinstance(inner, HiddenTaskEnv) and inner.fixed_task is None:
+    if drawing := _drawing_env(env):
         raise ValueError(
-            f"{type(inner).__name__} draws a task for each episode, but a stream needs one for all of them: give task=."
+            f"{drawing} draws a task for each episode, but a stream needs one for all of them: give task=."
         )
     streams = env.batch_size.numel()
     returns = torch.zeros(streams, episodes, device=env.device)
@@ -68,15 +69,17 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: int, *, s
     return returns.reshape(*env.batch_size, episodes)
 
 
-def _innermost(env: EnvBase) -> EnvBase:
-    """The environment without its transforms; of several side by side, one made as the first of them."""
-    while True:
-        if isinstance(env, TransformedEnv):
-            env = env.base_env
-        elif isinstance(env, BatchedEnvBase):
-            env = env.create_env_fn[0](**env.create_env_kwargs[0])
-        else:
-            return env
+def _drawing_env(env: EnvBase) -> str:
+    """The class of an environment that draws a task for each episode, empty if it does not.
+
+    Of several environments side by side, one is made as the first of them.
+    """
+    if isinstance(env, TransformedEnv):
+        return _drawing_env(env.base_env)
+    if isinstance(env, BatchedEnvBase):
+        with closing(env.create_env_fn[0](**env.create_env_kwargs[0])) as first:
+            return _drawing_env(first)
+    return type(env).__name__ if isinstance(env, HiddenTaskEnv) and env.fixed_task is None else ""
 
 
 def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> TensorDictBase:

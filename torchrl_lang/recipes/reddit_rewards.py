@@ -49,8 +49,8 @@ class RedditReward:
         name: one of these.
         model: folder of the upvote model, name or folder of the classifier, name of the endpoint's model.
         labels: with "classifier", each label of the model and its value.
-        url: with "moderation", the base URL of the endpoint.
-        key_variable: with "moderation", the environment variable with its key; None for a server that needs none.
+        url: with "moderation", the base URL of the endpoint; its key is read from ``OPENAI_API_KEY`` alone, since a
+            dataset that names another variable could send its content to that URL.
 
     Raises:
         ValueError: the name is unknown, or an option is missing or belongs to another reward.
@@ -67,7 +67,6 @@ class RedditReward:
     model: str | None = None
     labels: tuple[tuple[str, float], ...] = ()
     url: str | None = None
-    key_variable: str | None = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
         one_of("reward", self.name, get_args(RewardName))
@@ -123,9 +122,7 @@ class RedditReward:
         if self.name == "classifier":
             return self._cached(ClassifierReward(str(self.model), dict(self.labels)), folder)
         if self.name == "moderation":
-            endpoint = ModerationAPIReward(
-                str(self.url), str(self.model), score="largest", key_variable=self.key_variable
-            )
+            endpoint = ModerationAPIReward(str(self.url), str(self.model), score="largest")
             return ThreeLevels(self._cached(endpoint, folder, batch_size=endpoint.batch_size))
         profanity = self._cached(ProfanityReward(), folder, version("alt-profanity-check"))
         return ThreeLevels(WorstSentence(profanity))

@@ -66,20 +66,20 @@ def read_csv_records(
     r"""The records of a CSV file in order, its header first, read as a stream.
 
     Fields may be quoted and then hold commas, doubled quotes and line breaks. A record has an error if its quotes do
-    not match, its number of fields is not that of the header, a field is longer than 1,048,576 characters, it is an
-    empty line, or it holds a NUL byte or a byte that is not of the encoding. Empty lines at the end of the file are
-    ignored.
+    not match, its number of fields is not that of the header, a field is longer than 1,048,576 characters (or the limit
+    of the module ``csv`` where that is higher), it is an empty line, or it holds a NUL byte or a byte that is not of
+    the encoding. Empty lines at the end of the file are ignored.
 
     After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
     not those up to the next quote. Lines that follow such a record and do not look like a row are counted to it, as its
     last lines; in a file that is not ragged, those that lack more than one field. There ``is_row`` serves to find
-    quotes with rows between them: those of a record of several lines do not match if, split at all commas, a line
-    inside looks like a row, or both the first and the last one do.
+    quotes with rows between them: those of a record of several lines do not match if a line inside, or both the first
+    and the last one, has as many fields as the header when it is split at all commas, and looks like a row.
 
     Args:
         path: the file.
         encoding: ``"utf-8"``, with or without a byte order mark, or another one, such as ``"latin-1"``.
-        is_row: whether fields look like those of a row.
+        is_row: whether fields look like those of a row; in a file that is not ragged, as many as the header has.
         ragged: records need not have as many fields as the first.
 
     Raises:
@@ -123,7 +123,8 @@ def _records(
     ahead = deque[str]()  # lines that a broken record has read, to be read again
     broken: CSVRecord | None = None  # the last record, if its quotes do not match
     number, width = 1, 0
-    while (parsed := _parse(ahead, file, None if ragged else is_row)) is not None:
+    is_whole = None if ragged or is_row is None else lambda fields: len(fields) == width and is_row(fields)
+    while (parsed := _parse(ahead, file, is_whole)) is not None:
         record = parsed.record(number)
         width = width or len(parsed.fields)
         if ragged and is_row is not None:
@@ -173,8 +174,11 @@ def _parse(ahead: deque[str], file: Iterator[str], is_row: Callable[[Sequence[st
     except StopIteration:
         return None
     except csv.Error as error:
-        too_long = len(lines) == 1 and "field limit" in str(error)
-        fault, detail = (CSVFault.LENGTH, "") if too_long else (CSVFault.QUOTES, f" ({error})")
+        too_long = "field limit" in str(error)
+        if too_long and len(lines) == 1:
+            fault, detail = CSVFault.LENGTH, ""
+        else:  # a field of many lines is rather a quote that is never closed
+            fault, detail = CSVFault.QUOTES, f" ({f'or {CSVFault.LENGTH} between them' if too_long else error})"
     else:
         if is_row is None or not _rows_between(lines, is_row):
             return _Parsed(len(lines), fields)

@@ -143,7 +143,7 @@ def test_rows_between_the_quotes_of_two_others_are_read(tmp_path):
 
 
 def test_comments_of_several_lines_with_commas_and_numbers_are_rows(tmp_path):
-    listed = "my list, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\nis, 1, 2, long, 4, 5"
+    listed = "my list, 1, 2\n1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12\n1,2,3,4,5,6,7,8,9,10,11\nis, long, 4, 5, 6, 7, 8"
     table = "a,b,c\n1,2,3\n4,5,6\n,,,,,"
     data = RedditComments.read(write_folder(tmp_path, [(listed, 1, table), (table, 2, listed)], BAD))
     assert data.comments == (listed, table, "so what")

@@ -234,20 +234,22 @@ class Decimals(Quantizer):
         return values
 
     def read(self, words: Sequence[str]) -> Tensor:
-        """See :class:`Quantizer`; int64 where all words are those of integers, otherwise float64."""
+        """See :class:`Quantizer`; int64 where all words are those of 64-bit integers, otherwise float64."""
         if bad := [word for word in words if not _DECIMAL.fullmatch(word) or not np.isfinite(float(word))]:
             raise ValueError(f"{bad[0]!r} is not a decimal number such as -0.25 or 1e-07.")
-        if not words or set("".join(words)) & set(".e"):
-            return torch.tensor([float(word) for word in words], dtype=torch.float64)
-        numbers = [int(word) for word in words]
-        if bad_numbers := [number for number in numbers if not -(2**63) <= number < 2**63]:
-            raise ValueError(f"{bad_numbers[0]} is beyond the integers of 64 bits: write it with a point.")
-        return torch.tensor(numbers, dtype=torch.int64)
+        if words and all(_is_int64(word) for word in words):
+            return torch.tensor([int(word) for word in words], dtype=torch.int64)
+        return torch.tensor([float(word) for word in words], dtype=torch.float64)
 
     @property
     def pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See :class:`Quantizer`."""
         return tuple("-0123456789"), tuple("-+.e0123456789")
+
+
+def _is_int64(word: str) -> bool:
+    """Whether a decimal is written as an integer of 64 bits; ``-0`` is none, as it has a sign."""
+    return not set(word) & set(".e") and word != "-0" and -(2**63) <= int(word) < 2**63
 
 
 def _first(values: Tensor, bad: Tensor) -> float:

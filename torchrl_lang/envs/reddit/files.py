@@ -16,10 +16,10 @@ FILES = ("comments_positive.csv", "comments_negative.csv")
 """The names of the two files, in the order in which their rows are counted."""
 
 COMMENT, SCORE, PARENT = 4, 5, 10
-"""Columns, counted from 0; the names in the header do not matter."""
+"""Columns, counted from 0; the names in the header do not matter, but that of the score is no number."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_NO_NAME = re.compile(r"\W*(\d.*|nan|inf|infinity|null|none|na|n/a)?", re.IGNORECASE | re.DOTALL)
+_NO_NAME = re.compile(r"[-+.]*(\d+([.,]\d*)?(e[-+]?\d+)?|nan|inf|infinity|null|none|na|n/a)?", re.IGNORECASE)
 """A number, or what programs write for a missing one: a score, not the name of a column."""
 _COLUMNS = f"give a header and rows with the comment in column {COMMENT}, its score in {SCORE}, its parent in {PARENT}"
 _INDICES = "give a JSON list of different rows, counted from 0 through both CSV files without their headers"
@@ -134,7 +134,7 @@ def _check_header(path: Path, header: CSVRecord | None) -> None:
 
 
 def _is_row(fields: Sequence[str]) -> bool:
-    return len(fields) > PARENT and _INTEGER.fullmatch(fields[SCORE].strip()) is not None
+    return _INTEGER.fullmatch(fields[SCORE]) is not None
 
 
 def _read_row(row: int, file: str, record: CSVRecord) -> CommentRow | BadRow:

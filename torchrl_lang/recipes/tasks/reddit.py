@@ -81,9 +81,6 @@ class RedditGames(CorpusOptions):
     model: str | None = option(None, "model of the rewards upvotes (a folder), classifier and moderation")
     labels: dict[str, Any] = named_values("with --reward classifier, each label of the model and its value")
     url: str | None = option(None, "with --reward moderation, the base URL of the endpoint")
-    key_variable: str | None = option(
-        "OPENAI_API_KEY", "with --reward moderation, the environment variable with its key; none: it needs no key"
-    )
     scale: float | None = option(
         None, "factor of the reward; none: -5 for profanity and moderation, else 1", at_least=-1e6, at_most=1e6
     )
@@ -94,8 +91,10 @@ class RedditGames(CorpusOptions):
 
     def task(self) -> RedditTask:
         """The task; comments are generated unless they are there."""
+        if self.index_files and self.split_seed:
+            raise ValueError(f"Splits by index files have no seed, got split_seed={self.split_seed}: leave it out.")
         labels = tuple(sorted(self.labels.items()))
-        reward = RedditReward(self.reward, self.model, labels, self.url, self.key_variable)
+        reward = RedditReward(self.reward, self.model, labels, self.url)
         folder = self.corpus() if self.folder is None else self.folder
         if self.folder is None:
             self.generate(folder)
@@ -134,6 +133,10 @@ class RedditData(RedditGames, DataOptions):
         """The comments in a random order, or games of the player; the same command continues an interrupted one."""
         assert isinstance(task, RedditTask)
         if self.player != "none":
+            if self.quantile or self.cutoff is not None:
+                raise ValueError(
+                    f"--quantile and --cutoff choose comments of the data, not games of a player: {self.player!r}."
+                )
             return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
         data = self._comments(task)
         shuffled = data.take(Random(self.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
@@ -156,7 +159,8 @@ class RedditData(RedditGames, DataOptions):
         """What the rows depend on beside the task."""
         if self.player != "none":
             return {"player": self.player, **super().notes()}
-        return {"quantile": self.quantile, "cutoff": self.cutoff, "order": self.seed}
+        cutoff = {} if self.cutoff is None else {"cutoff": self.cutoff}
+        return {"quantile": self.quantile, **cutoff, "order": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +177,7 @@ class RedditTask(Task):
 
     Args:
         folder, encoding, on_bad_rows, seed, index_files: of :class:`~torchrl_lang.recipes.reddit_folder.CommentFolder`.
-        reward, model, labels, url, key_variable: of :class:`~torchrl_lang.recipes.reddit_rewards.RedditReward`.
+        reward, model, labels, url: of :class:`~torchrl_lang.recipes.reddit_rewards.RedditReward`.
         scale, shift, include_parent: of :class:`~torchrl_lang.envs.reddit.RedditEnv`.
         row_length, action_length: :meth:`of` measures them.
         vocabulary: "words", or name or folder of a Hugging Face tokenizer.
@@ -209,7 +213,6 @@ class RedditTask(Task):
     on_bad_rows: Literal["raise", "report"] = "raise"
     seed: int = 0
     index_files: bool = False
-    key_variable: str | None = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
         finite("scale", self.scale, low=None)
@@ -237,13 +240,14 @@ class RedditTask(Task):
     def from_notes(cls, notes: Fields) -> RedditTask:
         """See :meth:`Task.from_notes`."""
         kinds: dict[str, type] = dict.fromkeys(("folder", "reward", "vocabulary", "encoding", "on_bad_rows"), str)
-        kinds |= {"scale": float, "shift": float, "include_parent": bool, "index_files": bool}
+        kinds |= {"scale": float, "shift": float, "include_parent": bool}
         fields: dict[str, Any] = {name: notes.take(name, kind) for name, kind in kinds.items()}
         fields |= {name: notes.at_least(name, 1) for name in ("row_length", "action_length")}
-        fields |= {name: notes.take(name, str, "") or None for name in ("model", "url", "key_variable")}
+        fields |= {name: notes.take(name, str, "") or None for name in ("model", "url")}
         labels = notes.object("labels")
         values = tuple((label, labels.take(label, float)) for label in sorted(labels.content))
-        return cls(**fields, labels=values, seed=notes.at_least("seed", 0))
+        fields |= {"seed": notes.at_least("seed", 0), "index_files": notes.take("index_files", bool, False)}
+        return cls(**fields, labels=values)
 
     def notes(self) -> dict[str, Any]:
         """See :meth:`Task.notes`."""
@@ -257,7 +261,7 @@ class RedditTask(Task):
     @property
     def chosen_reward(self) -> RedditReward:
         """The reward."""
-        return RedditReward(self.reward, self.model, self.labels, self.url, self.key_variable)
+        return RedditReward(self.reward, self.model, self.labels, self.url)
 
     def clean_reward(self) -> TextReward:
         """The reward without noise, scale and shift."""

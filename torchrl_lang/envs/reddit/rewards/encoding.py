@@ -42,10 +42,10 @@ def readable_tokens(model: Any, tokenizer: Any) -> int:
         model: a Hugging Face model.
         tokenizer: its tokenizer, which need not know the length.
     """
-    known = tokenizer.model_max_length
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is None:
-        return known
+    known: int = tokenizer.model_max_length
+    positions = getattr(model.config, "max_position_embeddings", None) or 0
+    if positions < 1 or not getattr(model.config, "position_biased_input", True):  # XLNet; DeBERTa
+        return known  # its positions are relative
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)  # RoBERTa counts positions from the one after that of padding
     return min(known, positions - (0 if padding is None else padding + 1))
