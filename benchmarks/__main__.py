@@ -29,6 +29,7 @@ NAMES = (
     "kl_transforms",
     "scaling",
     "ad_rollout",
+    "ad_sources",
 )
 
 

@@ -93,6 +93,11 @@ SECTIONS = {
         "A model of algorithm distillation with a rolling context of 160 steps: keys and values cached, or the whole "
         "context read at each step.",
     ),
+    "ad_sources": (
+        "Source algorithms",
+        "Learning histories of tabular algorithms, all tasks and streams in one batch: 81 goals of a dark room of 9 by "
+        "9 in 100 streams, 1,000 bandits with ten arms in eight.",
+    ),
     "kl_transforms": (
         "KL transforms",
         "TorchRL's transforms need its wrappers around Qwen2 or Llama and lazily stacked data, so the comparison uses "

@@ -6,8 +6,10 @@ import codecs
 import csv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from threading import RLock
 from typing import NamedTuple
 
 from torchrl_lang.storage.errors import FileError, one_line
@@ -18,6 +20,9 @@ __all__ = ["CSVFault", "CSVRecord", "read_csv_records"]
 _REMEDY = "give a CSV file, UTF-8 or with its encoding as an option"
 _LONGEST_FIELD = 1 << 20
 """Characters of a field. Without a limit, each quote that is never closed would have the rest of the file parsed."""
+
+
+_LIMIT_LOCK = RLock()
 
 
 class CSVFault(StrEnum):
@@ -66,9 +71,9 @@ def read_csv_records(
     r"""The records of a CSV file in order, its header first, read as a stream.
 
     Fields may be quoted and then hold commas, doubled quotes and line breaks. A record has an error if its quotes do
-    not match, its number of fields is not that of the header, a field is longer than 1,048,576 characters (or the limit
-    of the module ``csv`` where that is higher), it is an empty line, or it holds a NUL byte or a byte that is not of
-    the encoding. Empty lines at the end of the file are ignored.
+    not match, its number of fields is not that of the header, a field is longer than 1,048,576 characters, it is an
+    empty line, or it holds a NUL byte or a byte that is not of the encoding. Empty lines at the end of the file are
+    ignored.
 
     After an error of quotes the reader continues with the next line: a quote that is never closed costs its own record,
     not those up to the next quote. Lines that follow such a record and do not look like a row are counted to it, as its
@@ -108,8 +113,6 @@ def read_csv_records(
         raise ValueError(f"encoding={encoding!r} is no text encoding of Python: give one such as 'latin-1'.") from error
     except OSError as error:
         raise FileError(path, f"cannot be read ({error.strerror})", _REMEDY) from error
-    if csv.field_size_limit() < _LONGEST_FIELD:  # of the process, but a higher limit only allows more
-        csv.field_size_limit(_LONGEST_FIELD)
     with file:
         try:
             yield from _without_last_empty_lines(_records(file, name, is_row, ragged))
@@ -170,7 +173,8 @@ def _parse(ahead: deque[str], file: Iterator[str], is_row: Callable[[Sequence[st
             yield line
 
     try:
-        fields = next(csv.reader(following(), strict=True))
+        with _field_limit():
+            fields = next(csv.reader(following(), strict=True))
     except StopIteration:
         return None
     except csv.Error as error:
@@ -185,6 +189,17 @@ def _parse(ahead: deque[str], file: Iterator[str], is_row: Callable[[Sequence[st
         fault, detail = CSVFault.QUOTES, " (there are rows between them)"
     ahead.extendleft(reversed(lines[1:]))
     return _Parsed(1, lines[0].split(","), fault, detail)
+
+
+@contextmanager
+def _field_limit() -> Iterator[None]:
+    """The longest field of this module's readers: the limit belongs to the process, and others rely on theirs."""
+    with _LIMIT_LOCK:
+        before = csv.field_size_limit(_LONGEST_FIELD)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
 
 
 def _rows_between(lines: Sequence[str], is_row: Callable[[Sequence[str]], bool]) -> bool:
