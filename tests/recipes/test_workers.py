@@ -134,6 +134,26 @@ def test_workers_end_with_the_program_and_leave_nothing(kind, number, whole_grou
     assert_nothing_left(pids, names)
 
 
+def test_a_collector_that_never_closes_after_a_death_ends_the_program(tmp_path):
+    """Closing may wait for a lock that a killed worker holds."""
+    never = PLAYING.replace("games.weights_changed()", "games._collector.shutdown = lambda **options: signal.pause()")
+    short = never.replace("import Games ", "import Games; import torchrl_lang.recipes.collect as collect ")
+    short = short.replace("kind, workers =", "collect._GRACE, collect._LAST_RESORT = 0.2, 0.5; kind, workers =")
+    (tmp_path / "playing.py").write_text(short)
+    process = Program(tmp_path / "playing.py", "async", 2)
+    try:
+        process.wait_for("played", times=3)
+        pids = children(process.pid)
+        names = shared_names(process.pid, pids)
+        spawned = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill((spawned or pids)[-1], signal.SIGKILL)
+        assert process.wait() == 2
+        assert "torchrl_lang: A worker that played games has died" in process.stderr
+        assert_nothing_left(pids, names)
+    finally:
+        process.kill()
+
+
 def test_a_start_of_workers_can_be_interrupted(play):
     """While they load what they need, which takes seconds."""
     process = play("sync", fresh_workers=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from types import MappingProxyType
@@ -32,6 +32,8 @@ CollectorKind = Literal["single", "sync", "async"]
 VERSION = "policy_version"
 _GRACE = 5.0
 """Seconds after which a dead worker interrupts this process, if the collector has not noticed by then."""
+_LAST_RESORT = 30.0
+"""Seconds after which this process exits if it still waits for what a dead worker has locked."""
 _SHUTDOWN = 4.0
 """Seconds until workers that do not end by themselves are killed."""
 _PATIENCE = 200
@@ -109,6 +111,7 @@ class Games:
             self._make = functools.partial(multi, makers, frames_per_batch=frames, **common)
             self._batches = 1 if kind == "sync" else workers  # the same number of games for both kinds
         self._collector: Any = None
+        self._closed = threading.Event()
         self._scheme: SharedMemWeightSyncScheme | None = None
         self._steps: Iterator[TensorDictBase] = iter(())
 
@@ -179,7 +182,7 @@ class Games:
         return every
 
     def _worker_died(self) -> bool:
-        return any(not is_alive(worker) for worker in getattr(self._collector, "procs", ()))
+        return _has_dead_worker(self._collector)
 
     def _open(self) -> None:
         if self._env is not None:
@@ -199,18 +202,26 @@ class Games:
                 if isinstance(error.__cause__, EOFError):  # the worker died without a message
                     raise ChildProcessError(_DIED) from error
                 raise
-            threading.Thread(target=self._watch, args=(self._collector,), daemon=True).start()
+            self._closed = threading.Event()
+            threading.Thread(target=self._watch, args=(self._collector, self._closed), daemon=True).start()
         self._steps = iter(self._collector)
 
-    def _watch(self, collector: Any) -> None:
-        """Interrupt this process if a worker has died: it might wait forever for an answer or for a lock."""
-        while collector is self._collector:
-            if self._worker_died():
-                time.sleep(_GRACE)  # the collector mostly notices by itself
-                if collector is self._collector:
-                    os.kill(os.getpid(), signal.SIGINT)
+    def _watch(self, collector: Any, closed: threading.Event) -> None:
+        """Interrupt this process if a worker has died: it might wait forever for an answer or for a lock.
+
+        Closing the collector might wait for that lock, too; then the process exits. Checkpoints are always whole.
+        """
+        while not closed.wait(0.5):
+            if not _has_dead_worker(collector):
+                continue
+            if closed.wait(_GRACE):  # the collector mostly notices by itself
                 return
-            time.sleep(0.5)
+            if collector is self._collector:
+                os.kill(os.getpid(), signal.SIGINT)
+            if not closed.wait(_LAST_RESORT):
+                print(f"torchrl_lang: {_DIED}", file=sys.stderr, flush=True)
+                os._exit(2)  # its workers end with it
+            return
 
     def _next_rows(self, *, only_waiting: bool = False) -> TensorDict:
         if self._collector is None:
@@ -238,6 +249,11 @@ class Games:
         finally:
             if scheme is not None:
                 end_scheme(scheme)
+            self._closed.set()
+
+
+def _has_dead_worker(collector: Any) -> bool:
+    return any(not is_alive(worker) for worker in getattr(collector, "procs", ()))
 
 
 class AutocastPolicy(TensorDictModuleBase):
