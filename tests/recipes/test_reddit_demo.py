@@ -233,6 +233,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
     assert main(["reddit", "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "mistyped")]) == 2
     assert "mistyped" in capsys.readouterr().err
     assert not (tmp_path / "mistyped").exists()
+    assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
 
 
 def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
@@ -241,7 +242,7 @@ def test_malformed_rows_can_be_left_out(home, tmp_path, monkeypatch, capsys):
     with open(folder / "comments_negative.csv", "a", encoding="utf-8") as file:
         file.write("only,three,columns\n")
     command = ["reddit", "--folder", str(folder), "--out"]
-    assert main([*command, str(tmp_path / "refused")]) == 2
+    assert main([*command, str(tmp_path / "out")]) == 2
     assert "malformed" in capsys.readouterr().err
 
     def stop(runs):

@@ -293,6 +293,12 @@ def test_unknown_methods(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
+    assert main(["visual_dialogue", "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "mistyped")]) == 2
+    assert "mistyped" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
+
+
 def test_without_a_folder_one_is_prepared(tmp_path, monkeypatch):
     asked = []
 

@@ -48,6 +48,8 @@ def main(options: RedditDemo) -> Path:
     with folder_lock(options.out, "runs this demo"):
         remove_leftovers(options.out)
         began = time.monotonic()
+        if options.folder is not None:
+            _data(options, "clean").task()  # a folder that cannot be read is not recorded: another one may follow
         options.record()
         data = {name: _data(options, name) for name in ("clean", "noised", "scores")}
         folders = {name: generate_once(each) for name, each in data.items()}

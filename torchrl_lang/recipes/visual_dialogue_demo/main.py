@@ -63,6 +63,7 @@ def main(options: VisualDialogueDemo) -> Path:
         if options.folder is None:
             folder = prepare_visual_dialogue.main(PrepareVisualDialogue(out=options.out / "prepared"))
             options = replace(options, folder=folder)
+        _data(options, "none").task().tokenizer()  # a folder that cannot be read is not recorded: another may follow
         options.record("rewards")
         rewards: Any = [*dict.fromkeys((*options.rewards, *(["none"] if _shared(options) else [])))]
         data = {penalty: generate_once(_data(options, penalty)) for penalty in rewards}
