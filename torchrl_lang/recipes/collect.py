@@ -170,7 +170,7 @@ class Games:
 
     def check_workers(self) -> None:
         """Raise ChildProcessError if a worker has died."""
-        if self._worker_died():
+        if _has_dead_worker(self._collector):
             raise ChildProcessError(_DIED)
 
     def _ended(self, *, to_end: bool) -> TensorDict:
@@ -180,9 +180,6 @@ class Games:
             found.append(self._next_rows(only_waiting=True))
         every: Any = torch.cat(found)  # typed as a tensor by torch
         return every
-
-    def _worker_died(self) -> bool:
-        return _has_dead_worker(self._collector)
 
     def _open(self) -> None:
         if self._env is not None:

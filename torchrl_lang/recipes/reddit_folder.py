@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
-from torchrl_lang.envs.reddit import RedditComments, TextReward, read_row_indices
+from torchrl_lang.envs.reddit import RedditComments, TextReward
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.reddit_rewards import RedditReward
-from torchrl_lang.storage import FileError
 
 __all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths"]
 
@@ -80,30 +79,20 @@ class CommentFolder:
 
     @lru_cache(maxsize=4)  # noqa: B019  # equal folders have the same content
     def _splits(self) -> dict[str, RedditComments]:
-        found = self._by_index_files() if self.index_files else self._by_texts()
+        options: dict[str, Any] = {"encoding": self.encoding, "on_bad_rows": self.on_bad_rows}
+        if self.index_files:
+            files = [Path(self.folder) / file for file in _INDEX_FILES.values()]
+            parts = RedditComments.read_parts(self.folder, files, **options)
+            found = dict(zip(_INDEX_FILES, parts, strict=True))
+        else:
+            rest, test = RedditComments.read(self.folder, **options).split(_SHARE, seed=self.seed)
+            train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
+            found = {"test": test, "val": val, "train": train}
         for name, part in found.items():
             if not len(part):
                 total = sum(map(len, found.values()))
                 raise ValueError(f"None of the {total} comments of {self.folder} is in the split {name}: add some.")
         return found
-
-    def _by_texts(self) -> dict[str, RedditComments]:
-        rest, test = self._read().split(_SHARE, seed=self.seed)
-        train, val = rest.split(_SHARE / (1 - _SHARE), seed=self.seed + 1)
-        return {"test": test, "val": val, "train": train}
-
-    def _by_index_files(self) -> dict[str, RedditComments]:
-        files = {name: Path(self.folder) / file for name, file in _INDEX_FILES.items()}
-        split_of: dict[int, str] = {}
-        for name, file in files.items():
-            for row in read_row_indices(file):
-                if split_of.setdefault(row, name) != name:
-                    problem = f"has the row {row}, which {_INDEX_FILES[split_of[row]]} has, too"
-                    raise FileError(file, problem, "give index files without common rows")
-        return {name: self._read(file) for name, file in files.items()}
-
-    def _read(self, indices: Path | None = None) -> RedditComments:
-        return RedditComments.read(self.folder, indices, encoding=self.encoding, on_bad_rows=self.on_bad_rows)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def tokenizer(self, name: str) -> Tokenizer:

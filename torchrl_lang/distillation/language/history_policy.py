@@ -86,7 +86,8 @@ class LanguageHistoryPolicy(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one("context", context)
-        at_least_one("steps", 1 if steps is None else steps)
+        if steps is not None:
+            at_least_one("steps", steps)
         finite("temperature", temperature)
         self.actor, self.template, self.tokenizer, self.context = actor, template, tokenizer, context
         self.steps = steps

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -92,23 +92,59 @@ class RedditComments:
             FileError: a file is missing, cannot be read or is damaged, there are malformed rows and ``on_bad_rows`` is
                 "raise", or the index file does not fit.
         """
-        one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
         wanted = None if indices is None else read_row_indices(indices)
-        good, bad, count = _read(folder, None if wanted is None else set(wanted), encoding)
-        if bad and on_bad_rows == "raise":
-            raise FileError(folder, f"has malformed rows ({ReadReport(count - len(bad), tuple(bad))})", _BAD_ROWS)
+        found = _read(folder, None if wanted is None else set(wanted), encoding, on_bad_rows)
+        return cls._part(folder, found, indices, wanted)
+
+    @classmethod
+    def read_parts(
+        cls,
+        folder: str | Path,
+        indices: Sequence[str | Path],
+        *,
+        encoding: str = "utf-8",
+        on_bad_rows: Literal["raise", "report"] = "raise",
+    ) -> list[RedditComments]:
+        """As :meth:`read` for each of several index files without common rows; the CSV files are read once.
+
+        Raises:
+            FileError: as in :meth:`read`, or a row is in two index files.
+
+        Examples:
+            >>> import tempfile
+            >>> from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+            >>> with tempfile.TemporaryDirectory() as home:
+            ...     generate_reddit_comments(home, pairs=100)
+            ...     files = [f"{home}/{name}_idxs.json" for name in ("train", "test")]
+            ...     [len(part) for part in RedditComments.read_parts(home, files)]
+            [80, 10]
+        """
+        wanted, file_of = [read_row_indices(file) for file in indices], dict[int, str | Path]()
+        for file, rows in zip(indices, wanted, strict=True):
+            for row in rows:
+                if (other := file_of.setdefault(row, file)) != file:
+                    problem = f"has the row {row}, which {Path(other).name} has, too"
+                    raise FileError(file, problem, "give index files without common rows")
+        found = _read(folder, set(file_of), encoding, on_bad_rows)
+        return [cls._part(folder, found, *part) for part in zip(indices, wanted, strict=True)]
+
+    @classmethod
+    def _part(
+        cls, folder: str | Path, found: _Found, indices: str | Path | None, wanted: list[int] | None
+    ) -> RedditComments:
+        """The ``wanted`` rows of the file ``indices``, without them all rows; warns of malformed ones."""
         missing = tuple[int, ...]()
-        if wanted is not None:
-            assert indices is not None
-            if wanted and max(wanted) >= count:
-                found = f"has the row {max(wanted)}, but the files of {folder} have {count} rows"
-                raise FileError(indices, found, "give the index file of these CSV files")
-            missing = tuple(row for row in wanted if row not in good)
-            good = {row: good[row] for row in wanted if row in good}
-        report = ReadReport(count - len(bad), tuple(bad), missing)
-        if bad:
-            warnings.warn(f"{folder}: {report}.", stacklevel=2)
-        rows = good.values()
+        if indices is None or wanted is None:
+            rows = list(found.good.values())
+        else:
+            if wanted and max(wanted) >= found.total:
+                problem = f"has the row {max(wanted)}, but the files of {folder} have {found.total} rows"
+                raise FileError(indices, problem, "give the index file of these CSV files")
+            missing = tuple(row for row in wanted if row not in found.good)
+            rows = [found.good[row] for row in wanted if row in found.good]
+        report = found.report(missing)
+        if report.bad:
+            warnings.warn(f"{folder}: {report}.", stacklevel=3)
         parents, texts, scores = ([getattr(row, name) for row in rows] for name in ("parent", "text", "score"))
         return cls(parents, texts, scores, [row.file for row in rows], [row.line for row in rows], report)
 
@@ -193,10 +229,23 @@ class RedditComments:
         ]
 
 
-def _read(
-    folder: str | Path, wanted: set[int] | None, encoding: str
-) -> tuple[dict[int, CommentRow], list[BadRow], int]:
-    """The wanted rows by their numbers, all malformed rows, and the number of all rows."""
+class _Found(NamedTuple):
+    """What was read from the two files."""
+
+    good: dict[int, CommentRow]
+    """The wanted rows by their numbers."""
+    bad: list[BadRow]
+    """All malformed rows."""
+    total: int
+    """Number of all rows."""
+
+    def report(self, missing: tuple[int, ...] = ()) -> ReadReport:
+        return ReadReport(self.total - len(self.bad), tuple(self.bad), missing)
+
+
+def _read(folder: str | Path, wanted: set[int] | None, encoding: str, on_bad_rows: str) -> _Found:
+    """The wanted rows, by default all; raises FileError for malformed rows if ``on_bad_rows`` is "raise"."""
+    one_of("on_bad_rows", on_bad_rows, ("raise", "report"))
     good, bad, count = dict[int, CommentRow](), list[BadRow](), 0
     for row in read_comment_rows(folder, encoding=encoding):
         count += 1
@@ -204,7 +253,10 @@ def _read(
             bad.append(row)
         elif wanted is None or row.row in wanted:
             good[row.row] = row
-    return good, bad, count
+    found = _Found(good, bad, count)
+    if bad and on_bad_rows == "raise":
+        raise FileError(folder, f"has malformed rows ({found.report()})", _BAD_ROWS)
+    return found
 
 
 def _uniform(text: str) -> float:

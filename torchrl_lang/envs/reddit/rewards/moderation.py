@@ -75,13 +75,8 @@ class ModerationAPIReward:
         **connection: Any,
     ) -> None:
         # The address is set when it is checked: before, it may hold a password, and tracebacks show representations.
-        self.url, self.model, self.score, self.key_variable, self.batch_size = (
-            "",
-            model,
-            score,
-            key_variable,
-            batch_size,
-        )
+        self.url = ""
+        self.model, self.score, self.key_variable, self.batch_size = model, score, key_variable, batch_size
         at_least_one("batch_size", batch_size)
         bucket = TokenBucket(rate, burst=burst, clock=clock)
         self._http = JSONOverHTTP(
