@@ -43,6 +43,12 @@ def test_episodes_do_not_depend_on_the_batch_size(registered):
     check_language_env(make(batch_size=[2]), lambda n: make(batch_size=[n]), utterances=utterances, seed=3)
 
 
+def test_a_batch_of_no_rows(make_env):
+    env = make_env(batch_size=(0,), seed=0)
+    assert env.rollout(2).batch_size == (0, 2)
+    check_env_specs(env)
+
+
 def test_torchrl_specs(make_env):
     check_env_specs(make_env(batch_size=[2], seed=0), seed=0, break_when_any_done="both")
 

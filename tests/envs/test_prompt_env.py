@@ -35,6 +35,10 @@ def test_the_rules_of_language_environments():
     check_language_env(TokenEnv(make()), lambda n: TokenEnv(make([n])), utterances=["a", "fed"])
 
 
+def test_a_batch_of_no_rows():
+    assert make([0]).rollout(2).batch_size == (0, 2)
+
+
 def test_a_chat():
     source = tokenizer_of(EXACT["chatml"])
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))

@@ -139,7 +139,7 @@ class TextGameEnv(LanguageEnv):
             for row, returned in self._begin_all(places):
                 texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
             standing = self._standing() | self._shown(places)
-        return *self._pad(texts), {"game_seed": seed, "cut": torch.tensor(cut, device=self.device), **standing}
+        return *self._pad(texts), {"game_seed": seed, "cut": torch.tensor(cut, dtype=torch.bool, device=self.device), **standing}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
         texts: list[list[int]] = [[] for _ in self._games]
@@ -159,7 +159,7 @@ class TextGameEnv(LanguageEnv):
             standing = self._standing()
         tokens, length = self._pad(texts)
         reward = torch.tensor(rewards, dtype=torch.float32, device=self.device)
-        ended = torch.tensor([terminated, truncated], device=self.device)
+        ended = torch.tensor([terminated, truncated], dtype=torch.bool, device=self.device)
         return Reply(tokens, length, reward, ended[0], ended[1] | task["cut"]), {**task, **standing}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:

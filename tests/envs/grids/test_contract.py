@@ -40,7 +40,7 @@ def fixed_actions(env, td):
     return td["observation"].sum(-1).add(torch.arange(env.batch_size.numel()).view(env.batch_size)) % env.n_actions
 
 
-@pytest.mark.parametrize("batch_size", [[1], [5], [2, 3]])
+@pytest.mark.parametrize("batch_size", [[], [0], [1], [5], [2, 3]])
 def test_specs(make, batch_size):
     check_env_specs(make(batch_size=batch_size, seed=0))
 

@@ -32,6 +32,10 @@ def test_the_rules_of_language_environments(include_parent):
     check_language_env(TokenEnv(make(**options)), lambda n: TokenEnv(make([n], **options)), utterances=["a", "fed"])
 
 
+def test_a_batch_of_no_rows():
+    assert make([0]).rollout(2).batch_size == (0, 2)
+
+
 def test_one_step_with_the_parent():
     env = make([4], scale=-5.0, shift=1.0)
     td = say_after(env, env.reset(game_seed=torch.arange(4)), "aa", "b", "ba", "")

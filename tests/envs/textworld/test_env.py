@@ -35,6 +35,11 @@ def test_the_rules_hold_for_other_batch_shapes_and_by_token(make_env, batch_size
     check_language_env(TokenEnv(env) if batch_size == [] else env, utterances=EVERYTHING)
 
 
+def test_a_batch_of_no_rows(make_env):
+    env = make_env(batch_size=[0], offers=("expert", "admissible"), workers=None)
+    assert env.rollout(2).batch_size == (0, 2)
+
+
 def test_rewards_are_the_differences_of_the_score(make_env):
     env = make_env("simple", row_length=2500)
     env.reset()

@@ -231,8 +231,9 @@ class HiddenTaskEnv(SeededEnv):
 
     def _observe(self) -> TensorDict:
         batch, terminated, truncated = self.batch_size, self._terminated, self._truncated
+        observation = self._observation(self._begun())
         out = {
-            OBSERVATION: self._observation(self._begun()).reshape(*batch, -1),
+            OBSERVATION: observation.reshape(*batch, observation.shape[-1]),
             TERMINATED: terminated.reshape(*batch, 1).clone(),
             TRUNCATED: truncated.reshape(*batch, 1).clone(),
             DONE: (terminated | truncated).reshape(*batch, 1),

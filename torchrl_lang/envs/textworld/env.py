@@ -136,7 +136,7 @@ class TextWorldEnv(TextGameEnv):
         # Without the admissible commands the engine counts every turn as a move, and no turn is invalid.
         asks = {"admissible", *_OF_THE_TURN} & {*self.offers}
         infos = self.template.infos | ({"admissible_commands"} if asks else set())
-        workers = min(os.cpu_count() or 1, self._n) if workers is None else workers
+        workers = max(1, min(os.cpu_count() or 1, self._n)) if workers is None else workers
         self.pool = EnginePool(workers, sorted(infos), expert="expert" in self.offers, time_limit=time_limit)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
@@ -206,7 +206,8 @@ class TextWorldEnv(TextGameEnv):
         out |= {key: column([getattr(game, key) for game in self._games], torch.bool) for key in self._of_the_turn}
         if "expert" in self.offers:
             plans = [self._expert(state.get("expert", "")) for state in states]
-            out["expert_action"] = torch.tensor(plans, dtype=torch.int64, device=self.device)
+            expert = torch.tensor(plans, dtype=torch.int64, device=self.device)
+            out["expert_action"] = expert.reshape(self._n, self.action_length)
         if "admissible" in self.offers:
             out |= self._admissible([state.get("admissible_commands") or () for state in states])
         return out

@@ -172,6 +172,8 @@ class VisualDialogueEnv(TextGameEnv):
         return episode % len(self.data) if self.order == "cycle" else random_index(self._key, episode, len(self.data))
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
+        if not places:
+            return
         scenes = [place.seed for place in places.values()]
         unknown = [scene for scene in scenes if not 0 <= scene < len(self.data)]
         if unknown:
