@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import MultiStep
 
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import WordleEnv
@@ -181,3 +182,73 @@ def test_episodes_of_several_workers_are_told_apart(kind):
     assert rows["terminated"].all()
     place = torch.arange(rows["tokens"].shape[-1]) + 0.5
     assert torch.equal(rows["figure"], torch.where(rows["action_mask"], place, 0.0))
+
+
+# -- components of TorchRL before the conversion -----------------------------------------------------------------------
+
+CONVERSIONS = {
+    "rollout": lambda steps, **options: rows_from_rollout(steps, unfinished="drop", **options),
+    "episodes": lambda steps, **options: EpisodeRows(**options)(steps),
+}
+
+
+def collected(env, policy, **options):
+    collector = Collector(env, policy, frames_per_batch=96, total_frames=96, **options)
+    try:
+        return next(iter(collector))
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_multi_step_is_refused(talk, convert):
+    """Unless it looks one step ahead, which changes nothing."""
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    steps = collected(env, speak)
+    expected = convert(steps)
+    with pytest.raises(ValueError, match="MultiStep has added the rewards of later steps"):
+        convert(MultiStep(gamma=0.9, n_steps=2)(steps))
+    assert torch.equal(convert(MultiStep(gamma=0.9, n_steps=1)(steps))["token_reward"], expected["token_reward"])
+
+
+def certain(td):
+    """Says "a" or "b" by its place in the row, then the end, each with a probability of one."""
+    end, pad = 5, 4
+    letter = (td["attention_mask"].sum(-1, keepdim=True) // 2) % 2
+    rest = torch.tensor([end, pad, pad]).expand(*td.batch_size, 3)
+    return td.set("action", torch.cat([letter, rest], -1)).set("token_log_prob", torch.zeros(*td.batch_size, 4))
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_log_probabilities_of_random_frames_are_refused(talk, convert):
+    """A policy that is certain of its tokens also writes zeros; random actions without log-probabilities are rows."""
+    env = talk(seed=0, batch_size=[8], row_length=40)
+    control = env.tokenizer.control
+    assert (control.end_of_action, control.pad) == (5, 4)
+    steps = collected(env, certain, init_random_frames=96)
+    assert not steps["token_log_prob"].any()
+    with pytest.raises(ValueError, match=r"'token_log_prob' is 0.*Collect with init_random_frames=0"):
+        convert(steps, carry=["token_log_prob"])
+    assert len(convert(steps)) > 6
+    assert len(convert(collected(env, certain), carry=["token_log_prob"])) > 6
+    mixed = torch.cat([collected(env, certain), steps[:, :4]], -1)  # a few random steps are found among others
+    mixed["collector", "traj_ids"] = torch.cat(
+        [mixed["collector", "traj_ids"][:, :-4], 1_000 + steps["collector", "traj_ids"][:, :4]], -1
+    )
+    with pytest.raises(ValueError, match="at all tokens of"):
+        convert(mixed, carry=["token_log_prob"])
+
+
+@pytest.mark.parametrize("unfinished", ["drop", "truncate"])
+def test_padded_steps_are_no_steps(talk, unfinished):
+    """``split_trajs`` pads trajectories with zeros, trajectory numbers among them."""
+    env = functools.partial(talk, seed=0, batch_size=[8], row_length=40)
+    whole, split = collected(env(), speak), collected(env(), speak, split_trajs=True)
+    assert not split["collector", "mask"].all()
+    expected = rows_from_rollout(whole, unfinished=unfinished, carry=["figure"])
+    for found in (
+        rows_from_rollout(split, unfinished=unfinished, carry=["figure"]),
+        EpisodeRows(carry=["figure"], unfinished=unfinished)(split),
+    ):
+        for key in expected.keys():
+            assert torch.equal(sorted_rows(found)[key], sorted_rows(expected)[key]), key

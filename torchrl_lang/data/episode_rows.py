@@ -9,8 +9,8 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.rollouts import rows_at
-from torchrl_lang.data.step_values import reward_entries
+from torchrl_lang.data.rollouts import COLLECTED, rows_at
+from torchrl_lang.data.step_values import check_steps, reward_entries
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
     ATTENTION_MASK,
@@ -54,7 +54,8 @@ class EpisodeRows:
     Raises:
         KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
             entry to carry.
-        ValueError: on calls, an episode began before the first batch, or values of the rows are invalid, see
+        ValueError: on calls, an episode began before the first batch, ``MultiStep`` changed the steps, log-probabilities
+            are carried of random actions (``init_random_frames``), or values of the rows are invalid, see
             :func:`~torchrl_lang.schema.check_values`.
         RuntimeError: on calls with ``"wait"``, unfinished episodes of more than 128 batches wait, because the collector
             does not continue them.
@@ -103,7 +104,10 @@ class EpisodeRows:
         With ``only_waiting``, episodes that begin in ``steps`` are dropped, whatever their length. Collecting like this
         until :attr:`waiting` is 0 finishes all episodes that began before, without preferring short ones.
         """
-        flat = self._needed(steps).reshape(-1)
+        flat = self._needed(steps)
+        check_steps(steps, list(self.carry.values()))
+        is_step = steps.get(COLLECTED, None)
+        flat = flat.reshape(-1) if is_step is None else flat[is_step]
         self._batches += 1
         flat.set(_BATCH, torch.full(flat.shape, self._batches, device=flat.get(_TRAJECTORY).device))
         if only_waiting:

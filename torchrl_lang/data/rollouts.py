@@ -9,8 +9,8 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.data.step_values import reward_entries, step_rewards, token_values
-from torchrl_lang.functional import row_length
+from torchrl_lang.data.step_values import check_steps, reward_entries, step_rewards, token_values
+from torchrl_lang.functional import row_length, shift_left
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.schema import (
     ACTION_MASK,
@@ -27,7 +27,10 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
-__all__ = ["episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
+COLLECTED = ("collector", "mask")
+"""bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
+
+__all__ = ["COLLECTED", "episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
 
 def finished_steps(rollout: TensorDictBase) -> Tensor:
@@ -90,7 +93,8 @@ def rows_from_rollout(
     within one environment, of time.
 
     Args:
-        rollout: steps of a language environment, with the time dimension last.
+        rollout: steps of a language environment, with the time dimension last. Steps that a collector padded
+            (``split_trajs=True``, ``trajs_per_batch=N``) are left out.
         unfinished: "drop" drops episodes that are unfinished at the last step, "truncate" returns them marked
             truncated.
         carry: entries that the policy wrote for each token of its utterances, ``[*B, time, K]``, to scatter to the
@@ -110,7 +114,8 @@ def rows_from_rollout(
     Raises:
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.
         ValueError: an episode began before the rollout although an entry is carried or transforms changed the rewards;
-            or values of the rows are invalid, see :func:`~torchrl_lang.schema.check_values`.
+            values of the rows are invalid, see :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the
+            steps; or log-probabilities are carried of random actions (``init_random_frames``), for which there are none.
 
     Note:
         The first episodes to finish are short ones. :func:`~torchrl_lang.data.generate_dataset` avoids this bias by
@@ -141,11 +146,11 @@ def rows_from_rollout(
             rollout,
             "Pass a rollout of a language environment that observes them.",
         )
+    check_steps(rollout, carry)
     take = finished_steps(rollout)
     if unfinished == "truncate":
-        running = ~rollout.get(("next", DONE)).squeeze(-1)
-        running[..., :-1] = False
-        take = take | running
+        is_step = rollout.get(COLLECTED, torch.ones_like(take))
+        take = take | (is_step & ~shift_left(is_step) & ~rollout.get(("next", DONE)).squeeze(-1))
     return rows_at(rollout, take, keep=keep, carry=carry, reward_key=reward_key)
 
 

@@ -9,12 +9,66 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.functional import row_length
-from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, RAW_REWARD, TOKEN_REWARD, missing_entry
+from torchrl_lang.schema import (
+    ACTION,
+    ACTION_MASK,
+    ATTENTION_MASK,
+    RAW_REWARD,
+    TOKEN_REWARD,
+    TOKENS,
+    TRAIN_MASK,
+    missing_entry,
+)
 
-__all__ = ["reward_entries", "step_rewards", "token_values"]
+__all__ = ["check_steps", "reward_entries", "step_rewards", "token_values"]
 
 # Rounding tolerance between a step's reward and the sum of several token rewards of its turn.
 _ROUNDING = 1e-5
+
+
+def check_steps(rollout: TensorDictBase, carry: Sequence[NestedKey]) -> None:
+    """Raise ValueError if a component of TorchRL changed the steps in a way that makes their rows wrong.
+
+    Args:
+        rollout: steps of a language environment, ``[*B, time]``.
+        carry: the entries that the policy wrote.
+    """
+    ahead = rollout.get("steps_to_next_obs", None)
+    if ahead is not None and bool((ahead > 1).any()):
+        raise ValueError(
+            "MultiStep has added the rewards of later steps to each step and replaced its 'next' entries: convert the "
+            "collector's own steps, without MultiStep. Losses over rows look ahead by themselves (target=, lmbda=)."
+        )
+    action = rollout.get(ACTION, None)
+    if action is None or action.ndim == rollout.ndim or action.shape[-1] < 2:
+        return  # the actions are single tokens
+    for key in carry:
+        value = rollout.get(key, None)
+        if value is not None and str(key[-1] if isinstance(key, tuple) else key).endswith("log_prob"):
+            _refuse_random_actions(key, value, rollout)
+
+
+def _refuse_random_actions(key: NestedKey, log_prob: Tensor, rollout: TensorDictBase) -> None:
+    """Raise if zeros stand for the log-probabilities of random actions, as a collector's random frames have them.
+
+    A policy may be as certain, but then its utterances end with the same token.
+    """
+    before, after = (row_length(x.get(ATTENTION_MASK)) for x in (rollout, rollout.get("next")))
+    agent = rollout.get(("next", ACTION_MASK))
+    place = torch.arange(agent.shape[-1], device=agent.device)
+    last = torch.where(agent & (place >= before.unsqueeze(-1)), place, -1).amax(-1)
+    # Rows that are full may lack an utterance's end.
+    certain = (log_prob == 0).reshape(*rollout.shape, -1).all(-1) & (last >= 0) & (after < agent.shape[-1])
+    trained = rollout.get(TRAIN_MASK, None)
+    if trained is not None:  # the turns of other players, as in a MixedPolicy, have zeros as well
+        certain = certain & trained.reshape(*rollout.shape, -1).any(-1)
+    end = rollout.get(("next", TOKENS)).gather(-1, last.clamp_min(0).unsqueeze(-1)).squeeze(-1)[certain]
+    if bool((end != end[:1]).any()):
+        raise ValueError(
+            f"{key!r} is 0, which stands for a probability of one, at all tokens of {end.shape[0]} steps whose actions "
+            "end with different tokens: a Collector writes such zeros for the random actions of init_random_frames. "
+            "Collect with init_random_frames=0, or convert random actions on their own, without carry=."
+        )
 
 
 def reward_entries(step: TensorDictBase, reward_key: NestedKey | None) -> dict[NestedKey, NestedKey]:
