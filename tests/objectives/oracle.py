@@ -14,7 +14,7 @@ def decisions_of(action_mask, attention_mask, row):
 def ilql_losses(
     rows, v, q, target_q, logits, *, gamma=0.99, expectile=0.7, cql_temperature=1.0, margin=0.0, beta=0.0,
     weighting="exp", clip=None, transition_weight=0.0, value_min=None, value_max=None, target="td", lmbda=0.95,
-    normalizer="all",
+    normalizer="all", turn_gamma=None,
 ):  # fmt: skip
     """Unweighted terms. ``v [B,T]``, ``q`` and ``target_q [B,T,K,V]``, ``logits [B,T,V]``, all float64."""
     tokens, attention, action_mask = rows["tokens"], rows["attention_mask"], rows["action_mask"]
@@ -26,6 +26,9 @@ def ilql_losses(
         states = [*positions, last]
         weights = np.full(tokens.shape[1], transition_weight)
         r = [reward[b, p + 1] for p in positions]
+        # The discount after each decision.
+        g = [turn_gamma if turn_gamma is not None and p + 2 <= last and not action_mask[b, p + 2] else gamma
+             for p in positions]  # fmt: skip
         boot = 0.0 if terminated[b] else v[b, last]
         tq = [min(target_q[b, p, k, tokens[b, p + 1]] for k in range(q.shape[2])) for p in positions]
         tq = [
@@ -37,15 +40,15 @@ def ilql_losses(
             a = tokens[b, p + 1]
             goal = tq[j]
             if target == "mc":
-                goal = sum(gamma ** (i - j) * r[i] for i in range(j, len(r)))
+                goal = sum(np.prod(g[j:i]) * r[i] for i in range(j, len(r)))
             if target == "lambda":
                 goal = boot
                 for i in range(len(r) - 1, j - 1, -1):
-                    goal = (1 - lmbda) * tq[i] + lmbda * (r[i] + gamma * goal)
+                    goal = (1 - lmbda) * tq[i] + lmbda * (r[i] + g[i] * goal)
             u = goal - v[b, p]
             sums["value"] += (expectile if u >= 0 else 1 - expectile) * u**2
             end = j == len(positions) - 1
-            y = r[j] + gamma * (boot if end else v[b, states[j + 1]])
+            y = r[j] + g[j] * (boot if end else v[b, states[j + 1]])
             for k in range(q.shape[2]):
                 sums["qvalue"] += (y - q[b, p, k, a]) ** 2
                 z = q[b, p, k] / cql_temperature

@@ -33,6 +33,8 @@ OPTIONS = [
     {},
     {"gamma": 0.5, "expectile": 0.9},
     {"target": "mc"},
+    {"target": "mc", "gamma": 0.9, "turn_gamma": 0.6},
+    {"target": "lambda", "gamma": 0.9, "turn_gamma": 0.6},
     {"target": "lambda", "lmbda": 0.6},
     {"target": "lambda", "lmbda": 1.0},
     {"advantage_temperature": 2.0, "weight_clip": 1.5, "transition_weight": 2.0},

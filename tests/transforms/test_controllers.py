@@ -242,7 +242,6 @@ def test_buffers_stay_on_the_host_in_their_dtype(make, move):
     around = move(nn.Sequential(controller, nn.Linear(1, 1)))
     after = {name: (id(buffer), buffer.dtype, buffer.device) for name, buffer in around[0].named_buffers()}
     assert after == before
-    assert {dtype for _, dtype, _ in after.values()} <= {torch.float32, torch.int64}
     controller.update(3.0)
     assert not controller.shared
 

@@ -131,8 +131,8 @@ def two_clock_advantages(
     following = _next_value(value, last_value, decision)
     if bootstrap == "mean":
         following = torch.where(turn_end, _next_turn_mean(value, last_value, decision, turn_end), following)
-    discount = _clock(turn_end, turn_gamma, gamma, value)
-    trust = _clock(turn_end, turn_lmbda, lmbda, value)
+    discount = clock(turn_end, turn_gamma, gamma, value)
+    trust = clock(turn_end, turn_lmbda, lmbda, value)
     decay = torch.where(decision, discount * trust, 1.0)
     increment = torch.where(decision, reward + discount * (1 - trust) * following, 0.0)
     target = torch.where(decision, reverse_linear_scan(decay, increment, last_value), 0.0)
@@ -176,7 +176,7 @@ def with_known_values(
         tensor([7., 3., 4.])
     """
     unknown = decision & value.isnan()
-    discount = _clock(turn_end, turn_gamma, gamma, value)
+    discount = clock(turn_end, turn_gamma, gamma, value)
     decay = torch.where(decision, torch.where(unknown, discount, 0.0), 1.0)
     increment = torch.where(decision, torch.where(unknown, reward, value), 0.0)
     return torch.where(decision, reverse_linear_scan(decay, increment, last_value), 0.0)
@@ -245,7 +245,7 @@ def group_advantages(returns: Tensor, group: Tensor, *, scale: bool = True) -> T
     return centred / deviation.clamp_min(1e-6)[which]
 
 
-def _clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:
+def clock(turn_end: Tensor, across: Tensor | float, inside: Tensor | float, like: Tensor) -> Tensor:
     """``across`` where a turn ends, ``inside`` elsewhere, ``[*B, T]``."""
     across, inside = (torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (across, inside))
     return torch.where(turn_end, across, inside)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, trained_states, turn_end_mask
+from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
@@ -263,11 +264,11 @@ class RowLoss(LossModule):
             end = decoder.control.end_of_action
         return turn_end_mask(batch.attention_mask, batch.action_mask, batch.tokens, end)
 
-    def _discount(self, batch: TransitionBatch) -> Tensor | float:
-        """Discount of the step after each decision, ``[N]`` or one number for all."""
+    def _discount(self, batch: TransitionBatch, like: Tensor) -> Tensor | float:
+        """Discount of the step after each decision, ``[N]`` in the dtype of ``like``, or one number for all."""
         if self.turn_gamma is None:
             return self.gamma
-        return torch.where(self._turn_ends(batch), self.turn_gamma, self.gamma).flatten()[batch.place]
+        return clock(self._turn_ends(batch), self.turn_gamma, self.gamma, like).flatten()[batch.place]
 
     def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
         """In the first call look at the values of the rows that count."""

@@ -103,6 +103,6 @@ class BCLoss(RowLoss):
             chunk = self.logits_chunk
             kl = score_decisions(self.scorer, batch, states, reference=self.reference, logits_chunk=chunk).kl
             assert kl is not None
-            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
+            out["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
             out["kl"] = masked_mean(kl.detach(), batch.counts)
         return TensorDict(out)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import cql_term, expectile_loss, margin_term, masked_mean
+from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.checks import finite, one_of, positive, within
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
@@ -226,7 +227,7 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         qvalues = self._qvalues(batch, value_rows)
         reads_target = self._weighs_advantages or (self.value_weight and self.target != "mc")
         target = self._target_values(batch, value_rows) if reads_target else None
-        clocks = self._clocks(batch)
+        clocks = self._clocks(batch, value)
 
         losses = {}
         # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
@@ -259,13 +260,13 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         losses = {name: losses.get(name, zero) for name in _LOSSES}
         return TensorDict({**losses, **self._metrics(batch, value, qvalues, target)})
 
-    def _clocks(self, batch: TransitionBatch) -> Clocks:
-        """Discount and lambda after each decision."""
+    def _clocks(self, batch: TransitionBatch, like: Tensor) -> Clocks:
+        """Discount and lambda after each decision, in the dtype of ``like``."""
         if self.turn_gamma is None and self.turn_lmbda is None:
             return Clocks(self.gamma, self.lmbda)
         ends = self._turn_ends(batch)
         pairs = (self.gamma, self.turn_gamma), (self.lmbda, self.turn_lmbda)
-        return Clocks(*(torch.where(ends, inside if across is None else across, inside) for inside, across in pairs))
+        return Clocks(*(clock(ends, inside if across is None else across, inside, like) for inside, across in pairs))
 
     # -- the policy's weights and metrics --------------------------------------------------------------------------
 

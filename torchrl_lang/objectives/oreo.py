@@ -174,7 +174,7 @@ class OREOLoss(StateValueLoss):
             losses["loss_actor"] = self.actor_weight * self._path_loss(batch, error.detach(), log_ratio)
         assert scores.kl is not None
         if self.kl_controller is not None:
-            losses["loss_kl"] = self.kl_controller() * self._reduce_decisions(scores.kl, batch)
+            losses["loss_kl"] = self.kl_controller(scores.kl.dtype) * self._reduce_decisions(scores.kl, batch)
         losses["loss_transition"] = environment_loss(self, batch, rows)
         metrics = {"value": value, "log_ratio": log_ratio, "residual": error.abs(), "kl": scores.kl}
         means = {name: masked_mean(metric.detach(), batch.counts) for name, metric in metrics.items()}

@@ -250,7 +250,7 @@ class PPOLoss(AdvantageRowLoss):
             if self.kl_estimator != "exact":
                 kl = corrected_kl(log_ratio, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
             assert kl is not None
-            out["loss_kl"] = self.kl_controller() * self._reduce_decisions(kl, batch)
+            out["loss_kl"] = self.kl_controller(kl.dtype) * self._reduce_decisions(kl, batch)
             rows = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
             metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / rows
         return TensorDict({**out, **metrics})

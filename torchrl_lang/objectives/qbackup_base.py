@@ -149,7 +149,8 @@ class QBackupLoss(QValueRowLoss):
         if self.qvalue_weight:
             behavior = self._behavior(batch, actor_rows)
             next_value = self._next_value(batch, behavior, value_rows)
-            goal = td_target(self._reward(batch, behavior), next_value, batch.terminated, self._discount(batch))
+            discount = self._discount(batch, next_value)
+            goal = td_target(self._reward(batch, behavior), next_value, batch.terminated, discount)
             term = self._error(goal[:, None] - qvalues.taken).sum(-1)
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce_decisions(term, batch)
             metrics["td_target"] = masked_mean(goal, batch.counts)

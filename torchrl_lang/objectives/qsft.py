@@ -211,7 +211,8 @@ class QSFTLoss(RowLoss):
             )
             return self.value_min + span * likelihood_ratio_value(log_prob, log_behavior, self.threshold).clamp_max(1.0)
 
-        found = batch.reward + self._discount(batch) * next_values(self, batch, backup)
+        next_value = next_values(self, batch, backup)
+        found = batch.reward + self._discount(batch, next_value) * next_value
         return found.clamp(self.value_min, self.value_max)
 
     def _possible(self, log_prob: Tensor, certain: Tensor) -> Tensor:
@@ -226,7 +227,7 @@ class QSFTLoss(RowLoss):
         """Raise where returns are no probabilities, or the agent writes what takes the remaining mass."""
         if self.rest is not None and bool((batch.action[batch.counts] == self.rest).any()):
             raise ValueError(f"The agent wrote the token rest={self.rest}: name one that it never writes, or None.")
-        discount = batch.at_decisions(self._discount(batch) * torch.ones_like(batch.reward))
+        discount = batch.at_decisions(self._discount(batch, batch.reward) * torch.ones_like(batch.reward))
         found = returns_to_go(batch.next_reward, batch.decision, discount).flatten()[batch.place]
         ended = batch.row_terminated[batch.place // batch.decision.shape[-1]]
         found, slack = found[ended & batch.counts], 1e-4 * (self.value_max - self.value_min)

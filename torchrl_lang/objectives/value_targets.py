@@ -32,7 +32,8 @@ def value_target(
     ``"lambda"`` lambda-returns over the target Q, bootstrapped from V of the last successors, ``next_value`` ``[N]``.
     """
     if kind == "mc":
-        return returns_to_go(batch.next_reward, batch.decision, clocks.gamma).flatten()[batch.place]
+        reward = batch.next_reward.to(next_value.dtype)
+        return returns_to_go(reward, batch.decision, clocks.gamma).flatten()[batch.place]
     assert qvalue is not None
     if kind == "td":
         return qvalue

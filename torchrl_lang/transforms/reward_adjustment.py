@@ -114,7 +114,7 @@ class RewardAdjustmentTransform(ActionTransform):
         kl = required(name, self.kl_key, "Put KLDivergenceTransform before it.", out, root)
         kl_here = self._on_last(kl, root) if self.placement == "last" else kl
         # The largest number in place of infinity, since a coefficient of zero times infinity is NaN.
-        penalty = self.controller() * kl_here.clamp_max(torch.finfo(kl.dtype).max)
+        penalty = self.controller(kl.dtype) * kl_here.clamp_max(torch.finfo(kl.dtype).max)
         for reward_key, out_key, raw_key in self._keys:
             reward = required(name, reward_key, "Name the reward with reward_key= (in_keys=).", out)
             reward = reward if reward.is_floating_point() else reward.float()

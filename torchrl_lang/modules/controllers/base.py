@@ -53,22 +53,23 @@ class KLController(nn.Module, ABC):
     """
 
     coef: Tensor
-    """float32 ``[]`` on the CPU."""
+    """``[]`` on the CPU, float64 where no measurement changes it, otherwise float32."""
 
+    _dtype: ClassVar[torch.dtype] = torch.float32
     _changes: ClassVar[bool] = True  # whether updates change it, so that a copy in a worker becomes stale
 
     def __init__(self, coef: Tensor | float) -> None:
         super().__init__()
         self._process = os.getpid()
-        value = one_number("coef", coef)
-        finite("coef", value)
+        finite("coef", one_number("coef", coef))
         # On the CPU under torch.device(...), too, which building a model on a GPU or on "meta" may have set.
-        self.register_buffer("coef", torch.tensor(value, dtype=torch.float32, device="cpu"))
+        value = coef.item() if isinstance(coef, Tensor) else float(coef)
+        self.register_buffer("coef", torch.tensor(value, dtype=self._dtype, device="cpu"))
 
-    def forward(self) -> Tensor:
-        """The present coefficient, a new float32 ``[]`` on the CPU."""
+    def forward(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The present coefficient, a new ``[]`` on the CPU, in the dtype of what it multiplies."""
         self._warn_if_stale()
-        return self.coef.clone()
+        return self.coef.to(dtype, copy=True)
 
     @torch.no_grad()
     def update(self, kl: Tensor | float, n: int = 1) -> None:

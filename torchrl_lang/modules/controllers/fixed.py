@@ -32,6 +32,7 @@ class ConstantKLController(KLController):
         tensor(0.5000)
     """
 
+    _dtype: ClassVar[torch.dtype] = torch.float64
     _changes: ClassVar[bool] = False
 
     def _update(self, kl: float, n: int) -> None:
@@ -57,6 +58,8 @@ class ScheduledKLController(KLController):
         >>> controller()
         tensor(0.7500)
     """
+
+    _dtype: ClassVar[torch.dtype] = torch.float64
 
     step: Tensor
     """int64 ``[]``: measurements seen."""

@@ -51,10 +51,11 @@ class UtteranceReference(ActorReference):
             if done is None or not done.any():
                 return self._dist(self.inputs(tensordict)).token_log_prob(action)
             alive = ~done.squeeze(-1)
-            out = torch.zeros(action.shape, device=action.device)
-            if alive.any():
-                dist = self._dist(self.inputs(tensordict)[alive])
-                out[alive] = dist.token_log_prob(action[alive]).to(out.dtype)
+            if not alive.any():
+                return torch.zeros(action.shape, device=action.device)
+            found = self._dist(self.inputs(tensordict)[alive]).token_log_prob(action[alive])
+            out = found.new_zeros(action.shape)
+            out[alive] = found
             return out
 
     def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
