@@ -151,7 +151,7 @@ def test_observations_can_be_renamed_dropped_and_cast(name, transform):
     make_env = ENVS[name][0]
     env = TransformedEnv(make_env(batch_size=[2], seed=0), TRANSFORMS[transform]())
     check_env_specs(env, seed=0, break_when_any_done="both")
-    rollout = env.rollout(36, break_when_any_done=False)
+    rollout = env.rollout(40, break_when_any_done=False)  # Wordle by token takes up to 36 steps a game
     assert rollout["next", "done"][:, :-1].any()  # and it goes on after that
     if transform == "rename":
         check_row(rollout.rename_key_("input_ids", "tokens").rename_key_(("labels", "reward"), "token_reward"))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import threading
+import time
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -9,6 +14,7 @@ from tensordict import TensorDict
 from torchrl_lang.data import CharTokenizer
 from torchrl_lang.envs import TextGame, TextGameEnv, TokenEnv
 from torchrl_lang.envs.games import GuessNumber, guess_number_env
+from torchrl_lang.envs.private_random import PrivateRandom
 from torchrl_lang.schema import ROW_KEYS
 
 
@@ -163,3 +169,98 @@ def test_replay_of_silent_games_and_open_utterances():
     came = env.reset(state.select(*ROW_KEYS).clone().set("game_seed", env.game_seed), set_state=True)
     for key in ROW_KEYS:
         assert torch.equal(came[key], state[key])
+
+
+# -- several games at a time -------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """Goes on only when as many games as the barrier waits for are in the same call."""
+
+    def __init__(self, barrier):
+        self.barrier = barrier
+
+    def reset(self, seed):
+        self.barrier.wait(timeout=30)
+        self.seed, self.learns = seed, torch.is_grad_enabled()
+        return "a"
+
+    def step(self, text):
+        self.barrier.wait(timeout=30)
+        assert torch.is_grad_enabled() == self.learns
+        return "ab"[self.seed % 2] * (1 + self.seed % 3), self.seed % 5, False
+
+
+def in_letters(make, n, **options):
+    options = {"row_length": 60, "action_length": 3, "seed": 0, **options}
+    return TextGameEnv(make, CharTokenizer.from_alphabet("ab"), batch_size=[n], **options)
+
+
+def test_as_many_games_as_workers_are_in_their_step_at_once():
+    barrier, alone = threading.Barrier(8), threading.Barrier(1)
+    env, serial = in_letters(lambda: Meeting(barrier), 16, workers=8), in_letters(lambda: Meeting(alone), 16)
+    with torch.no_grad():
+        td, expected = env.reset(), serial.reset()
+        action = torch.randint(0, 2, (16, 3))
+        for _ in range(3):
+            td, expected = (
+                env.step(td.set("action", action))["next"],
+                serial.step(expected.set("action", action))["next"],
+            )
+    assert (td == expected).all()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+class Dice:
+    """Draws from the global stream of this process, as games of other libraries do."""
+
+    def __init__(self):
+        self.random = PrivateRandom()
+
+    def reset(self, seed):
+        self.random.seed(seed)
+        return self.step("")[0]
+
+    def step(self, text):
+        with self.random.active():
+            drawn = []
+            for _ in range(4):
+                drawn.append(random.choice("ab"))
+                time.sleep(0.0002)  # other threads go on
+        return "".join(drawn), float(drawn.count("a")), False
+
+
+def test_games_of_the_global_random_stream_keep_their_own_in_threads():
+    env, serial = in_letters(Dice, 6, workers=6), in_letters(Dice, 6)
+    before = random.getstate()
+    td, expected = env.reset(), serial.reset()
+    for _ in range(3):
+        action = env.action_spec.zero()
+        td, expected = env.step(td.set("action", action))["next"], serial.step(expected.set("action", action))["next"]
+    assert (td == expected).all()
+    assert random.getstate() == before
+
+
+class Fails(Scribe):
+    def step(self, text):
+        if "b" in text:
+            raise OSError("gone")
+        return super().step(text)
+
+
+def test_an_error_in_a_thread_names_the_first_game_that_failed_and_the_env_goes_on_after_a_reset():
+    env = in_letters(Fails, 4, workers=4)
+    env.reset()
+    with pytest.raises(OSError, match="gone") as raised:
+        guess(env, "a", "b", "a", "b")
+    assert raised.value.__notes__[0].startswith("Game 1 of the batch (seed ")
+    assert raised.value.__notes__[0].endswith("turn 1) was playing 'b'.")
+    again = copy.deepcopy(env)
+    for one in (env, again):
+        one.reset()
+        assert guess(one, "a", "a", "a", "a")["reward"].flatten().tolist() == [0.5] * 4
+
+
+def test_workers_are_a_number_of_at_least_one():
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        in_letters(Scribe, 1, workers=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from torchrl_lang.envs.language_env import LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.specs import feature_specs
 from torchrl_lang.functional import random_index
-from torchrl_lang.functional.checks import one_of
+from torchrl_lang.functional.checks import at_least_one, one_of
 from torchrl_lang.schema import PREFIX, PREFIX_MASK
 from torchrl_lang.storage import shorten
 
@@ -58,7 +59,12 @@ class TextGameEnv(LanguageEnv):
 
     If a game raises an error, a note on it names the game, its seed and turn, and the agent's utterance. If it returns
     something other than a :class:`TextGame` should, or a reward that is not finite, the error message does. The next
-    call must then be a full reset. For slow games run several environments in a ``ParallelEnv``.
+    call must then be a full reset.
+
+    With ``workers`` above 1 as many games are reset or stepped at a time, each in a thread, for games that wait: for a
+    server, a process or a model. Rows and errors are the same as without, as long as games share nothing that they
+    change. The threads end with the step. Games that compute in Python gain from several environments in a
+    ``ParallelEnv`` instead; games with :class:`~torchrl_lang.envs.private_random.PrivateRandom` run one at a time.
 
     Args:
         make_game: makes a new game, a :class:`TextGame`; called once per row of the batch.
@@ -66,6 +72,7 @@ class TextGameEnv(LanguageEnv):
             :func:`~torchrl_lang.envs.without_thoughts`; by default the text itself. Rows keep the whole utterance.
         features: number and width of the vectors that a game shows; None if games show none.
         on_bad_text: what to do if a game's text cannot be encoded or does not fit: ``"truncate"`` or ``"raise"``.
+        workers: number of games that are reset or stepped at a time.
         tokenizer, row_length, action_length, max_turns, batch_size, seed, device: as in
             :class:`~torchrl_lang.envs.LanguageEnv`.
 
@@ -101,11 +108,14 @@ class TextGameEnv(LanguageEnv):
         read: Callable[[str], str] | None = None,
         features: tuple[int, int] | None = None,
         on_bad_text: OnBadText = "truncate",
+        workers: int = 1,
         batch_size: int | Sequence[int] = (1,),
         seed: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         one_of("on_bad_text", on_bad_text, ("truncate", "raise"))
+        at_least_one("workers", workers)
+        self._workers = workers
         self.on_bad_text: OnBadText = on_bad_text
         self.read = read
         self.features = None if features is None else check_size(features)
@@ -139,7 +149,8 @@ class TextGameEnv(LanguageEnv):
             for row, returned in self._begin_all(places):
                 texts[row], cut[row] = self._fit_opening(read_opening(returned, places[row]), places[row])
             standing = self._standing() | self._shown(places)
-        return *self._pad(texts), {"game_seed": seed, "cut": torch.tensor(cut, dtype=torch.bool, device=self.device), **standing}
+        was_cut = torch.tensor(cut, dtype=torch.bool, device=self.device)
+        return *self._pad(texts), {"game_seed": seed, "cut": was_cut, **standing}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
         texts: list[list[int]] = [[] for _ in self._games]
@@ -188,7 +199,7 @@ class TextGameEnv(LanguageEnv):
         yield
         self._rows = rows
 
-    # -- all games in sequence; a subclass that runs them in parallel overrides these ----------------------------------
+    # -- all games, each by itself; a subclass that asks all of them at once overrides these ---------------------------
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
         """Seeds of the episodes for which ``reset`` got none, int64 ``[N]``."""
@@ -196,26 +207,45 @@ class TextGameEnv(LanguageEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterable[tuple[int, Any]]:
         """Begin the games of some rows; yields each row and the result of its game's ``reset``."""
-        for row, place in places.items():
+
+        def begin(row: int) -> Any:
             try:
-                returned = self._games[row].reset(place.seed)
+                return self._games[row].reset(places[row].seed)
             except Exception as error:
-                error.add_note(f"{place} was being reset.")
+                error.add_note(f"{places[row]} was being reset.")
                 raise
-            yield row, returned
+
+        return self._each(begin, places)
 
     def _play_all(
         self, utterances: Mapping[int, list[int]], places: Mapping[int, GamePlace]
     ) -> Iterable[tuple[int, Any]]:
         """Play a turn in the games of some rows; yields each row and the result of its game's ``step``."""
-        for row, ids in utterances.items():
-            text = self._read(ids)
+        texts = {row: self._read(ids) for row, ids in utterances.items()}
+
+        def play(row: int) -> Any:
             try:
-                returned = self._games[row].step(text)
+                return self._games[row].step(texts[row])
             except Exception as error:
-                error.add_note(f"{places[row]} was playing {text!r}.")
+                error.add_note(f"{places[row]} was playing {texts[row]!r}.")
                 raise
-            yield row, returned
+
+        return self._each(play, texts)
+
+    def _each(self, call: Callable[[int], Any], rows: Collection[int]) -> Iterable[tuple[int, Any]]:
+        """Each row and its ``call(row)``, in order, ``workers`` of them at a time."""
+        threads_needed = min(self._workers, len(rows))
+        if threads_needed < 2:
+            return ((row, call(row)) for row in rows)
+        is_learning = torch.is_grad_enabled()  # each thread has a flag of its own
+
+        def in_thread(row: int) -> Any:
+            with torch.set_grad_enabled(is_learning):
+                return call(row)
+
+        # New threads for each step: nothing to close or to copy, and none is left after an error.
+        with ThreadPoolExecutor(threads_needed) as threads:
+            return zip(rows, list(threads.map(in_thread, rows)), strict=True)
 
     def _standing(self) -> TaskState:
         """Further state of the games, tensors ``[N, ...]``."""

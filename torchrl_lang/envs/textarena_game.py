@@ -124,13 +124,13 @@ class TextArenaGame:
             import textarena
         except ImportError as error:
             raise ImportError("TextArena's games need it: pip install 'torchrl-lang[textarena]'.") from error
-        download = nltk.download
-        nltk.download = lambda *args, **kwargs: False
-        try:
-            with self._random.active():
+        with self._random.active():
+            download = nltk.download
+            nltk.download = lambda *args, **kwargs: False
+            try:
                 yield textarena.make
-        finally:
-            nltk.download = download
+            finally:
+                nltk.download = download
 
     def _play_others(self) -> str:
         """Play until it is the agent's turn or the game is over; returns what the agent has not read yet."""
