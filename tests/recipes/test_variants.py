@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchrl_lang.__main__ import COMMANDS, main
 from torchrl_lang.modules import SavedModel, causal_lm
@@ -47,6 +48,23 @@ def test_variants_differ_from_ilql_where_their_papers_do(tiny_lm):
     assert (loss[MonteCarlo].target, loss[MonteCarlo].qvalue_lmbda) == ("mc", 1.0)
     assert loss[ILQL].advantage_temperature == 0 < loss[AWAC].advantage_temperature
     assert (loss[PaperILQL].target, loss[PaperILQL].cql_weight, loss[PaperILQL].gamma) == ("td", 1e-4, 0.99)
+    assert (loss[PaperILQL].actor_normalizer, loss[ILQL].actor_normalizer) == ("all", "action")
+
+
+def test_the_papers_policy_only_lowers_probabilities_and_its_gradients_are_not_clipped(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "run"
+    graph = ["--nodes", "10", "--max-turns", "7", "--games", "120"]
+    assert main(["generate", "random_walks", "--out", str(data), *graph]) == 0
+    assert main(["train", "paper-ilql", "--data", str(data), "--out", str(out), *TINY]) == 0
+    run = load_run(out)
+    assert json.loads((out / "config.json").read_text())["max_grad_norm"] is None
+    assert "grad_norm" not in (out / "log.csv").read_text().splitlines()[0]
+    guidance = run.policy(16.0).decoder.rule.guidance
+    assert (guidance.beta, guidance.clip) == (16.0, 0.0)
+    hidden = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    advantage = guidance.qvalue(hidden).amin(-2) - guidance.value(hidden)
+    assert (advantage > 0).any()
+    torch.testing.assert_close(guidance(hidden), (16 * advantage).clamp_max(0))
 
 
 @pytest.fixture

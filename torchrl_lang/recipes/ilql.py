@@ -23,10 +23,12 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import ILQLLoss
+from torchrl_lang.objectives.base import ActorNormalizer
 from torchrl_lang.objectives.value_targets import Target
 from torchrl_lang.recipes.action_values import ActionValueOptions, save_model
 from torchrl_lang.recipes.offline import build_actor, held_out_rows, open_data, train_offline
 from torchrl_lang.recipes.options import option
+from torchrl_lang.recipes.run_policy import RunDecoding
 from torchrl_lang.recipes.start_model import build_model
 from torchrl_lang.storage import write_file
 
@@ -42,12 +44,20 @@ class ILQL(ActionValueOptions):
     beta: float = option(4.0, "weight of the values in the policy that is evaluated during training", at_least=0)
     expectile: float = option(0.8, "tau of V's expectile regression", above=0, below=1)
     value_weight: float = option(0.5, "weight of V's loss; the policy's has weight 1", at_least=0)
+    guidance_clip: float | None = option(
+        None,
+        "upper bound of beta * (Q - V) in decoding; 0: values only make tokens less likely; none: no bound",
+        at_least=0,
+    )
     advantage_temperature: float = option(
         0.0,
         "beta of the weights exp(beta * (Q - V)) of the policy's loss; 0: behaviour cloning",
         at_least=0,
     )
     weight_clip: float | None = option(None, "upper bound of these weights; none: no bound", above=0)
+    actor_normalizer: ActorNormalizer = option(
+        "action", "what the policy's loss is divided by: the number of the agent's tokens (action) or of all real ones"
+    )
     cql_weight: float = option(0.01, "weight of the CQL term", at_least=0)
     target: Target = option("lambda", "what V regresses on: td (target Q), mc (rewards to go) or lambda-returns")
     lmbda: float = option(1.0, "lambda of the lambda-returns inside an utterance", at_least=0, at_most=1)
@@ -77,7 +87,7 @@ def build_loss(options: ILQL, model: SavedModel, end_of_action: int) -> tuple[IL
         qvalue_lmbda=options.qvalue_lmbda,
         end_of_action=end_of_action,
         transition_weight=options.transition_weight,
-        actor_normalizer="action",
+        actor_normalizer=options.actor_normalizer,
     )
     return loss, qvalue, value
 
@@ -91,13 +101,15 @@ def main(options: ILQL) -> float:
     model = build_model(options, data)
     loss, qvalue, value = build_loss(options, model, tokenizer.control.end_of_action)
     updater = SoftUpdate(loss, tau=options.tau)
-    guidance = ValueGuidance(loss.target_qvalue_network(), beta=options.beta)
+    decoding = RunDecoding(guidance_clip=options.guidance_clip)
+    guidance = ValueGuidance(loss.target_qvalue_network(), value, beta=options.beta, clip=decoding.guidance_clip)
     policy = UtteranceActor(
         loss.actor_network, tokenizer.control, evaluation.action_length, guidance=guidance, method="greedy"
     )
 
     def save(folder: Path) -> None:
         save_model(folder, model, loss, qvalue, tokenizer, value=value)
+        decoding.save(options.out)
 
     kept = held_out_rows(dataset, options.held_out)
     known = evaluation.known_values(kept)

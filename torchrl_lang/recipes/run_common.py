@@ -47,7 +47,7 @@ class TrainingOptions(Options):
     warmup: int = option(100, "steps (online: iterations) until the peak, at most a tenth of all", at_least=0)
     final_lr: float = option(0.05, "learning rate at the end, as a share of the peak", at_least=0, at_most=1)
     optimizer: Literal["muon", "adamw"] = option("muon", "muon: for matrices, with AdamW for other parameters")
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm", above=0)
+    max_grad_norm: float | None = option(1.0, "gradients are clipped to this norm; none: never", above=0)
     device: str = option("auto", "cpu, cuda, ...; auto takes a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16")
     eval_every: int = option(1000, "steps (online: iterations) between evaluations, each with a checkpoint", at_least=1)

@@ -36,7 +36,13 @@ __all__ = [
 Method = Literal["sample", "greedy", "beam", "best_of"]
 
 _FILE = "decoding.json"
-_KINDS: dict[str, type] = {"include_logits": bool, "min_p": float, "log_prob_weight": float, "likelihood_ratio": bool}
+_KINDS: dict[str, type] = {
+    "include_logits": bool,
+    "min_p": float,
+    "log_prob_weight": float,
+    "likelihood_ratio": bool,
+    "guidance_clip": float,
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class RunDecoding:
     """Weight of an utterance's log-probability beside its value where utterances are ranked."""
     likelihood_ratio: bool = False
     """Whether the values of a second language model are its probabilities relative to the first one's."""
+    guidance_clip: float | None = None
+    """Upper bound of ``beta * (Q - V)``."""
 
     def save(self, run: Path) -> None:
         """Write it to the folder of a run."""
@@ -146,7 +154,14 @@ def _guidance(
     replaces_logits = bool(beta) and not decoding.include_logits
     qvalue = model.heads["target_qvalue"]
     trunk = saved_value_trunk(model, qvalue)
-    guidance = ValueGuidance(qvalue, beta=beta, include_logits=not replaces_logits, value_trunk=trunk)
+    guidance = ValueGuidance(
+        qvalue,
+        model.heads["value"] if decoding.guidance_clip is not None else None,
+        beta=beta,
+        clip=decoding.guidance_clip,
+        include_logits=not replaces_logits,
+        value_trunk=trunk,
+    )
     return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 
 

@@ -45,6 +45,7 @@ class AWAC(ILQL):
     warmup=0,
     final_lr=1.0,
     weight_decay=0.0,
+    max_grad_norm=None,
     batch_size=1024,
     layers=12,
     width=768,
@@ -59,9 +60,15 @@ class AWAC(ILQL):
     qvalue_lmbda=0.0,
     tau=0.005,
     transition_weight=0.0,
+    actor_normalizer="all",
     beta=16.0,
+    guidance_clip=0.0,
 )
 class PaperILQL(ILQL):
-    """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU."""
+    """ILQL with the paper's settings for Wordle (arXiv 2206.11871): GPT-2's size, small steps; meant for a GPU.
+
+    The settings are those of the paper's code. Unlike there, policy, values and target values share one trunk in place
+    of three, models from scratch have no dropout, and the checkpoint is chosen by its games rather than its loss.
+    """
 
     preset: ClassVar[str] = "paper-ilql"
