@@ -1,4 +1,4 @@
-"""Run all benchmarks and print one table: ``python -m benchmarks [--quick] [--device cpu|cuda] [NAME ...]``."""
+"""Run benchmarks and print one table: ``python -m benchmarks [--quick | --smoke] [--device cpu|cuda] [NAME ...]``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from benchmarks import figures, overview
-from benchmarks.common import RESULTS, compared, device, machine, record, using
+from benchmarks.common import RESULTS, compared, device, machine, record, smoke, using
 
 NAMES = (
     "wordle_env",
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records: overview.Records = {}
     try:
         for name in options.names or NAMES:
-            records[name] = _measure(name, chosen, options.quick)
+            records[name] = _smoke(name, chosen) if options.smoke else _measure(name, chosen, options.quick)
     finally:  # what was measured is shown, whatever came after it
         print(f"\n{overview.text(records)}")
     return int(any(entry["ok"] is False for found in records.values() for entry in found["rows"]))
@@ -50,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions; nothing is recorded")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer repetitions; nothing is recorded")
+    size.add_argument(
+        "--smoke", action="store_true", help="every job once, small, in seconds: its figures mean nothing"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a CUDA device where there is one")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(NAMES)
@@ -69,11 +74,24 @@ def _place(chosen: torch.device) -> str:
     return f"{what}." if torch.cuda.is_available() else f"{what}; no CUDA device found."
 
 
+def _benchmark(name: str, chosen: torch.device) -> tuple[ModuleType, torch.device]:
+    """The benchmark and where it runs: one with ON_CUDA makes its tensors on device(), others measure the CPU."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    return module, chosen if getattr(module, "ON_CUDA", False) else torch.device("cpu")
+
+
+def _smoke(name: str, chosen: torch.device) -> dict[str, Any]:
+    """Run a benchmark's code without measuring: nothing is compared with a target or recorded."""
+    module, on = _benchmark(name, chosen)
+    print(f"\n{name} on {on}: a smoke run", flush=True)
+    with using(on), smoke(module):
+        rows = [entry | {"target": None, "ok": None} for entry in module.run(quick=True)]
+    return {"machine": machine(), "rows": rows}
+
+
 def _measure(name: str, chosen: torch.device, quick: bool) -> dict[str, Any]:
     """Run one benchmark; unless it is a quick look, record it and draw its figures."""
-    module = importlib.import_module(f"benchmarks.{name}")
-    # A benchmark with ON_CUDA makes its tensors on device(); the others measure the CPU wherever they run.
-    on = chosen if getattr(module, "ON_CUDA", False) else torch.device("cpu")
+    module, on = _benchmark(name, chosen)
     folder = RESULTS if on.type == "cpu" else RESULTS / on.type
     about = (module.__doc__ or "").split("\n\n")[0]
     print(f"\n{name} on {on}: {about}", flush=True)

@@ -16,6 +16,7 @@ from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkRoomEnv, random_band
 ROOM, STREAMS = 9, 100
 ARMS, BANDITS = 10, 1000
 STEPS = 200
+SMOKE = {"STREAMS": 2, "BANDITS": 20, "STEPS": 10}
 MIN_STEPS_PER_SECOND = 1_000_000
 """On two cores, each with a process of its own: one has half of it."""
 

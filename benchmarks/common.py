@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import tensordict
 import torch
@@ -23,6 +25,7 @@ import torchrl_lang
 RESULTS = Path(__file__).parent / "results"
 HEAD: tuple[str, ...] = ("what", "value", "unit", "target", "", "last time", "now / last")
 _chosen: torch.device | None = None
+_smoke = False
 
 
 class Median(float):
@@ -91,6 +94,23 @@ def using(chosen: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def smoke(module: ModuleType) -> Iterator[None]:
+    """Each job runs once, with the small sizes of the benchmark's ``SMOKE``, uncompiled: its figures mean nothing."""
+    global _smoke
+    _smoke = True
+    try:
+        with patch.dict(vars(module), getattr(module, "SMOKE", {})), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _smoke = False
+
+
+def smoking() -> bool:
+    """Whether this is a smoke run, in which each job runs once."""
+    return _smoke
+
+
+@contextmanager
 def one_core() -> Iterator[None]:
     """One thread and the same random numbers every time; afterwards both are as they were. Also a decorator."""
     threads = torch.get_num_threads()
@@ -133,12 +153,12 @@ def interleaved(
 
     Once ``budget`` seconds are spent no further round begins, unless fewer than ``least`` are done.
     """
-    if warm_up:
+    if warm_up and not _smoke:
         for job in jobs.values():
             job()
     times: dict[str, list[float]] = {name: [] for name in jobs}
     start = time.perf_counter()
-    for turn in range(repeats):
+    for turn in range(1 if _smoke else repeats):
         if turn >= least and time.perf_counter() - start > budget:
             break
         for name, job in jobs.items():
@@ -154,7 +174,7 @@ def along(
     Each has ``repeats`` rounds, or, once ``budget`` seconds are spent on it, one a visit.
     """
     times: dict[int, dict[str, list[float]]] = {place: {name: [] for name in jobs} for place, jobs in places.items()}
-    for visit in range(visits):
+    for visit in range(1 if _smoke else visits):
         for place, jobs in places.items():
             share = budget / visits
             found = interleaved(jobs, repeats // visits, warm_up=visit == 0, budget=share, least=1)

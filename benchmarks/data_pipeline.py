@@ -17,6 +17,7 @@ from torchrl_lang.data import DatasetWriter, RowDataset, generate_dataset, load_
 from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 BATCH, BATCHES = 256, 40
+SMOKE = {"BATCH": 32, "BATCHES": 2}
 MAX_MINUTES_A_MILLION, MIN_LARGE_TO_SMALL = 5.0, 0.95
 
 

@@ -26,6 +26,7 @@ ROW_LENGTH = 2 + 12 * TURNS
 BATCHES, MAIN, WORDLE_BATCH, WORDS = (64, 256, 1024), 256, 64, 200
 MAX_GUIDED_RATIO, MIN_ACTING_RATIO, MIN_OVER_GENERATE, MAX_TURN_RATIO, PAPER_GAMES = 1.2, 0.7, 3.0, 1.25, 31.0
 # Without the end among the allowed tokens every utterance has full length, guided or not.
+SMOKE = {"BATCHES": (8, 16), "MAIN": 8, "WORDLE_BATCH": 4}
 FORBIDDEN = (*CONTROL.forbidden_in_action(), CONTROL.end_of_action)
 
 Policy = Callable[[Tensor, Tensor], Tensor]
@@ -122,10 +123,10 @@ def _profile(game: Game) -> str:
     calls: list[tuple[int, int, float]] = []  # rows, tokens of each, seconds
     read = CachedRunner._extend
 
-    def timed(runner: CachedRunner, tokens: Tensor, *arguments: Any) -> Any:
+    def timed(runner: CachedRunner, tokens: Tensor, *arguments: Any, **options: Any) -> Any:
         synchronized()
         began = time.perf_counter()
-        states = read(runner, tokens, *arguments)
+        states = read(runner, tokens, *arguments, **options)
         synchronized()
         calls.append((*tokens.shape, time.perf_counter() - began))
         return states

@@ -28,6 +28,8 @@ from torchrl_lang.recipes.tasks.textworld import TextWorldTask
 from torchrl_lang.recipes.tasks.wordle import WordleTask
 
 WORDS, MAX_OUTSIDE = "100", 0.10
+OPTIONS: dict[str, int] = {}  # those of the preset
+SMOKE = {"OPTIONS": {"games": 8}, "MODEL": {"layers": 1, "width": 16, "heads": 2}}
 MODEL = {"layers": 3, "width": 64, "heads": 4}
 
 # The model: acting, the reference, the loss with its gradients and the optimiser's step.
@@ -93,7 +95,7 @@ def _online_run(task: Task, folder: Path) -> OnlineRun:
     length = task.env(1).row_length + task.action_length
     lm = causal_lm(vocab_size=size, max_length=length, pad=control.pad, initializer_range=0.125, **MODEL)
     save_language_model(folder / "start" / "model", lm, tokenizer=task.tokenizer().config())
-    options = PPO.for_task(task, start=folder / "start", out=folder / "run", value_warmup=0)
+    options = PPO.for_task(task, start=folder / "start", out=folder / "run", value_warmup=0, **OPTIONS)
     write_options(options.start / "config.json", options, notes=task.notes())
     start = load_initial_policy(options)
     loop = OnlineRun(options, start, kl_transform(options, start), PPOLearner(options, start))

@@ -22,6 +22,7 @@ from torchrl_lang.envs.textworld import (
 )
 
 GAMES, ROWS, TURNS, MIN_SPEED_UP = 4, 32, 20, 1.5
+SMOKE = {"GAMES": 1, "ROWS": 2, "TURNS": 2}
 
 
 @one_core()  # one for the environment's tensors; engine processes are apart

@@ -33,6 +33,7 @@ from torchrl_lang.envs.visual_dialogue import (
 )
 
 BATCH, CLIENTS, POOL, MIN_SPEED = 32, 64, 1000, 200
+SMOKE = {"BATCH": 4, "CLIENTS": 2, "POOL": 40}
 Questions = tuple[list[Dialogue], list[str], torch.Tensor]
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from benchmarks.common import one_core, row
+from benchmarks.common import one_core, row, smoking
 from benchmarks.scaling_envs import play_game, random_guesses
 from torchrl_lang.envs import CompiledRollout
 from torchrl_lang.envs.wordle import OptimalPlayer, WordIndex, WordleEnv, common_words, guess_words, wordle_tokenizer
@@ -23,12 +23,14 @@ MIN_TURNS_PER_SECOND = {False: 1_000_000, True: 300_000, "packed": 300_000}
 MIN_COMPILED_ON_TWO_CORES = 2_000_000
 MAX_FIRST_MOVE_MS, MAX_EXPERT_SECONDS = 10.0, 60.0
 ROLLOUT_STEPS = 60
+QUICK_GAMES, GAMES = 10_000, 100_000
+SMOKE = {"N_WORDS": 50, "BATCH": 64, "ROLLOUT_STEPS": 6, "QUICK_GAMES": 20}
 SETS = {False: "", True: ", with the sets of consistent words", "packed": ", with these sets packed"}
 
 
 @one_core()
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    return _run(repeats=3 if quick else 9, games=10_000 if quick else 100_000)
+    return _run(repeats=3 if quick else 9, games=QUICK_GAMES if quick else GAMES)
 
 
 def _run(repeats: int, games: int) -> list[dict[str, Any]]:
@@ -48,11 +50,11 @@ def _run(repeats: int, games: int) -> list[dict[str, Any]]:
 
 
 def _words() -> list[str]:
-    """The common words and as many others as make 2,300."""
+    """The common words and as many others as make 2,300; in a smoke run a few."""
     common = common_words()
     others = sorted(set(guess_words()) - set(common))
-    missing = N_WORDS - len(common)
-    return common + others[:: len(others) // missing][:missing]
+    missing = max(N_WORDS - len(common), 1)
+    return (common + others[:: len(others) // missing][:missing])[:N_WORDS]
 
 
 def _play_on(env: WordleEnv, actions: list[Tensor]) -> None:
@@ -101,7 +103,8 @@ def _two_processes(words: list[str], keep: str, repeats: int) -> float:
     """The sum of their rates, measured at the same time."""
     context = torch.multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(2), context.Queue()
-    workers = [context.Process(target=_work, args=(words, keep, repeats, barrier, queue)) for _ in range(2)]
+    stance = "force_eager" if smoking() else "default"  # a new process compiles
+    workers = [context.Process(target=_work, args=(words, keep, repeats, stance, barrier, queue)) for _ in range(2)]
     for worker in workers:
         worker.start()
     rates = [queue.get(timeout=300) for _ in workers]
@@ -110,8 +113,9 @@ def _two_processes(words: list[str], keep: str, repeats: int) -> float:
     return sum(rates)
 
 
-def _work(words: list[str], keep: str, repeats: int, barrier: Any, queue: Any) -> None:
+def _work(words: list[str], keep: str, repeats: int, stance: str, barrier: Any, queue: Any) -> None:
     torch.set_num_threads(1)
+    torch.compiler.set_stance(stance)
     play = _rollout(words, keep, ROLLOUT_STEPS)
     play()
     barrier.wait(timeout=300)
@@ -159,6 +163,8 @@ def _expert_games(player: OptimalPlayer, words: list[str], games: int, batch: in
 
 def _median(job: Callable[[], Any], repeats: int, rounds: int = 3) -> float:
     """Median seconds of a job, after one run to warm up: the best of some rounds, for other programs come and go."""
+    if smoking():
+        repeats = rounds = 1
     job()
     medians = []
     for _ in range(rounds):

@@ -1,0 +1,21 @@
+"""Every benchmark runs to its end on small sizes, and records nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks.common import RESULTS
+from tests.processes import run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", command.NAMES)
+def test_a_smoke_run(name):
+    before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
+    program = run("-m", "benchmarks", "--smoke", "--device", "cpu", name)
+    assert program.returncode == 0, program.stdout + program.stderr
+    assert "MISSED" not in program.stdout
+    _, *figures = program.stdout.split(f"\n{name} (", 1)[1].split("\n\n")[0].splitlines()
+    assert figures, program.stdout
+    assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
