@@ -269,8 +269,8 @@ def test_bad_options_are_named(options, message):
 def test_networks_with_other_outputs_are_named():
     with pytest.raises(ValueError, match=r"reads 'utterance_value'.*writes \['action_value'\]"):
         UtteranceILQLLoss(make_actor(), qvalue_module(QValueHead(WIDTH, VOCAB)), value_module(ValueHead(WIDTH)))
-    with pytest.raises(TypeError, match=r"wrap it, qvalue_module\(head\)"):
-        UtteranceILQLLoss(make_actor(), UtteranceQValueHead(WIDTH), value_module(ValueHead(WIDTH)))
+    with pytest.raises(ValueError, match=r"qvalue_network .* must write \[N, n_q\] or \[N\], got \[3, 2, 12\]"):
+        UtteranceILQLLoss(make_actor(), QValueHead(WIDTH, VOCAB), value_module(ValueHead(WIDTH)))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -11,7 +11,7 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Categorical
 from transformers import PreTrainedModel
 
@@ -33,6 +33,7 @@ __all__ = [
     "split_actor",
     "value_module",
     "vocabulary_size",
+    "with_heads",
 ]
 
 LOGITS = "logits"
@@ -152,6 +153,20 @@ def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
             f"{function} needs a {kind.__name__}, got {type(head).__name__}: wrap another module in "
             "TensorDictModule(module, in_keys=[...], out_keys=[...])."
         )
+
+
+def with_heads(values: Tensor, kind: str) -> Tensor:
+    """What a head wrote with an axis of heads: ``[N, V]`` as one Q head, ``[N, 1, V]``, and ``[N]`` as ``[N, 1]``.
+
+    ``kind`` is ``"action_value"``, ``"utterance_value"`` or ``"state_value"``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.modules.actor import with_heads
+        >>> with_heads(torch.zeros(3, 5), "action_value").shape, with_heads(torch.zeros(3, 1), "state_value").shape
+        (torch.Size([3, 1, 5]), torch.Size([3, 1]))
+    """
+    return values.unsqueeze(1) if values.ndim == (2 if kind == ACTION_VALUE else 1) else values
 
 
 class ActorParts(NamedTuple):

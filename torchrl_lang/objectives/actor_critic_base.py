@@ -19,7 +19,6 @@ from torchrl_lang.functional import (
     two_clock_advantages,
     with_known_values,
 )
-from torchrl_lang.modules.actor import STATE_VALUE
 from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.objectives.base import RowLoss, TransitionBatch
 from torchrl_lang.objectives.checks import set_estimator
@@ -37,12 +36,11 @@ class AdvantageRowLoss(StateValueLoss):
     """
 
     @dataclass
-    class _AcceptedKeys(RowLoss._AcceptedKeys):
-        """The keys of :class:`RowLoss` and those of estimating."""
+    class _AcceptedKeys(StateValueLoss._AcceptedKeys):
+        """The keys of :class:`StateValueLoss` and those of estimating."""
 
         advantage: NestedKey = "advantage"
         value_target: NestedKey = "value_target"
-        state_value: NestedKey = STATE_VALUE
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor, nn
 
 from torchrl_lang.functional import bcq_value, huber_loss
 from torchrl_lang.functional.checks import within
@@ -62,7 +62,7 @@ class BCQLoss(QBackupLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
+        qvalue_network: nn.Module,
         *,
         threshold: float = 0.3,
         **options: Any,

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, dispatch
-from torch import Tensor
+from tensordict.nn import dispatch
+from torch import Tensor, nn
 
 from torchrl_lang.functional import masked_mean, sampled_cql_term, shift_left, td_target
 from torchrl_lang.functional.checks import finite, have_shapes, within
+from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
@@ -119,7 +120,7 @@ class CHAILoss(UtteranceValueLoss):
 
     def __init__(
         self,
-        qvalue_network: TensorDictModule,
+        qvalue_network: nn.Module,
         *,
         gamma: float = 0.99,
         qvalue_weight: float = 1.0,
@@ -127,10 +128,11 @@ class CHAILoss(UtteranceValueLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction)
-        self._set_qvalue(qvalue_network, self.tensor_keys.utterance_value)
-        if len(qvalue_network.in_keys) != 1:
+        self._set_qvalue(qvalue_network, UTTERANCE_VALUE)
+        if len(self.qvalue_network.in_keys) != 1:
+            in_keys = self.qvalue_network.in_keys
             raise ValueError(
-                f"CHAILoss gives its qvalue_network features as the one input, got in_keys={qvalue_network.in_keys}: "
+                f"CHAILoss gives its qvalue_network features as the one input, got in_keys={in_keys}: "
                 "build it with qvalue_module(UtteranceQValueHead(width))."
             )
         within("gamma", gamma, 0, 1)

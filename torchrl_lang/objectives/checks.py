@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensordict import NestedKey
-from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.objectives import LossModule, ValueEstimators
 
@@ -14,14 +12,15 @@ from torchrl_lang.functional.checks import within
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
+from torchrl_lang.modules.trunk import trunk_of
 
 __all__ = [
     "check_actor",
     "check_discounts",
-    "check_head",
     "check_token",
-    "check_vocabularies",
+    "model_vocabulary",
     "set_estimator",
+    "state_width",
     "token_limit",
     "vocabulary",
 ]
@@ -40,32 +39,6 @@ def check_actor(loss: str, actor: Any, *, guidance: bool = False) -> None:
         return
     if actor.decoder.rule.guidance is not None and not guidance:
         raise ValueError(f"{loss} trains the language model's own distribution: build the actor without guidance=.")
-
-
-def check_head(loss: str, name: str, network: Any, key: NestedKey | None = None) -> None:
-    """Raise unless the head ``name`` of a loss is a module of tensordicts that writes ``key`` (None: any one entry)."""
-    builder = name.replace("_network", "_module")
-    if not isinstance(network, TensorDictModuleBase):
-        raise TypeError(
-            f"{loss} needs {name} as a TensorDictModule with keys, got {type(network).__name__}: wrap it, "
-            f"{builder}(head)."
-        )
-    if key is not None and key not in network.out_keys:
-        raise ValueError(
-            f"{loss} reads {key!r} of its {name}, which writes {list(network.out_keys)}: give it "
-            f"out_keys=[{key!r}], as {builder}(head) does."
-        )
-
-
-def check_vocabularies(actor: Any, qvalue_network: Any) -> None:
-    """Raise ValueError where there are tokens that the policy can write and that Q has no value for."""
-    known, needed = getattr(getattr(qvalue_network, "module", None), "vocab_size", None), vocabulary(actor)
-    if known is not None and needed is not None and known < needed:
-        raise ValueError(
-            f"The Q network has values for {known} tokens and the policy can write {needed}: build the head with "
-            f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the loss "
-            "an UtteranceActor with vocab_size=, the tokenizer's."
-        )
 
 
 def set_estimator(
@@ -118,3 +91,19 @@ def token_limit(actor: Any) -> int | None:
     embedding: nn.Module | None = None if trunk is None else trunk.model.get_input_embeddings()
     number = getattr(embedding, "num_embeddings", None)
     return number if isinstance(number, int) else None
+
+
+def model_vocabulary(actor: Any) -> int | None:
+    """How many tokens the model's head or its embedding has, the larger number; None where the head's is unknown."""
+    size = vocabulary_size(split_actor(RowScorer(actor).language_actor))
+    return None if size is None else max(size, token_limit(actor) or 0)
+
+
+def state_width(actor: Any, value_trunk: nn.Module | None) -> int | None:
+    """The width of the states that value heads read, of ``value_trunk`` or the actor's; None where it is unknown."""
+    parts = split_actor(RowScorer(actor).language_actor)
+    module = parts.trunk if value_trunk is None else value_trunk
+    trunk = trunk_of(module) or trunk_of(getattr(module, "trunk", None))  # of a PrivilegedTrunk
+    if trunk is not None or value_trunk is not None:
+        return None if trunk is None else trunk.width
+    return getattr(getattr(parts.head, "module", None), "in_features", None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor, nn
 
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.checks import finite, positive
@@ -66,7 +66,7 @@ class CQLLoss(QBackupLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
+        qvalue_network: nn.Module,
         *,
         cql_weight: float = 0.1,
         cql_temperature: float = 1.0,

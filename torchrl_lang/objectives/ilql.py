@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import cql_term, expectile_loss, margin_term, masked_mean
@@ -58,12 +58,14 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         actor_network: a language-model actor: a trunk (``tokens``, ``attention_mask`` -> ``hidden`` ``[B, T, H]``), a
             head (``hidden`` -> ``logits``), and a distribution over ``logits``; or an
             :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance, whose language model is trained.
-        qvalue_network: ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module. Three methods save time
-            and memory where it has them, as :class:`~torchrl_lang.modules.QValueHead` does: ``taken(hidden, action) ->
-            [N, n_q]``; and, beside ``vocab_size``, ``cql_term`` and ``margin_term`` with the signature of
-            :meth:`QValueHead.cql_term <torchrl_lang.modules.QValueHead.cql_term>`, which never build the whole table.
-            Over a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is by far the cheapest.
-        value_network: ``hidden [N, H] -> state_value [N, 1]``.
+        qvalue_network: any module ``hidden [N, H] -> action_value [N, n_q, V]``, all heads in one module; ``[N, V]``
+            is one head. As a module of tensordicts it may write another entry: ``set_keys(action_value=...)`` chooses
+            one of several. It is tried out when the loss is built. Three methods save time and memory where it has
+            them, as :class:`~torchrl_lang.modules.QValueHead` does: ``taken(hidden, action) -> [N, n_q]``; and, beside
+            ``vocab_size``, ``cql_term`` and ``margin_term`` with the signature of :meth:`QValueHead.cql_term
+            <torchrl_lang.modules.QValueHead.cql_term>`, which never build the whole table. Over a large vocabulary a
+            :class:`~torchrl_lang.modules.TiedQValueHead` is by far the cheapest.
+        value_network: likewise ``hidden [N, H] -> state_value [N, 1]`` or ``[N]``, ``set_keys(state_value=...)``.
 
     Keyword Args:
         value_trunk: a trunk of its own for Q and V (``tokens``, ``attention_mask`` -> ``hidden``); by default they read
@@ -108,7 +110,8 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
 
     Raises:
         KeyError: an entry is missing; the message names it and :meth:`set_keys`.
-        ValueError: an option is out of range, shapes differ, or steps of a rollout came instead of rows.
+        ValueError: an option is out of range, a head does not fit the model, shapes differ, or steps of a rollout came
+            instead of rows.
 
     Examples:
         >>> import torch
@@ -139,8 +142,8 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
-        value_network: TensorDictModule,
+        qvalue_network: nn.Module,
+        value_network: nn.Module,
         *,
         value_trunk: TensorDictModule | None = None,
         target_trunk: bool = False,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase, dispatch
-from torch import Tensor
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from torch import Tensor, nn
 
 from torchrl_lang.functional import PathLevel, action_log_ratio, masked_mean, soft_returns
 from torchrl_lang.functional.checks import finite, one_of, positive
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, kl_controller
-from torchrl_lang.objectives.checks import check_actor, check_head, check_token
+from torchrl_lang.objectives.checks import check_actor, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import environment_loss
 from torchrl_lang.objectives.state_values import StateValueLoss
@@ -62,7 +62,7 @@ class OREOLoss(StateValueLoss):
 
     Args:
         actor_network: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance.
-        value_network: ``hidden [N, H] -> state_value [N, 1]``.
+        value_network: any module ``hidden [N, H] -> state_value [N, 1]`` or ``[N]``.
         reference: ``pi_ref``, :func:`~torchrl_lang.transforms.frozen_copy` or
             :func:`~torchrl_lang.transforms.adapters_off` of the actor before it is trained, usually by behaviour
             cloning.
@@ -119,7 +119,7 @@ class OREOLoss(StateValueLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        value_network: TensorDictModule,
+        value_network: nn.Module,
         reference: FrozenActor,
         *,
         value_trunk: TensorDictModuleBase | None = None,
@@ -137,8 +137,9 @@ class OREOLoss(StateValueLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         check_actor("OREOLoss", actor_network)
-        check_head("OREOLoss", "value_network", value_network)
-        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
+        self.actor_network = actor_network
+        self.value_network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
+        self.value_trunk = value_trunk
         self.reference = checked_reference(actor_network, reference, is_read=True)
         positive("beta", beta)
         for name, weight in {

@@ -8,18 +8,18 @@ from typing import Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase, dispatch
-from torch import Tensor
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from torch import Tensor, nn
 
 from torchrl_lang.functional import Bootstrap, KLEstimator, masked_mean, shift_left, standardized
 from torchrl_lang.functional.checks import finite, one_of, positive, within
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.objectives.actor_critic_base import AdvantageRowLoss
 from torchrl_lang.objectives.base import LogitsChunk, TransitionBatch, kl_controller
-from torchrl_lang.objectives.checks import check_actor, check_head, check_token
+from torchrl_lang.objectives.checks import check_actor, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.ppo_terms import (
     clipped_objective,
@@ -77,7 +77,7 @@ class PPOLoss(AdvantageRowLoss):
     Args:
         actor_network: an :class:`~torchrl_lang.modules.UtteranceActor`, or a language actor that sampled its tokens at
             temperature 1 over the whole vocabulary.
-        value_network: ``hidden [N, H] -> state_value [N, 1]``.
+        value_network: any module ``hidden [N, H] -> state_value [N, 1]`` or ``[N]``.
 
     Keyword Args:
         value_trunk: a trunk of its own for the values; by default they read the actor's. It may read what the actor
@@ -152,7 +152,7 @@ class PPOLoss(AdvantageRowLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        value_network: TensorDictModule,
+        value_network: nn.Module,
         *,
         value_trunk: TensorDictModuleBase | None = None,
         clip_epsilon: float | tuple[float, float] = 0.2,
@@ -176,9 +176,10 @@ class PPOLoss(AdvantageRowLoss):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         check_actor("PPOLoss", actor_network)
-        check_head("PPOLoss", "value_network", value_network)
         check_token("end_of_action", end_of_action, actor_network)
-        self.actor_network, self.value_network, self.value_trunk = actor_network, value_network, value_trunk
+        self.actor_network = actor_network
+        self.value_network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
+        self.value_trunk = value_trunk
         clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
         for name, number in clocks.items():
             within(name, number, 0, 1)

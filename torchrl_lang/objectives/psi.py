@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor, nn
 
 from torchrl_lang.functional import huber_loss, min_p_filter
 from torchrl_lang.functional.checks import positive, within
@@ -75,7 +75,7 @@ class PsiLoss(QBackupLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
+        qvalue_network: nn.Module,
         *,
         prior: FrozenActor | None = None,
         reward_scale: float = 1.0,

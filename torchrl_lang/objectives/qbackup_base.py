@@ -8,18 +8,18 @@ from typing import Any, Self
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import masked_mean, td_target
 from torchrl_lang.functional.checks import finite, one_of
-from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.behavior import Behavior
 from torchrl_lang.objectives.checks import check_discounts, check_token, set_estimator, vocabulary
+from torchrl_lang.objectives.heads import read_head
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.qvalues import QValues
@@ -93,7 +93,7 @@ class QBackupLoss(QValueRowLoss):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
+        qvalue_network: nn.Module,
         *,
         value_trunk: TensorDictModule | None = None,
         target_trunk: bool = False,
@@ -112,7 +112,7 @@ class QBackupLoss(QValueRowLoss):
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
-        self._set_policy_and_qvalue(actor_network, qvalue_network)
+        self._set_policy_and_qvalue(actor_network, qvalue_network, value_trunk)
         self._set_value_trunk(value_trunk, target_trunk)
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         check_token("end_of_action", end_of_action, actor_network)
@@ -238,10 +238,9 @@ class StateTables:
 
     def _least(self, params: TensorDictBase, rows: TensorDictBase) -> Tensor:
         network = self.loss.qvalue_network
-        states = gather_inputs(network.in_keys, rows, self.place)
+        states, key = gather_inputs(network.in_keys, rows, self.place), self.loss._head_key("qvalue_network")
         with lent(params, network):
-            values = network(states).get(self.loss.tensor_keys.action_value)
-        return upcast_half(values).amin(-2)
+            return read_head(network, states, key, ACTION_VALUE).amin(-2)
 
     def _possible(self, values: Tensor) -> Tensor:
         # A model's matrix may be larger than the vocabulary: tables have the columns that the policy can write.

@@ -9,6 +9,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import ACTION_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.objectives.heads import read_head
 
 __all__ = ["QValues", "taken_values"]
 
@@ -17,7 +19,7 @@ class QValues:
     """Q of the ``N`` decisions of a batch. Each form is computed at most once, when a term first asks for it.
 
     ``states`` are the inputs of ``network`` at the decisions, ``action`` the tokens that were written, int64 ``[N]``,
-    ``key`` that of the output ``[N, n_q, V]``, and ``counted`` the decisions whose losses count, None where all do.
+    ``key`` that of the output, and ``counted`` the decisions whose losses count, None where all do.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class QValues:
         """Q(s, .) of all tokens, ``[N, n_q, V]``."""
         if self._table is None:  # no cached_property: before Python 3.12 its lock breaks the compiler's graph
             with self._params.to_module(self._network):
-                self._table = upcast_half(self._network(self._states.copy()).get(self._key))
+                self._table = read_head(self._network, self._states, self._key, ACTION_VALUE)
         return self._table
 
     @property
@@ -81,8 +83,8 @@ def taken_values(network: TensorDictModule, states: TensorDictBase, action: Tens
     """Q of the tokens that were written, ``[N, n_q]``, by the head's own method ``taken`` where it has one."""
     method = getattr(getattr(network, "module", None), "taken", None)
     if method is not None:
-        return upcast_half(method(*(states.get(key) for key in network.in_keys), action))
-    return _pick(upcast_half(network(states.copy()).get(key)), action)
+        return upcast_half(with_heads(method(*(states.get(key) for key in network.in_keys), action), UTTERANCE_VALUE))
+    return _pick(read_head(network, states, key, ACTION_VALUE), action)
 
 
 def _pick(action_value: Tensor, action: Tensor) -> Tensor:

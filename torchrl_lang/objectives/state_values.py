@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from tensordict import TensorDictBase
+from dataclasses import dataclass
+
+from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives.base import RowLoss, gather_inputs
+from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.objectives.base import gather_inputs
+from torchrl_lang.objectives.heads import HeadLoss
 
 __all__ = ["StateValueLoss"]
 
 
-class StateValueLoss(RowLoss):
-    """Base of the losses with a V head and no target of it. Abstract, as :class:`RowLoss`."""
+class StateValueLoss(HeadLoss):
+    """Base of the losses with a V head and no target of it. Abstract, as :class:`HeadLoss`."""
+
+    @dataclass
+    class _AcceptedKeys(HeadLoss._AcceptedKeys):
+        """The keys of :class:`RowLoss` and that of the state value."""
+
+        state_value: NestedKey = STATE_VALUE
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
 
     value_network: TensorDictModule
     value_trunk: TensorDictModuleBase | None
@@ -30,5 +41,4 @@ class StateValueLoss(RowLoss):
     def _values(self, states: TensorDictBase, place: Tensor) -> Tensor:
         """V at places of the flattened batch, ``[N]``."""
         inputs = gather_inputs(self.value_network.in_keys, states, place)
-        out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        return upcast_half(out.get(self.value_network.out_keys[0]).squeeze(-1))
+        return self._read_head("value_network", inputs.detach() if self.detach_value else inputs).squeeze(-1)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from copy import deepcopy
 from functools import partial
 
-from tensordict import NestedKey, TensorDictParams
+from tensordict import TensorDictParams
 from tensordict.nn import TensorDictModule
+from torch import nn
 from torch.nn import Parameter
 
-from torchrl_lang.objectives.base import RowLoss
-from torchrl_lang.objectives.checks import check_head
+from torchrl_lang.objectives.heads import HeadLoss
 
 __all__ = ["TargetQLoss"]
 
 
-class TargetQLoss(RowLoss):
+class TargetQLoss(HeadLoss):
     """Base of the losses whose Q heads are functional, with target parameters that TorchRL's target updaters find.
 
     Abstract, as :class:`RowLoss`.
@@ -25,18 +25,21 @@ class TargetQLoss(RowLoss):
     qvalue_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
 
-    def _set_qvalue(self, qvalue_network: TensorDictModule, key: NestedKey) -> None:
-        """Check that the Q network writes ``key``, and make it functional."""
-        check_head(type(self).__name__, "qvalue_network", qvalue_network, key)
-        self.convert_to_functional(qvalue_network, "qvalue_network", create_target_params=True)
+    def _set_qvalue(self, qvalue_network: nn.Module, values: str, value_trunk: nn.Module | None = None) -> None:
+        """Check the Q network, which writes ``values``, and make it functional."""
+        network = self._checked_head("qvalue_network", qvalue_network, values, value_trunk)
+        self.convert_to_functional(network, "qvalue_network", create_target_params=True)
 
     def target_qvalue_network(self) -> TensorDictModule:
         """The Q network with the target parameters, as a module of its own that shares them and follows them.
 
-        For a :class:`~torchrl_lang.modules.ValueGuidance` or another policy that reads values.
+        For a :class:`~torchrl_lang.modules.ValueGuidance` or another policy that reads values, by this library's key.
         """
         network = deepcopy(self.qvalue_network)
         # Parameters of its own over the same memory, so that it has a state_dict and can be saved.
         frozen = self.target_qvalue_network_params.data.apply(partial(Parameter, requires_grad=False))
         frozen.to_module(network, preserve_module_state=False)
+        values = self._heads["qvalue_network"].values
+        if type(network) is TensorDictModule and network.out_keys != [values] and len(network.out_keys) == 1:
+            return TensorDictModule(network.module, in_keys=network.in_keys, out_keys=[values])
         return network

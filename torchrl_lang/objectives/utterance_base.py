@@ -8,7 +8,6 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.objectives.base import TransitionBatch
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
@@ -32,13 +31,13 @@ class UtteranceValueLoss(TargetQLoss):
     def _qvalues(self, states: TensorDictBase) -> Tensor:
         """Online Q, ``[U, n_q]``, of the head's inputs ``[U, H]``."""
         with self.qvalue_network_params.to_module(self.qvalue_network):
-            return upcast_half(self.qvalue_network(states.copy()).get(self.tensor_keys.utterance_value))
+            return self._read_head("qvalue_network", states)
 
     @torch.no_grad()
     def _target_qvalues(self, states: TensorDictBase) -> Tensor:
         """Minimum of the target heads, ``[U]``."""
         with lent(self.target_qvalue_network_params, self.qvalue_network):
-            return upcast_half(self.qvalue_network(states.detach()).get(self.tensor_keys.utterance_value)).amin(-1)
+            return self._read_head("qvalue_network", states.detach()).amin(-1)
 
     def _counted(self, batch: TransitionBatch, place: Tensor) -> Tensor:
         """Bool ``[U]``: utterances that count, by their last decisions, int64 ``[U]`` in the flattened batch."""

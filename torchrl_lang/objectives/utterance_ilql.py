@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchrl_lang.functional import (
     UtteranceSpans,
@@ -18,12 +18,11 @@ from torchrl_lang.functional import (
     td_target,
 )
 from torchrl_lang.functional.checks import finite, one_of, within
-from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import STATE_VALUE, split_actor
+from torchrl_lang.modules.actor import STATE_VALUE, UTTERANCE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.objectives.advantage_weights import AdvantageWeights
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, gather_inputs
-from torchrl_lang.objectives.checks import check_actor, check_head, check_token
+from torchrl_lang.objectives.checks import check_actor, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
@@ -65,8 +64,8 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     Args:
         actor_network: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance,
             whose language model is trained.
-        qvalue_network: ``hidden [U, H] -> utterance_value [U, n_q]``, all heads in one module.
-        value_network: ``hidden [U, H] -> state_value [U, 1]``.
+        qvalue_network: any module ``hidden [U, H] -> utterance_value [U, n_q]``, all heads in one; ``[U]`` is one head.
+        value_network: likewise ``hidden [U, H] -> state_value [U, 1]`` or ``[U]``.
 
     Keyword Args:
         gamma: discount, one an utterance.
@@ -127,8 +126,8 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
-        value_network: TensorDictModule,
+        qvalue_network: nn.Module,
+        value_network: nn.Module,
         *,
         gamma: float = 0.99,
         expectile: float = 0.7,
@@ -146,11 +145,10 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     ) -> None:
         super().__init__(reduction, logits_chunk)
         check_actor("UtteranceILQLLoss", actor_network)
-        check_head("UtteranceILQLLoss", "value_network", value_network, self.tensor_keys.state_value)
         check_token("end_of_action", end_of_action, actor_network)
         self.actor_network = actor_network
-        self._set_qvalue(qvalue_network, self.tensor_keys.utterance_value)
-        self.convert_to_functional(value_network, "value_network")
+        self._set_qvalue(qvalue_network, UTTERANCE_VALUE)
+        self.convert_to_functional(self._checked_head("value_network", value_network, STATE_VALUE), "value_network")
         one_of("actor_normalizer", actor_normalizer, ("all", "action"))
         within("gamma", gamma, 0, 1)
         within("expectile", expectile, 0, 1, inclusive=False)
@@ -207,7 +205,7 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
         """V at places of the flattened batch, ``[S]``."""
         inputs = gather_inputs(self.value_network.in_keys, rows, place)
         with self.value_network_params.to_module(self.value_network):
-            return upcast_half(self.value_network(inputs).get(self.tensor_keys.state_value).squeeze(-1))
+            return self._read_head("value_network", inputs).squeeze(-1)
 
     def _actor_weights(self, advantage: Tensor, spans: UtteranceSpans) -> Tensor:
         """The weight of each decision, ``[N]``, from the advantages of the utterances, ``[U]``."""

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchrl_lang.functional.checks import finite
-from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chunks
-from torchrl_lang.objectives.checks import check_actor, check_head, check_vocabularies
+from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
 from torchrl_lang.objectives.targets import frozen_target, lent
@@ -36,7 +35,7 @@ class QValueRowLoss(TargetQLoss):
     class _AcceptedKeys(TargetQLoss._AcceptedKeys):
         """The keys of :class:`RowLoss` and that of the action values."""
 
-        action_value: NestedKey = "action_value"
+        action_value: NestedKey = ACTION_VALUE
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -54,13 +53,15 @@ class QValueRowLoss(TargetQLoss):
     """No gradient flows from the policy's term into the trunk."""
 
     def _set_policy_and_qvalue(
-        self, actor_network: UtteranceActor | ProbabilisticTensorDictSequential, qvalue_network: TensorDictModule
+        self,
+        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        qvalue_network: nn.Module,
+        value_trunk: TensorDictModule | None,
     ) -> None:
         """Check these networks and make the Q head functional."""
         check_actor(type(self).__name__, actor_network)
-        check_vocabularies(actor_network, qvalue_network)
         self.actor_network = actor_network
-        self._set_qvalue(qvalue_network, self.tensor_keys.action_value)
+        self._set_qvalue(qvalue_network, ACTION_VALUE, value_trunk)
 
     def _set_value_trunk(self, value_trunk: TensorDictModule | None, target_trunk: bool) -> None:
         """Set the trunk that the values read, and copy it if the target heads read a copy."""
@@ -110,12 +111,15 @@ class QValueRowLoss(TargetQLoss):
     def _qvalues(self, batch: TransitionBatch, rows: TensorDictBase) -> QValues:
         """Online Q at the decisions."""
         states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place)
+        if not self._heads["qvalue_network"].tried:
+            with torch.no_grad(), self.qvalue_network_params.to_module(self.qvalue_network):
+                self._read_head("qvalue_network", states[:1])
         return QValues(
             self.qvalue_network,
             self.qvalue_network_params,
             states.detach() if self.detach_qvalue else states,
             batch.action,
-            self.tensor_keys.action_value,
+            self._head_key("qvalue_network"),
             batch.counted,
         )
 
@@ -125,7 +129,7 @@ class QValueRowLoss(TargetQLoss):
         rows = self._target_rows(batch, rows)
         states = gather_inputs(self.qvalue_network.in_keys, rows, batch.place).detach()
         with lent(self.target_qvalue_network_params, self.qvalue_network):
-            key = self.tensor_keys.action_value
+            key = self._head_key("qvalue_network")
             target = taken_values(self.qvalue_network, states, batch.action, key).amin(-1)
         return self._clipped(target)
 
@@ -169,7 +173,7 @@ class ValueRowLoss(QValueRowLoss):
     class _AcceptedKeys(QValueRowLoss._AcceptedKeys):
         """The keys of :class:`QValueRowLoss` and that of the state value."""
 
-        state_value: NestedKey = "state_value"
+        state_value: NestedKey = STATE_VALUE
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -184,21 +188,20 @@ class ValueRowLoss(QValueRowLoss):
     def _set_networks(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: TensorDictModule,
-        value_network: TensorDictModule,
+        qvalue_network: nn.Module,
+        value_network: nn.Module,
         value_trunk: TensorDictModule | None,
         target_trunk: bool,
     ) -> None:
         """Check the networks and make the heads functional."""
-        self._set_policy_and_qvalue(actor_network, qvalue_network)
-        check_head(type(self).__name__, "value_network", value_network, self.tensor_keys.state_value)
-        self.convert_to_functional(value_network, "value_network")
+        self._set_policy_and_qvalue(actor_network, qvalue_network, value_trunk)
+        network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
+        self.convert_to_functional(network, "value_network")
         self._set_value_trunk(value_trunk, target_trunk)
 
     def _state_values(self, batch: TransitionBatch, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
         """V(s) and V(s') of the decisions, each ``[N]``, from the rows with what the values' trunk wrote."""
         inputs = gather_inputs(self.value_network.in_keys, rows, batch.state_place)
         with self.value_network_params.to_module(self.value_network):
-            out = self.value_network(inputs.detach() if self.detach_value else inputs)
-        value = upcast_half(out.get(self.tensor_keys.state_value).squeeze(-1))
+            value = self._read_head("value_network", inputs.detach() if self.detach_value else inputs).squeeze(-1)
         return value[batch.state], value[batch.state + 1]

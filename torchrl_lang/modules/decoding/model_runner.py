@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 from torchrl_lang.modules.decoding.prefill_chunk import PrefillChunk, prefill_chunks
@@ -249,7 +249,15 @@ def read_rows(
 
 
 def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names."""
+    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
+
+    Values have an axis of heads, as those of this library's heads.
+    """
+    found = _run_head(head, states, out_key)
+    return with_heads(found, out_key) if out_key in _WRITES else found
+
+
+def _run_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
     if isinstance(head, TensorDictModuleBase):
         keys: Any = head.in_keys
         if type(head) is TensorDictModule and len(keys) == 1 and len(head.out_keys) == 1:

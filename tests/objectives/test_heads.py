@@ -1,0 +1,201 @@
+"""Any module is a value head of a loss: raw modules, one head without an axis of heads, entries of other names."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from tests.objectives.chai_rows import CONTROL, chai_rows
+from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_rows, total
+from tests.objectives.utterances import moved
+from torchrl_lang.modules import QValueHead, UtteranceActor, UtteranceQValueHead, ValueGuidance, ValueHead
+from torchrl_lang.objectives import BCQLoss, CHAILoss, CQLLoss, ILQLLoss, OREOLoss, PPOLoss, PsiLoss, UtteranceILQLLoss
+from torchrl_lang.transforms import frozen_copy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+
+def oreo(actor, q, v, **options):
+    return OREOLoss(actor, v, frozen_copy(make_actor(seed=5)), **options)
+
+
+def ppo(actor, q, v, **options):
+    return PPOLoss(actor, v, **options)
+
+
+def acted():
+    """Rows as PPO reads them; the numbers need not be those of a policy."""
+    rows, g = make_rows(), torch.Generator().manual_seed(1)
+    for name in ("token_log_prob", "advantage", "value_target"):
+        rows[name] = torch.randn(rows["tokens"].shape, generator=g)
+    return rows
+
+
+# name: (constructor, rows, entry of Q's values)
+LOSSES = {
+    "ilql": (ILQLLoss, make_rows, "action_value"),
+    "ilql-all": (lambda *heads: ILQLLoss(*heads, target="lambda", margin_weight=0.3), make_rows, "action_value"),
+    "cql": (lambda actor, q, v: CQLLoss(actor, q), make_rows, "action_value"),
+    "bcq": (lambda actor, q, v: BCQLoss(actor, q), make_rows, "action_value"),
+    "psi": (lambda actor, q, v: PsiLoss(actor, q), make_rows, "action_value"),
+    "utterance": (UtteranceILQLLoss, make_rows, "utterance_value"),
+    "chai": (lambda actor, q, v: CHAILoss(q), chai_rows, "utterance_value"),
+    "oreo": (oreo, make_rows, None),
+    "ppo": (ppo, acted, None),
+}
+
+
+def own_heads(entry):
+    """Heads of the library, Q's with a single head, far from zero."""
+    q = UtteranceQValueHead(WIDTH, n_heads=1) if entry == "utterance_value" else QValueHead(WIDTH, VOCAB, n_heads=1)
+    return moved(q, 1), moved(ValueHead(WIDTH), 2)
+
+
+def plain(head, *after):
+    """The network of a head as plain layers, which write no axis of heads."""
+    first, last = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, head.out_weight.shape[1])
+    for layer, name in ((first, "in"), (last, "out")):
+        layer.weight.data = getattr(head, f"{name}_weight").data[0].clone()
+        layer.bias.data = getattr(head, f"{name}_bias").data[0].clone()
+    return nn.Sequential(first, nn.ReLU(), last, *after)
+
+
+def raw_heads(entry):
+    q, v = own_heads(entry)
+    return plain(q, *([nn.Flatten(0)] if entry == "utterance_value" else [])), plain(v, nn.Flatten(0))
+
+
+def compare(build, rows, entry, heads, **keys):
+    """The losses and the gradients of the language model are those with the library's heads."""
+    expected, loss = build(make_actor(), *own_heads(entry)), build(make_actor(), *heads)
+    loss.set_keys(**{name: key for name, key in keys.items() if name in loss.default_keys.__dataclass_fields__})
+    out = expected(rows)
+    for name, value in loss(rows).items():
+        torch.testing.assert_close(value, out[name], equal_nan=True)
+    total(out).backward()
+    total(loss(rows)).backward()
+    for (name, one), (_, other) in zip(loss.named_parameters(), expected.named_parameters(), strict=False):
+        if name.startswith("actor_network."):
+            torch.testing.assert_close(one.grad, other.grad, msg=name)
+    trained = [weight.grad for name, weight in loss.named_parameters() if "value_network" in name]
+    assert any(gradient is not None and gradient.any() for gradient in trained)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_raw_modules_without_an_axis_of_heads(name):
+    build, rows, entry = LOSSES[name]
+    compare(build, rows(), entry, raw_heads(entry))
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("extra", [[], ["more"]], ids=["one entry", "two entries"])
+def test_entries_that_set_keys_names(name, extra):
+    build, rows, entry = LOSSES[name]
+
+    q, v = (
+        TensorDictSequential(
+            TensorDictModule(head, in_keys=["hidden"], out_keys=[key]),
+            *(TensorDictModule(nn.Identity(), in_keys=["hidden"], out_keys=[one]) for one in extra),
+        )
+        for head, key in zip(raw_heads(entry), ("q", ("nested", "v")), strict=True)
+    )
+    keys = {} if entry is None else {entry: "q"}
+    compare(build, rows(), entry, (q, v), **keys, state_value=("nested", "v"))
+
+
+class Numbers(nn.Module):
+    """The number of each token as its value, or of each state as many."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.numbers = nn.Parameter(number)
+
+    def forward(self, hidden):
+        return self.numbers.expand(*hidden.shape[:-1], *self.numbers.shape)
+
+
+def test_values_by_hand():
+    rows = TensorDict(
+        tokens=torch.tensor([[4, 1, 2, 9]]),
+        attention_mask=torch.ones(1, 4, dtype=torch.bool),
+        action_mask=torch.tensor([[False, True, True, False]]),
+        token_reward=torch.tensor([[0.0, 0.0, -1.0, 0.0]]),
+        terminated=torch.tensor([[True]]),
+        batch_size=[1],
+    )
+    loss = ILQLLoss(make_actor(), Numbers(torch.arange(12.0)), Numbers(torch.tensor(2.0)), gamma=0.9, cql_weight=0.0)
+    out = loss(rows)
+    # Q(s, a) = a and V = 2: the targets are .9 * 2 and -1, the errors .8 and -3; V's are -1 and 0.
+    torch.testing.assert_close(out["loss_qvalue"], torch.tensor((0.64 + 9.0) / 2))
+    torch.testing.assert_close(out["loss_value"], torch.tensor(0.3 / 2))
+    # CQL: the greatest value of the next state is 11.
+    out = CQLLoss(make_actor(), Numbers(torch.arange(12.0)), gamma=0.9, cql_weight=0.0)(rows)
+    torch.testing.assert_close(out["loss_qvalue"], torch.tensor((8.9**2 + 9.0) / 2))
+
+
+def test_a_policy_reads_a_raw_head_that_was_trained():
+    q, v = raw_heads("action_value")
+    loss = ILQLLoss(make_actor(), TensorDictModule(q, in_keys=["hidden"], out_keys=["q"]), v)
+    loss.set_keys(action_value="q")
+    hidden = torch.randn(5, WIDTH)
+    own = ValueGuidance(own_heads("action_value")[0], beta=4.0)
+    for head in (loss.target_qvalue_network(), q):
+        guidance = ValueGuidance(head, beta=4.0)
+        torch.testing.assert_close(guidance(hidden), own(hidden))
+        UtteranceActor(make_actor(), CONTROL, 4, guidance=guidance)
+
+
+WRONG = {
+    "width": (nn.Linear(WIDTH + 1, VOCAB), nn.Linear(WIDTH + 1, 1), r"fails on states of this model, hidden \[3, 16\]"),
+    "too few": (nn.Linear(WIDTH, VOCAB - 2), None, "values for 10 tokens and the policy can write 12"),
+    "too many": (nn.Linear(WIDTH, VOCAB + 1), None, "values for 13 tokens and the model has 12: build the head with"),
+    "too many of the library": (QValueHead(WIDTH, 13), None, "values for 13 tokens and the model has 12"),
+    "one value": (nn.Linear(WIDTH, 1), None, "values for 1 tokens and the policy can write 12"),
+    "many values": (None, nn.Linear(WIDTH, 5), r"must write \[N, 1\] or \[N\], got \[3, 5\] for N = 3 states"),
+    "no module": (torch.sin, None, "needs qvalue_network as a module"),
+    "no states": (nn.Flatten(0), None, r"it must give \[N, n_q, V\] or \[N, V\]. .*value.shape=torch.Size\(\[48\]\)"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_a_head_that_does_not_fit_is_refused_at_once(name):
+    q, v, message = WRONG[name]
+    own = own_heads("action_value")
+    with pytest.raises((TypeError, ValueError), match=message):
+        ILQLLoss(make_actor(), own[0] if q is None else q, own[1] if v is None else v)
+    for build in (oreo, ppo) if v is not None else ():
+        with pytest.raises(ValueError, match=message):
+            build(make_actor(), None, v)
+    if q is not None:
+        with pytest.raises((TypeError, ValueError), match=message):
+            PsiLoss(make_actor(), q)
+
+
+def test_what_a_loss_cannot_know_is_looked_at_in_the_first_call():
+    loss = CHAILoss(nn.Linear(WIDTH + 1, 1))
+    with pytest.raises(ValueError, match=r"qvalue_network of CHAILoss fails on .*, hidden \[\d+, 16\]"):
+        loss(chai_rows())
+    trunk = TensorDictSequential(make_actor()[0])
+    for head, message in ((nn.Linear(WIDTH + 1, VOCAB), "fails on states"), (nn.Linear(WIDTH, 10), "for 10 tokens")):
+        loss = CQLLoss(make_actor(), head, value_trunk=trunk)
+        with pytest.raises(ValueError, match=message):
+            loss(make_rows())
+    two = TensorDictSequential(
+        *(TensorDictModule(nn.Linear(WIDTH, VOCAB), in_keys=["hidden"], out_keys=[key]) for key in ("q", "p"))
+    )
+    loss = CQLLoss(make_actor(), two)
+    with pytest.raises(ValueError, match=r"reads 'action_value' of its qvalue_network, which writes \['q', 'p'\]"):
+        loss(make_rows())
+
+
+def test_a_trial_leaves_no_trace():
+    """Neither the stream of random numbers, nor the mode, nor running means; a lazy layer gets its width."""
+    head = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, VOCAB))
+    frozen = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, VOCAB))
+    actor, state = make_actor(), torch.get_rng_state()
+    loss = CQLLoss(actor, frozen)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in frozen.modules())
+    assert int(loss.qvalue_network_params["module", "2", "num_batches_tracked"]) == 0
+    assert all(value.isfinite().all() for value in losses_of(CQLLoss(actor, head)(make_rows())).values())

@@ -1,0 +1,147 @@
+"""The base of the losses with value heads: any module is a head, and is tried out when the loss is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+from torchrl_lang.objectives.base import RowLoss
+from torchrl_lang.objectives.checks import model_vocabulary, state_width, vocabulary
+
+__all__ = ["HeadLoss", "read_head"]
+
+_SHAPES = {ACTION_VALUE: "[N, n_q, V] or [N, V]", UTTERANCE_VALUE: "[N, n_q] or [N]", STATE_VALUE: "[N, 1] or [N]"}
+_STATES = 3  # by which a head is tried out: more than one, so that other orders of the axes show
+
+
+class _Head(NamedTuple):
+    """What a loss expects of one of its heads."""
+
+    values: str
+    """``"action_value"``, ``"utterance_value"`` or ``"state_value"``: the field of ``tensor_keys``."""
+    tried: bool
+    """Whether its shapes have been looked at."""
+
+
+class HeadLoss(RowLoss):
+    """Base of the losses with value heads. Abstract, as :class:`RowLoss`.
+
+    A head is a module of tensordicts, or any module ``hidden [N, H] -> values``. The loss reads the entry that
+    ``set_keys`` names, or the only one that the head writes.
+    """
+
+    _heads: Mapping[str, _Head] = {}
+
+    def _checked_head(
+        self, name: str, network: Any, values: str, value_trunk: nn.Module | None = None
+    ) -> TensorDictModule:
+        """The head ``name`` as a module of tensordicts, after a look at what it writes for states of zeros."""
+        if not isinstance(network, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} needs {name} as a module hidden [N, H] -> {values}, got "
+                f"{type(network).__name__}."
+            )
+        if not isinstance(network, TensorDictModuleBase):
+            network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[values])
+        other = _SHAPES.keys() - {values}
+        if values not in network.out_keys and other & set(map(str, network.out_keys)):
+            raise self._wrong_entry(name, network, values)
+        self._heads = {**self._heads, name: _Head(values, tried=False)}
+        states = self._zero_states(network, values, value_trunk)
+        if states is not None:
+            with torch.no_grad(), eval_mode(network):
+                self._first_values(name, network, states)
+        return network
+
+    def _zero_states(
+        self, network: TensorDictModuleBase, values: str, value_trunk: nn.Module | None
+    ) -> TensorDict | None:
+        """States ``[3, H]`` for a head; None where their width is unknown, or weights are not here as a whole."""
+        actor = getattr(self, "actor_network", None)
+        named = len(network.out_keys) == 1 or values in network.out_keys
+        if actor is None or not named or not set(network.in_keys) <= {HIDDEN, HIDDEN_PRE_NORM}:
+            return None
+        width = state_width(actor, value_trunk)
+        if width is None:
+            return None
+        weights = [*network.parameters(), *actor.parameters()]
+        if any(weight.is_meta or isinstance(weight, DTensor) for weight in weights):
+            return None
+        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+        zeros = torch.zeros(_STATES, width, dtype=dtype, device=weights[0].device if weights else None)
+        return TensorDict(dict.fromkeys(network.in_keys, zeros), batch_size=[_STATES])
+
+    def _head_key(self, name: str, network: TensorDictModuleBase | None = None) -> NestedKey:
+        """The entry that a head writes its values to."""
+        network, values = getattr(self, name) if network is None else network, self._heads[name].values
+        key = getattr(self.tensor_keys, values)
+        if key in network.out_keys:
+            return key
+        if len(network.out_keys) != 1:
+            raise self._wrong_entry(name, network, key)
+        return network.out_keys[0]
+
+    def _wrong_entry(self, name: str, network: TensorDictModuleBase, key: NestedKey) -> ValueError:
+        values = self._heads[name].values if name in self._heads else key
+        return ValueError(
+            f"{type(self).__name__} reads {key!r} of its {name}, which writes {list(network.out_keys)}: give it "
+            f"out_keys=[{key!r}], or name the entry with set_keys({values}=...)."
+        )
+
+    def _read_head(self, name: str, states: TensorDictBase) -> Tensor:
+        """The values of a head, see :func:`read_head`; in the first call with a look at their shape."""
+        network, head = getattr(self, name), self._heads[name]
+        if head.tried or torch.compiler.is_compiling():
+            return read_head(network, states, self._head_key(name), head.values)
+        return upcast_half(self._first_values(name, network, states))
+
+    def _first_values(self, name: str, network: TensorDictModuleBase, states: TensorDictBase) -> Tensor:
+        """The values of a head, or a ValueError unless they have their shape and the policy's vocabulary."""
+        loss, values, number = type(self).__name__, self._heads[name].values, states.shape[0]
+        key = self._head_key(name, network)
+        try:
+            found = network(states.copy()).get(key)
+        except Exception as error:
+            given = ", ".join(f"{entry} {list(value.shape)}" for entry, value in states.items())
+            raise ValueError(
+                f"The {name} of {loss} fails on states of this model, {given}, for which it must give "
+                f"{_SHAPES[values]}. ({error})"
+            ) from error
+        shape, found = list(found.shape), with_heads(found, values)
+        axes, last = 3 if values == ACTION_VALUE else 2, 1 if values == STATE_VALUE else found.shape[-1]
+        if found.ndim != axes or found.shape[0] != number or found.shape[-1] != last:
+            raise ValueError(f"The {name} of {loss} must write {_SHAPES[values]}, got {shape} for N = {number} states.")
+        if values == ACTION_VALUE:
+            self._check_vocabulary(found.shape[-1])
+        self._heads = {**self._heads, name: _Head(values, tried=True)}
+        return found
+
+    def _check_vocabulary(self, known: int) -> None:
+        """Raise ValueError unless Q has a value for every token that the policy can write, and for no unknown one."""
+        needed, limit = vocabulary(self.actor_network), model_vocabulary(self.actor_network)
+        if needed is not None and known < needed:
+            raise ValueError(
+                f"The Q network has values for {known} tokens and the policy can write {needed}: build the head with "
+                f"vocab_size={needed}. Where the model's matrix is larger than its tokenizer's vocabulary, give the "
+                "loss an UtteranceActor with vocab_size=, the tokenizer's."
+            )
+        if limit is not None and known > limit:
+            raise ValueError(
+                f"The Q network has values for {known} tokens and the model has {limit}: build the head with "
+                f"vocab_size={limit}."
+            )
+
+
+def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: NestedKey, values: str) -> Tensor:
+    """The values that a head writes, at least in float32: ``[N, n_q, V]``, ``[N, n_q]`` or ``[N, 1]`` by their kind."""
+    return upcast_half(with_heads(network(states.copy()).get(key), values))
