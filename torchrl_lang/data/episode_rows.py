@@ -54,9 +54,9 @@ class EpisodeRows:
     Raises:
         KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
             entry to carry.
-        ValueError: on calls, an episode began before the first batch, ``MultiStep`` changed the steps, log-probabilities
-            are carried of random actions (``init_random_frames``), or values of the rows are invalid, see
-            :func:`~torchrl_lang.schema.check_values`.
+        ValueError: on calls, an episode began before the first batch, ``MultiStep`` changed the steps,
+            log-probabilities are carried of random actions (``init_random_frames``), or values of the rows are invalid,
+            see :func:`~torchrl_lang.schema.check_values`.
         RuntimeError: on calls with ``"wait"``, unfinished episodes of more than 128 batches wait, because the collector
             does not continue them.
 

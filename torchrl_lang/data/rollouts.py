@@ -115,7 +115,7 @@ def rows_from_rollout(
         KeyError: the rollout is not from a language environment, or lacks the reward or an entry to carry.
         ValueError: an episode began before the rollout although an entry is carried or transforms changed the rewards;
             values of the rows are invalid, see :func:`~torchrl_lang.schema.check_values`; ``MultiStep`` changed the
-            steps; or log-probabilities are carried of random actions (``init_random_frames``), for which there are none.
+            steps; or log-probabilities are carried of random actions (``init_random_frames``), which have none.
 
     Note:
         The first episodes to finish are short ones. :func:`~torchrl_lang.data.generate_dataset` avoids this bias by
