@@ -1,0 +1,153 @@
+"""The weight of the library: lines, guards, circles and exported names (``python -m tests.weight``)."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "torchrl_lang"
+CHECKS = ("check", "require", "refuse", "assert")
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def sources(folder: Path) -> list[Path]:
+    """All Python files of a folder, by name."""
+    return sorted(folder.rglob("*.py"))
+
+
+def code_lines(text: str) -> set[int]:
+    """The numbers of the lines that hold code: no docstring, comment or blank line."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {n for token in tokens if token.type not in SILENT for n in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def guard_lines(text: str) -> set[int]:
+    """The numbers of the lines of code that refuse: raises with conditions, handlers of errors, checks and their calls."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if (
+            (isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise))
+            or (isinstance(node, ast.FunctionDef) and node.name.lstrip("_").startswith(CHECKS))
+            or isinstance(node, ast.Raise | ast.Assert | ast.ExceptHandler)
+        ):
+            lines |= _lines(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name.lstrip("_").startswith(CHECKS):
+                lines |= _lines(node)
+    return lines & code_lines(text)
+
+
+def _lines(node: ast.stmt | ast.ExceptHandler) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """The modules of the package that each of its modules imports, inside functions too."""
+    known = {module_name(path) for path in sources(package)}
+    return {module_name(path): set(_imported(path, known)) - {module_name(path)} for path in sources(package)}
+
+
+def _imported(path: Path, known: set[str]) -> Iterator[str]:
+    here = module_name(path).split(".")
+    for node in _statements(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            up = node.level - (path.name == "__init__.py")
+            base = here[: len(here) - up] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                if inner in known:
+                    yield inner
+                elif module in known:
+                    yield module
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All but what is there for types only."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield child
+            yield from _statements(child)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of files that import each other; what a package's ``__init__`` hands on is no import of the package."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found, ahead = {start}, [start]
+    while ahead:
+        more = graph[ahead.pop()] - found
+        found |= more
+        ahead += more
+    return found
+
+
+def one_importer(graph: dict[str, set[str]]) -> list[str]:
+    """Files that one other module imports and no package hands on."""
+    packages = {module_name(path) for path in PACKAGE.rglob("__init__.py")}
+    importers = defaultdict(set)
+    for name, others in graph.items():
+        for other in others:
+            importers[other].add(name)
+    return sorted(
+        name for name in set(graph) - packages if len(importers[name]) == 1 and not importers[name] & packages
+    )
+
+
+def exported() -> list[str]:
+    """The names in the ``__all__`` of the packages."""
+    names: list[str] = []
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names += [f"{module_name(path)}.{name}" for name in ast.literal_eval(node.value)]
+    return names
+
+
+def main() -> None:
+    files = sources(PACKAGE)
+    code, guards, lines = Counter[str](), Counter[str](), Counter[str]()
+    for path in files:
+        text, place = path.read_text(), path.relative_to(PACKAGE).with_suffix("").parts[0]
+        code[place] += len(code_lines(text))
+        guards[place] += len(guard_lines(text))
+        lines[place] += text.count("\n")
+    print(f"{'package':<16}{'files':>6}{'lines':>8}{'code':>8}{'guards':>8}")
+    for place in sorted(code):
+        count = sum(path.relative_to(PACKAGE).with_suffix("").parts[0] == place for path in files)
+        print(f"{place:<16}{count:>6}{lines[place]:>8,}{code[place]:>8,}{guards[place] / code[place]:>8.1%}")
+    print(f"{'all':<16}{len(files):>6}{lines.total():>8,}{code.total():>8,}{guards.total() / code.total():>8.1%}")
+    graph = imports()
+    tests = chain(sources(ROOT / "tests"))
+    print(f"tests: {sum(path.read_text().count(chr(10)) for path in tests):,} lines")
+    print(f"exported names: {len(exported())}; files with one importer: {len(one_importer(graph))}")
+    for circle in circles(graph):
+        print("circle:", ", ".join(circle))
+
+
+if __name__ == "__main__":
+    main()
