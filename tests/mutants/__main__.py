@@ -20,7 +20,12 @@ from pathlib import Path
 from .mutations import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("torchrl_lang/functional", "torchrl_lang/objectives", "torchrl_lang/modules", "torchrl_lang/schema.py")
+PACKAGE = ROOT / "torchrl_lang"
+PLACES = (
+    "torchrl_lang/schema.py",
+    *(f"torchrl_lang/{path.parent.name}" for path in sorted(PACKAGE.glob("*/__init__.py"))),
+)
+LIST = Path(__file__).with_name("list.txt")
 HEAVY = ("torchrl.collectors", "torchrl.objectives", "transformers.models.gpt2.modeling_gpt2", "peft", "hypothesis")
 # Beside the tests of their own folder, which everything has (``schema.py`` has ``tests/test_schema.py``).
 ALSO = {
@@ -51,10 +56,25 @@ def guards(path: Path) -> list[list[str]]:
 
 
 def draw(places: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
-    """A sample of all mutants of these files, the same for the same seed."""
-    files = [file for place in places for file in ([ROOT / place] if place.endswith(".py") else _sources(ROOT / place))]
-    found = [each for file in files for each in mutants(file.relative_to(ROOT), file.read_text())]
-    return random.Random(seed).sample(found, min(count, len(found)))
+    """A sample of the mutants of these files, as many of each place as of the others; the same for the same seed."""
+    sample = []
+    for number, place in enumerate(places):
+        files = [ROOT / place] if place.endswith(".py") else _sources(ROOT / place)
+        found = [each for file in files for each in mutants(file.relative_to(ROOT), file.read_text())]
+        share = count * (number + 1) // len(places) - count * number // len(places)
+        sample += random.Random(seed).sample(found, min(share, len(found)))
+    return sample
+
+
+def kept() -> list[tuple[Mutant, str]]:
+    """The mutants of the list that died, as long as the line that they change is in its file."""
+    lines = [line.split("\t") for line in LIST.read_text(encoding="utf-8").splitlines()]
+    killed = {(path, before, after) for verdict, path, before, after in lines if verdict == "dies"}
+    found = []
+    for path in sorted({path for path, _, _ in killed}):
+        if (ROOT / path).exists():
+            found += mutants(Path(path), (ROOT / path).read_text())
+    return [each for each in found if (str(each[0].path), each[0].before, each[0].after) in killed]
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -125,8 +145,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
     parser.add_argument("--begin", type=int, default=0, help="the first mutant of the sample to try")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
+    parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
-    sample = draw(options.places, options.count, options.seed)[options.begin :]
+    sample = (kept() if options.kept else draw(options.places, options.count, options.seed))[options.begin :]
     if options.list:
         print("\n".join(str(mutant) for mutant, _ in sample))
         return
@@ -141,6 +163,9 @@ def main() -> None:
             began = time.monotonic()
             word = verdict(mutant, text, tree, options.limit)
             alive += [mutant] if word == "SURVIVES" else []
+            if options.write:
+                with LIST.open("a", encoding="utf-8") as file:
+                    file.write("\t".join([word, str(mutant.path), mutant.before, mutant.after]) + "\n")
             print(f"[{number}/{len(sample)}] {word} after {time.monotonic() - began:.0f} s: {mutant}", flush=True)
     print(f"\n{len(alive)} of {len(sample)} mutants survive:", *alive, sep="\n")
 
