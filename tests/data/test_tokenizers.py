@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_lang.data import CharTokenizer, Tokenizer, fingerprint, tokenizer_from_config
+from torchrl_lang.data import (
+    CharTokenizer,
+    Episode,
+    Tokenizer,
+    Turn,
+    fingerprint,
+    from_row,
+    to_row,
+    tokenizer_from_config,
+    word_tokenizer,
+)
+from torchrl_lang.data.tokenizers import UNKNOWN
 
 WORDS = CharTokenizer.from_alphabet(["a", "b", "ab", "ba", " ", "<", "/", ">", "s"])
 
@@ -36,6 +47,53 @@ def test_a_foreign_character_is_named(wordle_symbols, text):
         wordle_symbols.encode(text)
 
 
+@pytest.mark.parametrize("build", [CharTokenizer.from_texts, word_tokenizer])
+def test_an_alphabet_of_texts_reads_every_text(build):
+    """Curly quotes, accents of both forms, emoji and line breaks of all systems."""
+    tokenizer = build(["don\N{RIGHT SINGLE QUOTATION MARK}t cafe\N{COMBINING ACUTE ACCENT}\r\n", "\U0001f600\rso"])
+    text = "so don\N{RIGHT SINGLE QUOTATION MARK}t caf\xe9\n\U0001f600\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text.replace("\xe9", "e\u0301").replace("\n", "\r\n")) == tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode("so\u0416\ud800<s>"))[:4] == f"so{UNKNOWN}{UNKNOWN}"
+    assert not {"\r", "\u0301", "\ud800"} & set(tokenizer.symbols)
+    assert tokenizer.control.forbidden == (tokenizer.symbols.index(UNKNOWN),)
+    assert tokenizer.unknown in tokenizer.control.forbidden_in_action()
+    again = tokenizer_from_config(json.loads(json.dumps(tokenizer.config())))
+    assert again.encode("s\u0416") == tokenizer.encode("s\u0416")
+    assert again.control == tokenizer.control
+
+
+def test_the_agent_does_not_write_the_unknown_symbol():
+    tokenizer = CharTokenizer.from_texts(["cafe\u0301"])
+    with pytest.raises(
+        ValueError, match="'\u0416' at position 4 of 'caf\xe9\u0416' is not in this tokenizer's alphabet"
+    ):
+        tokenizer.encode_action("cafe\u0301\u0416")
+    read = Episode([Turn("c\u0416"), Turn("fa", 1.0)], terminated=True)
+    row = to_row(read, tokenizer, 10)
+    assert [turn.text for turn in from_row(row, tokenizer).turns] == [f"c{UNKNOWN}", "fa"]
+    with pytest.raises(ValueError, match="is not in this tokenizer's alphabet"):
+        to_row(Episode([Turn("c"), Turn("\u0416", 1.0)], terminated=True), tokenizer, 10)
+    played = Episode([Turn(UNKNOWN, 1.0, tokens=(tokenizer.unknown,))], terminated=True)  # what any policy may do
+    assert from_row(to_row(played, tokenizer, 10), tokenizer) == played
+
+
+def test_the_alphabet_of_plain_words_has_no_unknown_symbol():
+    """So models and runs of the versions before keep their vocabularies."""
+    plain = word_tokenizer(["it is red\n"])
+    assert plain.symbols == (
+        "\n",
+        *map(chr, range(32, 127)),
+        " is",
+        " red",
+        "it",
+        *CharTokenizer.DEFAULT_CONTROL.values(),
+    )
+    assert plain.unknown is None
+    assert list(plain.config()) == ["kind", "symbols", "control"]
+    assert word_tokenizer(["it"], unknown=True).encode("it\xe9") == [96, 97]
+
+
 def test_the_configuration_survives_json(wordle_symbols):
     again = tokenizer_from_config(json.loads(json.dumps(wordle_symbols.config())))
     assert isinstance(again, Tokenizer)
@@ -58,6 +116,8 @@ def test_an_unknown_kind_is_refused():
         ({"control": []}, 'has \\[\\] as "control", expected dict'),
         ({"control": {"pad": "<|pad|>"}}, "has the control tokens .*, got \\['pad'\\]"),
         ({"symbols": ["a", "b"]}, "are not among the symbols"),
+        ({"unknown": True}, "unknown symbol '�' is not among the symbols"),
+        ({"unknown": 1}, 'has 1 as "unknown", expected bool'),
         ({"kind": "huggingface"}, 'has no field "tokenizer"'),
         ({"kind": "huggingface", "tokenizer": {}}, "not a tokenizer of the tokenizers library"),
         ({"kind": ["char"]}, "kind of tokenizer \\['char'\\]"),

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import CharTokenizer, Episode, Turn, dataset_from_jsonl, load_dataset, row_buffer, to_rows
+from torchrl_lang.data.tokenizers import UNKNOWN
 from torchrl_lang.envs.visual_dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
 from torchrl_lang.evaluation import imitation_loss, read_columns
@@ -81,7 +82,7 @@ def test_rows_have_the_characters_of_the_file_and_the_length_of_the_longest_dial
     assert len(dataset) == 40
     assert [turn.text for turn in dataset.episode(5).turns] == ["in", "out", "why", "so"]
     letters = {letter for number in range(40) for turn in dialogue(number)["turns"] for letter in turn["text"]}
-    assert set(dataset.tokenizer.symbols) - set(CharTokenizer.DEFAULT_CONTROL.values()) == letters
+    assert set(dataset.tokenizer.symbols) - set(CharTokenizer.DEFAULT_CONTROL.values()) == letters | {UNKNOWN}
     row = dataset[0]["attention_mask"]
     assert row.all()  # "big", "tiny", "why", "so" with their ends and the two ends of the row
     assert len(row) == 18
@@ -197,8 +198,9 @@ def test_bc_learns_the_dialogues(home, tmp_path):
     assert run.replies([["in"], ["big", "tiny", "why"], ["hot"]]) == ["out", "so", "cold"]
     ask = run_questioner(tmp_path / "run")
     assert ask([Dialogue("in"), Dialogue("big", (Round("tiny", "why"),))]) == ["out", "so"]
+    assert len(ask([Dialogue("in"), Dialogue("ß", (Round("tiny", "😀"),))])) == 2
     with pytest.raises(RequestError, match="cannot read a character") as error:
-        ask([Dialogue("in"), Dialogue("ß")])
+        ask([Dialogue("in"), Dialogue("big", (Round("ß", "why"),))])  # a question that the policy cannot have asked
     assert error.value.status == 422
     with pytest.raises(ValueError, match="positions"):  # not a matter of characters
         ask([Dialogue("in" * 400)])
@@ -238,8 +240,8 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
 
 
 def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path, monkeypatch, capsys):
-    letters = "".join(load_dataset(runs / "bc" / "data").tokenizer.symbols[:-6])
-    (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", letters))
+    letters = "".join(load_dataset(runs / "bc" / "data").tokenizer.symbols[:-7])
+    (tmp_path / "opposites.py").write_text(OPPOSITES.replace('"abdginostuwn"', f'"{letters}", unknown=True'))
     monkeypatch.syspath_prepend(str(tmp_path))
     given = ["--task", "opposites:make_env", "--option", "row_length=18"]
     assert "has no games: give an environment with --task package.module:name" in refused(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import word_tokenizer
 from torchrl_lang.envs import visual_dialogue as vd
 from torchrl_lang.recipes import prepare_visual_dialogue as prepare
+from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.visual_dialogue_folder import PreparedFolder, measured_tokens
+from torchrl_lang.storage import FileError
 
 TINY = SMALL | {"train": 24, "guesser_epochs": 2, "answerer_epochs": 1, "width": 16}
 
@@ -73,7 +77,7 @@ def test_tokens_are_the_words_of_training_and_every_dialogue_fits(prepared_dialo
     tokens = folder.tokens()
     assert tokens.tokenizer.config() == word_tokenizer([*texts, "<stop>"]).config()
     every = [dialogue for split in ("train", "val", "test") for dialogue in folder.data(split).dialogues]
-    assert tokens[1:] == measured_tokens(tokens.tokenizer, every)[1:]
+    assert tokens[1:] == measured_tokens(tokens.tokenizer, {prepared_dialogues: every})[1:]
     count = {text: len(tokens.tokenizer.encode(text)) for each in every for r in each.rounds for text in r}
     assert tokens.question == max(count[r.question] for each in every for r in each.rounds)
     assert tokens.answer == max(count[r.answer] for each in every for r in each.rounds)
@@ -171,5 +175,42 @@ def test_existing_files_with_features_in_hdf5(tmp_path):
 
 def test_a_text_that_the_tokenizer_lacks():
     dialogues = [vd.Dialogue("caf\N{LATIN SMALL LETTER E WITH ACUTE}", (vd.Round("is it red?", "no"),))]
-    with pytest.raises(ValueError, match=r"is not in this tokenizer's alphabet.* Give a tokenizer that can, as `--tok"):
-        measured_tokens(word_tokenizer(["cafe"]), dialogues)
+    with pytest.raises(FileError) as error:
+        measured_tokens(word_tokenizer(["cafe"]), {Path("a.json"): [vd.Dialogue("", ()), *dialogues]})
+    assert str(error.value).startswith(
+        "a.json has a text as \"item 1.caption\" that cannot be encoded ('\xe9' at position 3"
+    )
+    assert str(error.value).endswith("): give a tokenizer that can, as `--tokenizer NAME`.")
+
+
+@pytest.mark.slow
+def test_files_as_people_write_them(prepared_dialogues, tmp_path, monkeypatch):
+    """Accents of two characters, curly quotes, line breaks of other systems; each split has an emoji of its own."""
+    shutil.copytree(prepared_dialogues / "data", tmp_path / "files")
+    for place, split in enumerate(("train", "val", "test")):
+        path = tmp_path / "files" / f"visdial_0.5_{split}.json"
+        content = json.loads(path.read_text())
+        for item in content:
+            item["caption"] += f" it\u2019s a cafe\u0301\r\n{chr(0x1F600 + place)}"
+            item["dialog"][3]["question"] = f"is it \u201cred\u201d {chr(0x1F600 + place)}"
+            item["dialog"][3]["answer"] = "d\xe9j\xe0 vu"
+        path.write_text(json.dumps(content))
+    assert command(tmp_path / "out", "--files", tmp_path / "files", sizes=TINY) == 0
+    assert (
+        main(["generate", "visual_dialogue", "--folder", str(tmp_path / "out"), "--out", str(tmp_path / "data")]) == 0
+    )
+    dataset, task = open_dataset(tmp_path / "data")
+    unknown = "\N{REPLACEMENT CHARACTER}"
+    openings = [turns[0].text for turns in (dataset.episode(number).turns for number in range(len(dataset)))]
+    assert all(text.endswith(" it\u2019s a caf\xe9\n\U0001f600") for text in openings)
+    assert all(
+        len(dataset.episode(number).turns) < 8
+        or dataset.episode(number).turns[7].text == "is it \u201cred\u201d \U0001f600?"
+        for number in range(len(dataset))
+    )
+    _, records = task.evaluate(task.player("data", seed=0).policy, games=4, seed=0)
+    shown = [
+        task.tokenizer().decode(row[mask].tolist())
+        for row, mask in zip(records.rows["tokens"], records.rows["attention_mask"], strict=True)
+    ]
+    assert all(f" it\u2019s a caf\xe9\n{unknown}</s>" in text and text.count(unknown) == 1 for text in shown)

@@ -18,10 +18,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from tests.envs.reddit.csv_writer import write_folder
 from tests.recipes.notes import from_own_notes
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import from_row, load_dataset
-from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.data import CharTokenizer, from_row, load_dataset
+from torchrl_lang.envs.reddit import CommentRows, RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.rewards import UpvoteModel, UpvoteNetwork
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes import datasets
@@ -70,6 +71,52 @@ def described(dataset):
     episodes = [from_row(row, dataset.tokenizer) for row in dataset[:]]
     assert all(each.terminated and not each.truncated for each in episodes)
     return sorted((*[turn.text for turn in each.turns], each.turns[-1].reward) for each in episodes)
+
+
+# -- texts as people write them ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unicode_home(tmp_path_factory):
+    """Accents of two characters, curly quotes, line breaks of other systems, and an emoji in one comment only."""
+    comments = [
+        (f"don\u2019t cafe\u0301 {n}\r\nso \r{chr(0x1F300 + n)}", n % 3 - 1, f"\u201cwhy\u201d {n % 5}\r\n?")
+        for n in range(60)
+    ]
+    return write_folder(tmp_path_factory.mktemp("unicode"), comments[:30], comments[30:])
+
+
+def test_rows_of_any_text(unicode_home, tmp_path):
+    assert generate(tmp_path / "data", "--folder", unicode_home, "--reward", "score") == 0
+    dataset, task = open_dataset(tmp_path / "data")
+    expected = [
+        (f"\u201cwhy\u201d {n % 5}\n?", f"don\u2019t caf\xe9 {n}\nso \n{chr(0x1F300 + n)}", 1.0 if n % 3 == 2 else -1.0)
+        for n in range(60)
+    ]
+    rows = described(dataset)
+    assert set(rows) < set(expected)
+    assert len(rows) == len(task.data("train")) == len(set(rows))
+    unseen = {text[-1] for text in task.data("val").comments}
+    assert unseen.isdisjoint(task.tokenizer().symbols)
+    _, records = task.evaluate(task.player("data", seed=0).policy, games=8, seed=0)
+    played = {text for _, text in comments_of(records, task.tokenizer())}
+    without_last = {text[:-1] for _, text, _ in expected}
+    assert all(text in without_last or text[:-1] in without_last for text in played)
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in played)
+
+
+def test_a_text_that_a_tokenizer_lacks_is_named(unicode_home, tmp_path, capsys):
+    words = Vocabulary(WordLevel({"why": 0, "so": 1}))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
+    assert generate(tmp_path / "data", "--folder", unicode_home, "--tokenizer", tmp_path / "words") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"comments_(positive|negative)\.csv line \d+ has a comment that cannot be encoded", error), error
+    assert "give a tokenizer that can, as `--tokenizer NAME`" in error
+    data = RedditComments.read(unicode_home)
+    with pytest.raises(ValueError, match=r"comments_positive.csv line 2 cannot be encoded: '\u2019' at position 3 of"):
+        CommentRows(
+            data, lambda texts: [0.0] * len(texts), CharTokenizer.from_alphabet("?d\u201cnowhy\r\n\u201d 0"), 99
+        )(range(3), 0)
 
 
 # -- splits and lengths -----------------------------------------------------------------------------------------------

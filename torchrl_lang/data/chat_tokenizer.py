@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_lang.data.hf_tokenizer import backend_text, load_hf_tokenizer, read_backend
 from torchrl_lang.data.plain_text import PlainTextEncoder
 from torchrl_lang.data.row_format import RowFormat
-from torchrl_lang.data.tokenizers import Tokenizer
+from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, shorten
 
@@ -204,7 +204,9 @@ class ChatTokenizer:
 
 def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of an utterance that is given as text, without its end."""
-    return tokenizer.encode_action(text) if isinstance(tokenizer, ChatTokenizer) else tokenizer.encode(text)
+    if isinstance(tokenizer, ChatTokenizer | CharTokenizer):
+        return tokenizer.encode_action(text)
+    return tokenizer.encode(text)
 
 
 def decode_action(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

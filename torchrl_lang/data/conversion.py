@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from tensordict import TensorDict, TensorDictBase
 
 from torchrl_lang.data.chat_reading import read_chat_turns
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer, encode_action
 from torchrl_lang.data.encoded_episode import TokenReward, cut_episode, encode_episode, overflow, stack_episodes
 from torchrl_lang.data.episodes import Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer, encodes_to
@@ -166,5 +167,5 @@ def _flag(row: TensorDictBase, key: str, default: bool | None) -> bool:
 
 def _turn(ids: list[int], reward: float | None, closed: bool, tokenizer: Tokenizer) -> Turn:
     text = tokenizer.decode(ids)
-    canonical = encodes_to(tokenizer.encode, text, ids)
+    canonical = encodes_to(tokenizer.encode if reward is None else partial(encode_action, tokenizer), text, ids)
     return Turn(text, reward, closed, None if canonical else tuple(ids))

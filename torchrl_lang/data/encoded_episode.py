@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang.data.chat_rows import Part, chat_parts
-from torchrl_lang.data.chat_tokenizer import ChatTokenizer
+from torchrl_lang.data.chat_tokenizer import ChatTokenizer, encode_action
 from torchrl_lang.data.episodes import LARGEST_REWARD, Episode, Turn
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.schema import ACTION_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, TRUNCATED
@@ -86,7 +86,8 @@ def _control_parts(episode: Episode, tokenizer: Tokenizer) -> list[Part]:
 def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
     control = tokenizer.control
     if turn.tokens is None:
-        ids, forbidden = tokenizer.encode(turn.text), control.ids()
+        ids = encode_action(tokenizer, turn.text) if turn.by_agent else tokenizer.encode(turn.text)
+        forbidden = control.ids()
     else:
         end = control.end_of_action if turn.by_agent else control.end_of_state
         ids, forbidden = list(turn.tokens), (control.pad, end)  # other control tokens may be what a model wrote

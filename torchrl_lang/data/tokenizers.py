@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.storage import Fields, json_digest, shorten
 
 __all__ = [
+    "UNKNOWN",
     "CharTokenizer",
     "Tokenizer",
+    "characters",
     "check_control",
     "config_fingerprint",
     "encodes_to",
     "fingerprint",
+    "normalized",
     "read_config",
 ]
 
 T = TypeVar("T")
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""The symbol for all characters that are not in an alphabet."""
 
 
 @runtime_checkable
@@ -53,13 +60,19 @@ class CharTokenizer:
 
     Text is encoded from left to right, with the longest matching symbol.
 
+    With ``unknown`` text is normalized first (Unicode's NFC; line breaks CR LF and CR become LF), and the unknown
+    symbol, U+FFFD, stands for every character that is not a symbol. The agent cannot write it: policies never generate
+    it, and :meth:`encode_action` refuses such a character.
+
     Args:
         symbols: all symbols in the order of their ids, control tokens included.
         control: names of the six control tokens by field of :class:`~torchrl_lang.schema.ControlTokens`; each must be
             among ``symbols``.
+        unknown: U+FFFD is among ``symbols`` and stands for all other characters.
 
     Raises:
-        ValueError: symbols repeat or a control token is missing; on :meth:`encode`, a character is not a symbol.
+        ValueError: symbols repeat, or a control token or the unknown symbol is missing; on :meth:`encode` without
+            ``unknown``, a character is not a symbol.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer
@@ -72,12 +85,15 @@ class CharTokenizer:
         Traceback (most recent call last):
             ...
         ValueError: ' ' at position 1 of 'a dog' is not in this tokenizer's alphabet 'abc'.
+        >>> tokenizer = CharTokenizer.from_texts(["abc"])
+        >>> tokenizer.decode(tokenizer.encode("a cab"))
+        'a�cab'
     """
 
     vocab_size: int
     """Number of token ids, control tokens included."""
     control: ControlTokens
-    """Ids of the control tokens."""
+    """Ids of the control tokens; ``forbidden`` has the unknown symbol."""
     DEFAULT_CONTROL = {
         "pad": "<|pad|>",
         "end_of_action": "</a>",
@@ -87,7 +103,7 @@ class CharTokenizer:
         "end_of_dialogue": "</eod>",
     }
 
-    def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None) -> None:
+    def __init__(self, symbols: Sequence[str], control: dict[str, str] | None = None, *, unknown: bool = False) -> None:
         self.symbols = tuple(symbols)
         self._control_names = dict(self.DEFAULT_CONTROL if control is None else control)
         if len(set(self.symbols)) != len(self.symbols) or "" in self.symbols:
@@ -96,32 +112,58 @@ class CharTokenizer:
         missing = [name for name in self._control_names.values() if name not in self.symbols]
         if missing:
             raise ValueError(f"Control tokens {missing} are not among the symbols: add them.")
+        if unknown and (UNKNOWN not in self.symbols or UNKNOWN in self._control_names.values()):
+            raise ValueError(f"The unknown symbol {UNKNOWN!r} is not among the symbols, or a control token: add it.")
         self._id = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.unknown: int | None = self._id[UNKNOWN] if unknown else None
+        """Id of the unknown symbol, if there is one."""
         ids: dict[str, Any] = {field: self._id[name] for field, name in self._control_names.items()}
         self.vocab_size = len(self.symbols)
-        self.control = ControlTokens(**ids, vocab_size=self.vocab_size)
-        plain = [symbol for symbol in self.symbols if self._id[symbol] not in self.control.ids()]
+        forbidden = () if self.unknown is None else (self.unknown,)
+        self.control = ControlTokens(**ids, vocab_size=self.vocab_size, forbidden=forbidden)
+        special = {*self.control.ids(), *forbidden}
+        plain = [symbol for symbol in self.symbols if self._id[symbol] not in special]
         self._alphabet = "".join(plain)
         self._pattern = re.compile("|".join(re.escape(s) for s in sorted(plain, key=len, reverse=True)) or r"(?!)")
 
     @classmethod
-    def from_alphabet(cls, alphabet: Sequence[str]) -> CharTokenizer:
-        """A tokenizer over ``alphabet`` with the default control tokens appended."""
-        return cls([*alphabet, *cls.DEFAULT_CONTROL.values()])
+    def from_alphabet(cls, alphabet: Sequence[str], *, unknown: bool = False) -> CharTokenizer:
+        """A tokenizer over ``alphabet`` with the default control tokens appended, after the unknown symbol if any."""
+        return cls([*alphabet, *([UNKNOWN] if unknown else []), *cls.DEFAULT_CONTROL.values()], unknown=unknown)
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> CharTokenizer:
+        """A tokenizer over the characters of some texts, with the unknown symbol for all others."""
+        return cls.from_alphabet(sorted(set[str]().union(*map(characters, texts))), unknown=True)
 
     def encode(self, text: str) -> list[int]:
         """Encode plain text, with the longest matching symbol."""
+        text = text if self.unknown is None else normalized(text)
         ids, position = [], 0
         while position < len(text):
             match = self._pattern.match(text, position)
-            if match is None:
-                raise ValueError(
-                    f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
-                    f"{shorten(self._alphabet)}."
-                )
-            ids.append(self._id[match.group()])
-            position = match.end()
+            if match is not None:
+                ids.append(self._id[match.group()])
+                position = match.end()
+            elif self.unknown is not None:
+                ids.append(self.unknown)
+                position += 1
+            else:
+                raise self._no_symbol(text, position)
         return ids
+
+    def encode_action(self, text: str) -> list[int]:
+        """Encode an utterance of the agent; raises ``ValueError`` if a character is not a symbol."""
+        ids = self.encode(text)
+        if self.unknown is not None and self.unknown in ids:
+            raise self._no_symbol(normalized(text), len(self.decode(ids[: ids.index(self.unknown)])))
+        return ids
+
+    def _no_symbol(self, text: str, position: int) -> ValueError:
+        return ValueError(
+            f"{text[position]!r} at position {position} of {shorten(text)} is not in this tokenizer's alphabet "
+            f"{shorten(self._alphabet)}."
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; control tokens are written by name."""
@@ -129,13 +171,30 @@ class CharTokenizer:
 
     def config(self) -> dict[str, Any]:
         """The symbols and control tokens as JSON."""
-        return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names)}
+        unknown = {} if self.unknown is None else {"unknown": True}
+        return {"kind": "char", "symbols": list(self.symbols), "control": dict(self._control_names), **unknown}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CharTokenizer:
         """Build the tokenizer from its :meth:`config`; raises ``ValueError`` if the configuration is invalid."""
         fields, control = read_config(config)
-        return cls(fields.list_of("symbols", str), control)
+        return cls(fields.list_of("symbols", str), control, unknown=fields.take("unknown", bool, False))
+
+
+def normalized(text: str) -> str:
+    r"""Text in Unicode's NFC, with the line breaks CR LF and CR as LF.
+
+    Examples:
+        >>> from torchrl_lang.data.tokenizers import normalized
+        >>> normalized("caf\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT}\r\n") == "caf\xe9\n"
+        True
+    """
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def characters(text: str) -> set[str]:
+    """The characters of a normalized text, without the unknown symbol and halves of surrogate pairs."""
+    return {c for c in set(normalized(text)) if c != UNKNOWN and not "\ud800" <= c <= "\udfff"}
 
 
 def encodes_to(encode: Callable[[T], list[int]], content: T, ids: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_lang.data.chat_tokenizer import ChatTokenizer
 from torchrl_lang.data.hf_tokenizer import HFTokenizer
 from torchrl_lang.data.tokenizer_config import KINDS, tokenizer_from_config
-from torchrl_lang.data.tokenizers import CharTokenizer, Tokenizer
+from torchrl_lang.data.tokenizers import UNKNOWN, CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -30,7 +30,7 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
       control tokens in it are plain text (``split_special_tokens``).
     - ``tokenizer(text, split_special_tokens=False)`` encodes such names as control tokens, so it inverts ``decode`` of
       a whole row. Do not pass untrusted text to it.
-    - Text with characters that a :class:`CharTokenizer` lacks is an error there, too.
+    - Text with characters that a :class:`CharTokenizer` lacks is an error there, too, or has its unknown symbol.
     - ``pad_token`` is our ``pad``; ``eos_token`` is our ``end_of_action``, which ends an utterance. A chat template of
       the original tokenizer is removed, because rows do not use it.
     - A :class:`ChatTokenizer` keeps its chat template and its other tokens' roles. The names of its special tokens are
@@ -57,6 +57,8 @@ def transformers_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     backend = _char_backend(tokenizer) if isinstance(tokenizer, CharTokenizer) else _plain_backend(tokenizer)
     control = tokenizer.control
     roles = {"pad_token": backend.id_to_token(control.pad), "eos_token": backend.id_to_token(control.end_of_action)}
+    if isinstance(tokenizer, CharTokenizer) and tokenizer.unknown is not None:
+        roles["unk_token"] = UNKNOWN
     options: dict[str, Any] = {"split_special_tokens": True}
     if isinstance(tokenizer, ChatTokenizer):
         roles |= tokenizer.roles
@@ -134,15 +136,21 @@ def _char_backend(tokenizer: CharTokenizer) -> Backend:
 
     control = [tokenizer.symbols[index] for index in tokenizer.control.ids()]
     plain = sorted((symbol for symbol in tokenizer.symbols if symbol not in control), key=len, reverse=True)
-    backend = Backend(models.WordLevel({symbol: index for index, symbol in enumerate(tokenizer.symbols)}))
+    vocabulary = {symbol: index for index, symbol in enumerate(tokenizer.symbols)}
+    has_unknown = tokenizer.unknown is not None
+    backend = Backend(models.WordLevel(vocabulary, unk_token=UNKNOWN) if has_unknown else models.WordLevel(vocabulary))
     # A regular expression takes the first alternative that matches, so the longest symbol comes first. A character that
-    # is not a symbol becomes a separate piece, which is not in the vocabulary and therefore an error.
+    # is not a symbol becomes a separate piece, which is not in the vocabulary: the unknown symbol, or an error.
     pattern = "|".join([*map(re.escape, plain), r"[\s\S]"])
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     # A control token of one character would match itself: in plain text, replace it by an unknown one.
     single = [name for name in control if len(name) == 1 and not any(name in symbol for symbol in plain)]
-    if single:
-        backend.normalizer = normalizers.Sequence([normalizers.Replace(name, "\ufffe\ufffe") for name in single])
+    steps: list[Any] = []
+    if has_unknown:  # as ``normalized`` does
+        steps = [normalizers.Replace("\r\n", "\n"), normalizers.Replace("\r", "\n"), normalizers.NFC()]
+    steps += [normalizers.Replace(name, UNKNOWN if has_unknown else "\ufffe\ufffe") for name in single]
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     return backend

@@ -102,7 +102,7 @@ def _write(options: OfflineOptions, task: Task | None, folder: Path) -> None:
     if tokenizer is None or length is None:
         episodes = _read(options, tokenizer)
         if tokenizer is None:
-            tokenizer = _characters(episodes)
+            tokenizer = CharTokenizer.from_texts(turn.text for episode in episodes for turn in episode.turns)
         if length is None:
             length = max(_longest(episodes, tokenizer), 0 if task is None else task.env(1).row_length)
     dataset_from_jsonl(
@@ -145,12 +145,6 @@ def _given_tokenizer(options: OfflineOptions, task: Task | None) -> Tokenizer | 
             f"pretrained={options.pretrained!r} needs its own tokenizer: give --tokenizer {options.pretrained}."
         )
     return None
-
-
-def _characters(episodes: Sequence[Episode]) -> CharTokenizer:
-    """All characters of the texts but halves of surrogate pairs, which no file can hold; their lines are bad lines."""
-    letters = {letter for episode in episodes for turn in episode.turns for letter in turn.text}
-    return CharTokenizer.from_alphabet(sorted(letter for letter in letters if not "\ud800" <= letter <= "\udfff"))
 
 
 def _longest(episodes: Sequence[Episode], tokenizer: Tokenizer) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,7 +110,7 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
             generate_visual_dialogues(generated, splits, npy=True, **choices)
     found = {split: _read(prepared, split) for split in _SPLITS}
     with _timed("measure the tokens of all dialogues"):
-        every = list(itertools.chain.from_iterable(data.dialogues for data in found.values()))
+        every = {prepared.files(split).dialogues: data.dialogues for split, data in found.items()}
         tokens = measured_tokens(_tokenizer(options, found["train"]), every)
         prepared.write_tokens(tokens)
     if not prepared.models_folder.exists():
@@ -134,7 +133,10 @@ def _read(prepared: PreparedFolder, split: str) -> VisualDialogues:
 
 
 def _tokenizer(options: PrepareVisualDialogue, train: VisualDialogues) -> Tokenizer:
-    return word_tokenizer(texts_of(train.dialogues)) if options.tokenizer is None else HFTokenizer(options.tokenizer)
+    if options.tokenizer is not None:
+        return HFTokenizer(options.tokenizer)
+    # The texts of generated dialogues are known; people, and models trained on what they write, may write anything.
+    return word_tokenizer(texts_of(train.dialogues), unknown=options.files is not None)
 
 
 def _train(options: PrepareVisualDialogue, prepared: PreparedFolder, train: VisualDialogues) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -10,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchrl_lang.data import HFTokenizer, Tokenizer, word_tokenizer
+from torchrl_lang.data.word_tokenizer import PLAIN
 from torchrl_lang.envs.reddit import RedditComments, TextReward
 from torchrl_lang.functional.checks import one_of
 from torchrl_lang.recipes.reddit_rewards import RedditReward
+from torchrl_lang.storage import FileError
 
 __all__ = ["SPLITS", "WORDS", "CommentFolder", "Lengths"]
 
@@ -96,32 +97,43 @@ class CommentFolder:
 
     @lru_cache(maxsize=8)  # noqa: B019
     def tokenizer(self, name: str) -> Tokenizer:
-        """That of the training texts' words, or a Hugging Face tokenizer by its name or folder."""
-        train = self.split("train")
-        return word_tokenizer((*train.parents, *train.comments)) if name == WORDS else HFTokenizer(name)
+        """That of the training texts' words, or a Hugging Face tokenizer by its name or folder.
+
+        If a split has more than printable ASCII, that of words has an unknown symbol.
+        """
+        if name != WORDS:
+            return HFTokenizer(name)
+        train, every = self.split("train"), self.of_all_splits()
+        unknown = not set(chain.from_iterable((*every.parents, *every.comments))) <= set(PLAIN)
+        return word_tokenizer((*train.parents, *train.comments), unknown=unknown)
 
     @lru_cache(maxsize=8)  # noqa: B019
     def lengths(self, tokenizer: str, *, include_parent: bool) -> Lengths:
         """The lengths of the longest texts of all splits: ``2 + parent + 1 + comment + 1``.
 
         Raises:
-            ValueError: the tokenizer cannot encode a text.
+            FileError: the tokenizer cannot encode a text.
         """
         encode = self.tokenizer(tokenizer).encode
 
         @cache
         def length(text: str) -> int:
-            try:
-                return len(encode(text))
-            except ValueError as error:
-                raise ValueError(f"{error} Give a tokenizer that can, as `--tokenizer NAME`.") from error
+            return len(encode(text))
 
-        def longest(texts: Iterable[str]) -> int:
-            return max(map(length, texts))
+        def longest(what: str) -> int:
+            found = 0
+            for part in map(self.split, SPLITS):
+                for number, text in enumerate(getattr(part, f"{what}s")):
+                    try:
+                        found = max(found, length(text))
+                    except ValueError as error:
+                        problem = f"line {part.lines[number]} has a {what} that cannot be encoded ({error})"
+                        remedy = "give a tokenizer that can, as `--tokenizer NAME`"
+                        raise FileError(Path(self.folder) / part.files[number], problem, remedy) from error
+            return found
 
-        parts = [self.split(name) for name in SPLITS]
-        action_length = 1 + longest(text for part in parts for text in part.comments)
-        parent = longest(text for part in parts for text in part.parents) if include_parent else 0
+        action_length = 1 + longest("comment")
+        parent = longest("parent") if include_parent else 0
         return Lengths(3 + parent + action_length, action_length)
 
     @lru_cache(maxsize=8)  # noqa: B019

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.envs.visual_dialogue import (
     Dialogue,
     DialogueServer,
@@ -67,8 +67,11 @@ def run_questioner(folder: Path) -> Questioner:
     def ask(dialogues: Sequence[Dialogue]) -> list[str]:
         texts = [each.texts for each in dialogues]
         try:
-            for text in chain.from_iterable(texts):
-                run.tokenizer.encode(text)
+            for caption, *rest in texts:
+                for text in (caption, *rest[1::2]):
+                    run.tokenizer.encode(text)
+                for question in rest[::2]:
+                    encode_action(run.tokenizer, question)
         except ValueError as error:
             raise RequestError(422, None, "the questioner cannot read a character of this dialogue") from error
         return run.replies(texts)

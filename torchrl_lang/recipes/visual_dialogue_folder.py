@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from torchrl_lang.envs.visual_dialogue import (
     VisualDialogues,
 )
 from torchrl_lang.recipes.options import read_options
-from torchrl_lang.storage import read_manifest, write_manifest
+from torchrl_lang.storage import FileError, read_manifest, write_manifest
 
 __all__ = [
     "FIGURES",
@@ -153,33 +153,38 @@ def texts_of(dialogues: Sequence[Dialogue]) -> Iterable[str]:
         yield from dialogue.texts
 
 
-def measured_tokens(tokenizer: Tokenizer, dialogues: Sequence[Dialogue]) -> DialogueTokens:
-    """The longest caption, question (or ``<stop>``) and answer of dialogues.
+def measured_tokens(tokenizer: Tokenizer, files: Mapping[Path, Sequence[Dialogue]]) -> DialogueTokens:
+    """The longest caption, question (or ``<stop>``) and answer of the dialogues of some files.
 
     Raises:
-        ValueError: the tokenizer cannot encode a text.
+        FileError: the tokenizer cannot encode a text.
 
     Examples:
+        >>> from pathlib import Path
         >>> from torchrl_lang.data import word_tokenizer
         >>> from torchrl_lang.envs.visual_dialogue import Dialogue, Round
         >>> from torchrl_lang.recipes.visual_dialogue_folder import measured_tokens, texts_of
         >>> dialogues = [Dialogue("a dog", (Round("is it red?", "no"),))]
-        >>> tokens = measured_tokens(word_tokenizer(texts_of(dialogues)), dialogues)
+        >>> tokens = measured_tokens(word_tokenizer(texts_of(dialogues)), {Path("visdial_0.5_val.json"): dialogues})
         >>> tokens.caption, tokens.action_length, tokens.answer, tokens.row_length
         (2, 5, 1, 75)
     """
 
     @cache
     def length(text: str) -> int:
-        try:
-            return len(tokenizer.encode(text))
-        except ValueError as error:
-            raise ValueError(f"{error} Give a tokenizer that can, as `--tokenizer NAME`.") from error
+        return len(tokenizer.encode(text))
 
-    rounds = [each for dialogue in dialogues for each in dialogue.rounds]
-    return DialogueTokens(
-        tokenizer,
-        max(length(dialogue.caption) for dialogue in dialogues),
-        max(length(STOP), *(length(each.question) for each in rounds)),
-        max(length(each.answer) for each in rounds),
-    )
+    longest = {"caption": 0, "question": length(STOP), "answer": 0}
+    for path, dialogues in files.items():
+        for number, dialogue in enumerate(dialogues):
+            texts = {"caption": dialogue.caption}
+            for place, each in enumerate(dialogue.rounds):
+                texts |= {f"dialog.{place}.{name}": text for name, text in each._asdict().items()}
+            for name, text in texts.items():
+                kind = name.rpartition(".")[-1]
+                try:
+                    longest[kind] = max(longest[kind], length(text))
+                except ValueError as error:
+                    problem = f'has a text as "item {number}.{name}" that cannot be encoded ({error})'
+                    raise FileError(path, problem, "give a tokenizer that can, as `--tokenizer NAME`") from error
+    return DialogueTokens(tokenizer, **longest)

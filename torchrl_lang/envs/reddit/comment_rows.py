@@ -6,6 +6,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang.data.conversion import to_rows
+from torchrl_lang.data.encoded_episode import encode_episode
 from torchrl_lang.data.makers import GameMaker
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reddit.dataset import RedditComments
@@ -31,7 +32,7 @@ class CommentRows(GameMaker):
 
     Raises:
         ValueError: the reward does not return one finite number for each text; on calls, a comment does not fit a row
-            or cannot be encoded.
+            or cannot be encoded; the message names its file and line.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer
@@ -62,4 +63,12 @@ class CommentRows(GameMaker):
         """See :meth:`GameMaker.__call__`."""
         chosen, rewards = self.data.take(numbers), self.rewards[list(numbers)]
         episodes = chosen.episodes(rewards, include_parent=self.include_parent)
-        return to_rows(episodes, self.tokenizer, self.row_length)
+        try:
+            return to_rows(episodes, self.tokenizer, self.row_length)
+        except ValueError:
+            for number, episode in zip(numbers, episodes, strict=True):
+                try:
+                    encode_episode(episode, self.tokenizer)
+                except ValueError as error:
+                    raise ValueError(f"{self.data.place(number)} cannot be encoded: {error}") from error
+            raise

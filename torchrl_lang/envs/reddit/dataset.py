@@ -152,6 +152,10 @@ class RedditComments:
         """Number of comments."""
         return len(self.comments)
 
+    def place(self, number: int) -> str:
+        """Where a comment stands: its file and line, or its number if it was not read."""
+        return f"{self.files[number]} line {self.lines[number]}" if self.files else f"comment {number}"
+
     def take(self, numbers: Iterable[int]) -> RedditComments:
         """The comments with these numbers, in this order."""
         numbers = list(numbers)

@@ -22,6 +22,8 @@ __all__ = ["CommentPlayer"]
 class CommentPlayer(TensorDictModuleBase):
     """Writes random comments of a dataset, each as often as it occurs there.
 
+    Characters that the tokenizer has never seen are left out.
+
     Args:
         data: the comments.
         tokenizer: encodes them.
@@ -92,7 +94,9 @@ class CommentPlayer(TensorDictModuleBase):
     def _encoded(self, number: int) -> list[int]:
         """The tokens of a comment and its end."""
         comment = self.data.comments[number]
-        ids = [*self.tokenizer.encode(comment), self.tokenizer.control.end_of_action]
+        control = self.tokenizer.control
+        ids = [index for index in self.tokenizer.encode(comment) if index not in control.forbidden]
+        ids.append(control.end_of_action)
         if len(ids) > self.action_length:
             raise ValueError(
                 f"The comment {comment!r} has {len(ids)} tokens with its end, but action_length={self.action_length}."

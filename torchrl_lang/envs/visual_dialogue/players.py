@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_lang.data.chat_tokenizer import encode_action
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 from torchrl_lang.functional import RandomStream
@@ -53,7 +54,7 @@ class QuestionPlayer(TensorDictModuleBase):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        different = len({tuple(tokenizer.encode(question)) for question in set(questions)})
+        different = len({tuple(encode_action(tokenizer, question)) for question in set(questions)})
         if different < ROUNDS:
             raise ValueError(f"QuestionPlayer needs at least {ROUNDS} different questions, got {different}.")
         self.questions, self.tokenizer, self.action_length = questions, tokenizer, action_length
@@ -84,7 +85,7 @@ class QuestionPlayer(TensorDictModuleBase):
     def _encoded(self, number: int) -> tuple[int, ...]:
         """The tokens of a question and its end."""
         question = self.questions[number]
-        ids = (*self.tokenizer.encode(question), self.tokenizer.control.end_of_action)
+        ids = (*encode_action(self.tokenizer, question), self.tokenizer.control.end_of_action)
         if len(ids) > self.action_length:
             raise ValueError(
                 f"The question {question!r} has {len(ids)} tokens with its end, but action_length={self.action_length}."

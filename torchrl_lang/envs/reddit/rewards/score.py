@@ -7,6 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
+from torchrl_lang.data.tokenizers import normalized
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.functional.checks import finite
 from torchrl_lang.storage import shorten
@@ -15,7 +16,7 @@ __all__ = ["ScoreReward"]
 
 
 class ScoreReward:
-    """1 for a comment whose score is above 0, else -1; comments are found by their text.
+    """1 for a comment whose score is above 0, else -1; comments are found by their normalized text.
 
     The ILQL paper's code calls it "upvotes real" (arXiv 2206.11871). Where several comments have the same text, the sum
     of their scores decides. (The paper's code takes one of them at random.)
@@ -41,12 +42,12 @@ class ScoreReward:
         self.unknown = unknown
         total = defaultdict[str, int](int)
         for text, score in zip(data.comments, data.scores, strict=True):
-            total[text] += score
+            total[normalized(text)] += score
         self._values = {text: 1.0 if score > 0 else -1.0 for text, score in total.items()}
 
     def __call__(self, texts: list[str]) -> Tensor:
         """The rewards of texts, float32 ``[N]``."""
-        found = [self._values.get(text, self.unknown) for text in texts]
+        found = [self._values.get(normalized(text), self.unknown) for text in texts]
         if None in found:
             raise ValueError(
                 f"None of the {len(self._values)} comments of the dataset is {shorten(texts[found.index(None)])}: give "
