@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from torchrl_lang.recipes.errors import describe
 from torchrl_lang.recipes.options import add_options, options_from
+from torchrl_lang.recipes.stopping import Stopped
 from torchrl_lang.recipes.tasks import OWN_TASK, TASKS, find_task, task_class
 
 __all__ = ["main"]
@@ -99,10 +100,6 @@ WHOLE: dict[str, tuple[str, Load]] = {
 RESUMABLE = ("train", "prepare", "demo", "textworld", "visual_dialogue", "reddit", "distill")
 
 
-class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM, so that code that cleans up after Ctrl-C does so here as well."""
-
-
 class UsageError(ValueError):
     """The command line cannot be parsed."""
 
@@ -126,8 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         resumes = argv[:1] and argv[0] in RESUMABLE
-        _report("stopped" + "; the same command continues from the last checkpoint" * bool(resumes))
-        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+        then = "; the same command continues from its last checkpoint, or from the beginning" if resumes else ""
+        _report(str(stop) or f"stopped{then}")
+        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 128 + 13  # SIGPIPE, which Windows lacks
@@ -220,7 +218,7 @@ def _first_line(load: Load) -> str:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+    raise Stopped(number)
 
 
 def _format_warning(

@@ -321,3 +321,16 @@ def test_random_state_knows_its_generators():
     state = RandomState(a=torch.Generator()).state_dict()
     with pytest.raises(KeyError, match="expected"):
         RandomState(b=torch.Generator()).load_state_dict(state)
+
+
+def test_an_optional_object_that_a_checkpoint_lacks_stays_as_it_is(tmp_path):
+    old, new = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    Checkpointer(tmp_path).register("old", old).save(3)
+    before = new.weight.clone()
+    checkpointer = Checkpointer(tmp_path).register("old", old).register("new", new, optional=True)
+    assert checkpointer.restore() == 3
+    assert torch.equal(new.weight, before)
+    checkpointer.save(4)
+    torch.nn.init.zeros_(new.weight)
+    assert checkpointer.restore() == 4
+    assert torch.equal(new.weight, before)

@@ -88,7 +88,10 @@ class Games:
         max_staleness: int | None = None,
     ) -> None:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
+        self.step: int | None = None
+        """What the last :meth:`restart` was given."""
         self._policy = policy
+        self._written: list[tuple[int, TensorDictBase]] = []
         self._updates = 0
         written = [key for key in (TOKEN_LOG_PROB, STATE_VALUE, TRAIN_MASK) if key in policy.out_keys]
         self._rows = EpisodeRows({key: key for key in written} | {VERSION: ("next", VERSION)})
@@ -99,6 +102,7 @@ class Games:
         }
         self._env: EnvBase | None = None
         if kind == "single":
+            self._policy = self._repeating = _RepeatingPolicy(policy)
             self._env = task.env(games, seed=seed, device=device, **env_options)
             self._make = functools.partial(Collector, self._env, frames_per_batch=games * turns, **common)
             self._batches = 1
@@ -112,6 +116,7 @@ class Games:
             self._batches = 1 if kind == "sync" else workers  # the same number of games for both kinds
         self._collector: Any = None
         self._closed = threading.Event()
+        self._over = False
         self._scheme: SharedMemWeightSyncScheme | None = None
         self._steps: Iterator[TensorDictBase] = iter(())
 
@@ -158,12 +163,43 @@ class Games:
         Running games are dropped: call :meth:`play` with ``to_end`` before. Workers continue their games, because
         their order could not be repeated anyway.
         """
+        self.step = step
         if self._env is not None:
             self._begin_anew()
             self._env.set_seed(self.seed + step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """In a single process, what the policy has written since :meth:`restart`, and after which weight updates.
+
+        The environments' replies follow from it. Games of workers are not stored.
+        """
+        return {
+            "step": self.step,
+            "updates": self._updates,
+            "batches": [{"updates": updates, "written": batch.to_dict()} for updates, batch in self._written],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Repeat the games of a state without calling the policy; closed games stay closed."""
+        if self._over:
+            return
+        self.restart(state_dict["step"])
+        if self._env is None:
+            return
+        for batch in state_dict["batches"]:
+            while self._updates < batch["updates"]:
+                self.weights_changed()
+            if self._collector is None:
+                self._open()
+            written = TensorDict(batch["written"], device=self._env.device).auto_batch_size_(2)
+            self._repeating.written = iter(written.unbind(1))
+            self._next_rows()
+        while self._updates < state_dict["updates"]:
+            self.weights_changed()
+
     def close(self) -> None:
         """Close workers and environments."""
+        self._over = True
         self._shut_down()
         if self._env is not None:
             self._env.close(raise_if_closed=False)
@@ -224,7 +260,10 @@ class Games:
         if self._collector is None:
             self._open()
         try:
-            return self._rows(next(self._steps), only_waiting=only_waiting)
+            steps = next(self._steps)
+            if self._env is not None:
+                self._written.append((self._updates, steps.select(*self._policy.out_keys).clone()))
+            return self._rows(steps, only_waiting=only_waiting)
         except (RuntimeError, ValueError):
             # A worker that was killed may leave half a batch; and TorchRL closes workers that have not yet ended.
             self.check_workers()
@@ -233,6 +272,7 @@ class Games:
     def _begin_anew(self) -> None:
         self._shut_down(close_env=False)
         self._rows.forget()
+        self._written = []
         self._updates = 0  # a collector counts from its own beginning
 
     def _shut_down(self, **options: Any) -> None:
@@ -251,6 +291,20 @@ class Games:
 
 def _has_dead_worker(collector: Any) -> bool:
     return any(not is_alive(worker) for worker in getattr(collector, "procs", ()))
+
+
+class _RepeatingPolicy(TensorDictModuleBase):
+    """A policy, or instead what it wrote before, while there is some of that left."""
+
+    def __init__(self, policy: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.policy, self.in_keys, self.out_keys = policy, policy.in_keys, policy.out_keys
+        self.written: Iterator[TensorDictBase] = iter(())
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """See the policy."""
+        written = next(self.written, None)
+        return self.policy(tensordict) if written is None else tensordict.update(written)
 
 
 class AutocastPolicy(TensorDictModuleBase):

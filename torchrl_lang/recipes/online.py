@@ -23,6 +23,7 @@ from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_policy import InitialPolicy
 from torchrl_lang.recipes.online_options import OnlineOptions
 from torchrl_lang.recipes.run_common import FREE_OPTIONS, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.schema import TRAIN_MASK
 from torchrl_lang.training import (
@@ -126,6 +127,7 @@ class OnlineRun:
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "near": self.kl,  # the names in checkpoints stay, so that older runs can be resumed
+            "games": self.games,  # before the random states, because its collector calls the policy
             "random": RandomState(**{f"words_{number}": stream for number, stream in enumerate(streams)}),
         }
         return own | dict(self.learner.parts())
@@ -152,6 +154,7 @@ class OnlineRun:
         check_parameters(self.learner.loss, f"after iteration {iteration}")
         self.scheduler.step()
         self.games.weights_changed()
+        self.start.policy.forget()  # a run that is resumed here has no cache either
         seconds = {"seconds_play": middle - began, "seconds_learn": time.perf_counter() - middle}
         # A loss may log a KL of its own as "kl"; the log shows that of the rewards.
         return learned | self._metrics(collected, rows) | {"learned_from": len(chosen)} | seconds
@@ -213,11 +216,7 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
     ):
         run = OnlineRun(options, start, kl, learner, recorder)
         with closing(run.games):
-            try:
-                _iterate(run, checkpoints)
-            except KeyboardInterrupt:
-                run.games.check_workers()  # a dead worker may be the reason
-                raise
+            _iterate(run, checkpoints)
         return finish(options, checkpoints, start.save, unit="iteration")
 
 
@@ -233,21 +232,30 @@ def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextMa
 def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     """The remaining iterations."""
     options, last = run.options, run.options.iterations
-    done, log = resume(options, checkpoints, run.parts())
+    done, log = resume(options, checkpoints, run.parts(), optional=("games",))
+    run.start.policy.forget()
+    if run.games.step is None:  # at the beginning, or in a checkpoint of a version without games
+        run.games.restart(done)
     if run.recorder is not None:
         run.recorder.rewind(done)
     progress = Progress(last, label=options.out.name, start=done, unit="iteration", shown=("return", "kl", "eval"))
-    with closing(log), progress:
-        run.games.restart(done)
+    # Interrupted because a worker has died, this process does not wait for the end of the iteration.
+    stop = stopping(checkpoints, "iteration", check=run.games.check_workers)
+    with closing(log), progress, stop as asked_to_stop:
         for iteration in range(done + 1, last + 1):
             evaluates = is_due(iteration, options.eval_every, last)
             figures = run.iterate(iteration, to_end=evaluates)
             progress.update(iteration, figures)
             if is_due(iteration, options.log_every, last):
                 log.log(iteration, figures)
+            scalars: dict[str, float] = {}
             if evaluates:
                 scalars = run.evaluate()
                 log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                 progress.update(iteration, {"eval": scalars["return"]})
-                checkpoints.save(iteration, scalars)
                 run.games.restart(iteration)
+            stops = asked_to_stop()
+            if evaluates or stops:
+                checkpoints.save(iteration, scalars)
+            if stops:
+                break

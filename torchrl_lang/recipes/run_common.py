@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,10 +114,19 @@ def make_optimizer(
     return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
 
 
-def resume(options: TrainingOptions, checkpoints: Checkpointer, parts: Mapping[str, Stateful]) -> tuple[int, RunLog]:
-    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there."""
+def resume(
+    options: TrainingOptions,
+    checkpoints: Checkpointer,
+    parts: Mapping[str, Stateful],
+    *,
+    optional: Collection[str] = (),
+) -> tuple[int, RunLog]:
+    """Restore ``parts`` from the last checkpoint. Returns the number of completed steps, and the log up to there.
+
+    Checkpoints of older versions may lack the ``optional`` ones.
+    """
     for name, part in parts.items():
-        checkpoints.register(name, part)
+        checkpoints.register(name, part, optional=name in optional)
     done = checkpoints.restore() or 0
     log = make_log(options.out, trackers=options.logger)
     log.rewind(done or None)

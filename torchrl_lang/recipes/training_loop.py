@@ -14,6 +14,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang.recipes.options import option
 from torchrl_lang.recipes.run_common import TrainingOptions, finish, is_due, make_optimizer, resume
+from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.trainable_state import TrainableState
 from torchrl_lang.training import (
     Checkpointer,
@@ -58,6 +59,8 @@ def train_and_evaluate(
 ) -> float:
     """Train from the last checkpoint; each evaluation is logged and makes a checkpoint, the best becomes the model.
 
+    SIGINT and SIGTERM end it after the step with a checkpoint, see :func:`~torchrl_lang.recipes.stopping.stopping`.
+
     Args:
         options: of the run.
         checkpoints: of the run.
@@ -95,21 +98,27 @@ def train_and_evaluate(
         finite=finite,
     )
     progress = Progress(steps, label=options.out.name, start=start, shown=("loss", shown or checkpoints.best_by))
-    with closing(log), progress:
+    with closing(log), progress, stopping(checkpoints, "step") as asked_to_stop:
         for step, figures in training:
             if average is not None:
                 average.update()
             progress.update(step, figures)
             if is_due(step, options.log_every, steps):
                 log.log(step, figures)
-            if is_due(step, options.eval_every, steps):
-                finite.check()
-                check_parameters(loss, f"after step {step}")
+            evaluates, stops = is_due(step, options.eval_every, steps), asked_to_stop()
+            if not (evaluates or stops):
+                continue
+            finite.check()
+            check_parameters(loss, f"after step {step}")
+            found: Mapping[str, float] = {}
+            if evaluates:
                 with nullcontext() if average is None else average.applied():
                     found, further = evaluate()
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
-                checkpoints.save(step, found)
+            checkpoints.save(step, found)
+            if stops:
+                break
 
     def save_chosen(folder: Path) -> None:
         if average is not None:

@@ -75,15 +75,21 @@ class Checkpointer:
         self.keep = keep
         self.best_by = best_by
         self._objects: dict[str, Stateful] = {}
+        self._optional: set[str] = set()
         self._damaged: set[Path] = set()
 
-    def register(self, name: str, obj: Stateful) -> Checkpointer:
-        """Add ``obj`` to all later checkpoints. Returns itself, for chaining."""
+    def register(self, name: str, obj: Stateful, *, optional: bool = False) -> Checkpointer:
+        """Add ``obj`` to all later checkpoints; checkpoints without an ``optional`` one leave it as it is.
+
+        Returns itself, for chaining.
+        """
         if name in self._objects:
             raise ValueError(f"'{name}' is registered already: give the second object another name.")
         if not isinstance(obj, Stateful):
             raise TypeError(f"'{name}' is a {type(obj).__name__} without state_dict() and load_state_dict().")
         self._objects[name] = obj
+        if optional:
+            self._optional.add(name)
         return self
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -181,10 +187,12 @@ class Checkpointer:
         return None
 
     def _load(self, path: Path, info: CheckpointInfo, state: Mapping[str, Any]) -> int:
-        missing = [name for name in self._objects if name not in state]
+        missing = [name for name in self._objects if name not in state and name not in self._optional]
         if missing:
             raise CheckpointError(f"{path} has no state for {missing}: it holds {info.objects}.")
         for name, obj in self._objects.items():
+            if name not in state:
+                continue
             try:
                 obj.load_state_dict(state[name])
             except Exception as error:

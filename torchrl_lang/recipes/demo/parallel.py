@@ -39,7 +39,8 @@ def run_in_parallel(commands: Mapping[str, Sequence[str]]) -> None:
         failed = _failed(running)
         for process in running.values():
             process.terminate()
-            process.wait()
+        for process in running.values():
+            process.wait()  # for the checkpoint that it writes
         for reader in readers:
             reader.join()
     if failed:

@@ -1,0 +1,171 @@
+"""Ctrl-C and SIGTERM, sent to real processes: the next step ends with a checkpoint, and the same command goes on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.processes import Program
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes.stopping import Stopped, stopping
+from torchrl_lang.training import Checkpointer
+
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "8", "--log-every", "1"]
+OFFLINE = ["--steps", "12", "--eval-every", "10"]
+ONLINE = ["--iterations", "5", "--games", "8", "--turns", "1", "--batch-size", "4", "--eval-games", "8"]
+ONLINE += ["--eval-every", "4", "--kl-horizon", "16", "--lr", "0.01"]
+
+# Runs the command and sends it a signal within a given call of a function, as a person would at some moment.
+SIGNALLED = """
+import importlib, os, sys
+module, owner, name, call, number = sys.argv[1:6]
+sys.argv = ["torchrl_lang", *sys.argv[6:]]
+owner = getattr(importlib.import_module(module), owner)
+real, calls = getattr(owner, name), 0
+
+def signalled(*arguments, **options):
+    global calls
+    calls += 1
+    if calls == int(call):
+        os.kill(os.getpid(), int(number))
+    return real(*arguments, **options)
+
+setattr(owner, name, signalled)
+from torchrl_lang.__main__ import _run
+sys.exit(_run())
+"""
+IN_A_STEP = ("torchrl_lang.objectives", "BCLoss", "forward")
+IN_PPO = ("torchrl_lang.objectives", "PPOLoss", "estimate")
+IN_SELECTION = ("torchrl_lang.recipes.rejection", "BestGames", "choose")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A dataset ``data`` and the finished run ``bc`` of four words."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "words.txt").write_text("crane\nslate\npurge\nmouse\n")
+    words = ["--words", str(folder / "words.txt"), "--games", "64", "--batch", "32"]
+    assert main(["generate", "wordle", "--out", str(folder / "data"), *words]) == 0
+    assert main(train(folder, "bc", folder / "bc")) == 0
+    return folder
+
+
+def train(home, recipe, out, *more):
+    offline = recipe in ("bc", "ilql")
+    source = ["--data", str(home / "data"), *SMALL, *OFFLINE] if offline else ["--start", str(home / "bc"), *ONLINE]
+    return ["train", recipe, "--out", str(out), *source, *(["--value-warmup", "2"] if recipe == "ppo" else []), *more]
+
+
+def stop(place, call, number, command):
+    """The program of ``command``, ended by a signal within a call; and the line that it says in the end."""
+    program = Program("-c", SIGNALLED, *place, call, number, *command)
+    try:
+        assert program.wait() == 128 + number, program.stderr
+    finally:
+        program.kill()
+    assert "Traceback" not in program.stderr
+    return program.stderr.splitlines()[-1]
+
+
+def assert_same_run(left, right):
+    """The weights of the models and the logs, but for seconds, are equal."""
+    for file in (path.name for path in (left / "model").glob("*.safetensors")):
+        weights, others = (load_file(run / "model" / file) for run in (left, right))
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[key], others[key]) for key in weights), file
+    logs = []
+    for run in (left, right):
+        with open(run / "log.csv", newline="") as file:
+            rows = csv.DictReader(file)
+            logs.append([{key: value for key, value in row.items() if "seconds" not in key} for row in rows])
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "place", "call", "number", "step", "more"),
+    [
+        ("bc", IN_A_STEP, 1, signal.SIGINT, "step 1", ["--ema-decay", "0.5"]),
+        ("bc", IN_A_STEP, 11, signal.SIGTERM, "step 11", []),
+        ("ppo", IN_PPO, 1, signal.SIGTERM, "iteration 1", []),
+        ("ppo", IN_PPO, 3, signal.SIGINT, "iteration 3", ["--examples", "0.3"]),
+        ("rejection", IN_SELECTION, 2, signal.SIGINT, "iteration 2", ["--best-so-far", "6", "--max-staleness", "2"]),
+    ],
+)
+def test_a_stopped_run_ends_with_the_numbers_of_one_that_was_not(
+    recipe, place, call, number, step, more, home, tmp_path
+):
+    """One turn an iteration: games go on from iteration to iteration, and over the stop."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    said = stop(place, call, number, train(home, recipe, run, *more))
+    (path,) = (run / "checkpoints").glob(f"step-*{step.split()[1]}")
+    assert said == f"torchrl_lang: stopped after {step}, checkpoint {path}; the same command continues from it"
+    assert main(train(home, recipe, run, *more)) == 0
+    assert main(train(home, recipe, whole, *more)) == 0
+    assert_same_run(run, whole)
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(home, tmp_path):
+    """The first waits for the end of the step, which does not come."""
+    wait = "    print('waiting', flush=True)\n    import time; time.sleep(60)\n"
+    waits = SIGNALLED.replace("    return real", f"{wait}    return real")
+    program = Program("-c", waits, *IN_A_STEP, 1, signal.SIGINT, *train(home, "bc", tmp_path / "run"))
+    try:
+        program.wait_for("waiting")
+        assert "stopping after this step; once more stops at once" in program.stderr
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait(30) == 130
+    finally:
+        program.kill()
+    again = "the same command continues from its last checkpoint, or from the beginning"
+    assert program.stderr.splitlines()[-1] == f"torchrl_lang: stopped; {again}"
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def ask_to_stop(folder):
+    with stopping(Checkpointer(folder), "step") as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert not asked()
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
+def test_handlers_come_back_and_ignored_signals_stay_so(tmp_path):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(Stopped) as stopped:
+            ask_to_stop(tmp_path)
+        assert stopped.value.number == signal.SIGINT
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_check_raises_ends_the_loop_at_once(tmp_path):
+    def check():
+        raise ChildProcessError("a worker has died")
+
+    with stopping(Checkpointer(tmp_path), "step", check=check) as asked:
+        with pytest.raises(ChildProcessError):
+            signal.raise_signal(signal.SIGINT)
+        assert not asked()
+
+
+def test_other_threads_change_nothing(tmp_path):
+    handlers = []
+
+    def work():
+        with stopping(Checkpointer(tmp_path), "step") as asked:
+            handlers.extend([signal.getsignal(signal.SIGINT), asked()])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler, False]
