@@ -136,3 +136,27 @@ def test_an_embedding_that_nothing_trains_is_refused():
     lost = TiedQValueHead(16, value_lm.lm_head, detach_embedding=False)
     with pytest.raises(ValueError, match="no optimiser would find it"):
         ILQLLoss(language_actor(lm), qvalue_module(lost), value_module(ValueHead(16)), value_trunk=trunk)
+
+
+def test_an_embedding_outside_of_the_loss_is_fingerprinted(rows):
+    """The values read a model that is neither the policy nor a trunk of the loss."""
+
+    def make(seed, **options):
+        actor, (_, value) = make_actor(), make_heads()
+        torch.manual_seed(2)
+        head = TiedQValueHead(WIDTH, make_actor(seed)[1].module, **options)
+        return ILQLLoss(actor, qvalue_module(head), value)
+
+    loss = make(6)
+    state = loss.state_dict()
+    assert "tied_embedding_fingerprint" in state
+    make(6).load_state_dict(state)
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match="another language model than that whose embedding the Q head"):
+            make(7).load_state_dict(state, strict=strict)
+    del state["tied_embedding_fingerprint"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*tied_embedding_fingerprint"):
+        loss.load_state_dict(state)
+    assert loss.load_state_dict(state, strict=False).missing_keys == ["tied_embedding_fingerprint"]
+    for inside in (make_tied(), make_detached()):
+        assert not any("fingerprint" in name for name in inside.state_dict())

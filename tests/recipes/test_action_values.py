@@ -100,17 +100,18 @@ def test_psi_learning_takes_the_policy_of_a_run_as_prior(runs, tmp_path, capsys,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, recipe):
-    """Also with a policy that samples."""
-    options = ["--steps", "4", "--eval-every", "2"]
-    assert train(runs, recipe, f"whole-{recipe}", *options) == 0
+@pytest.mark.parametrize("name", [*RECIPES, "psi-prior"])
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(runs, name):
+    """Also with a policy that samples, and with a prior."""
+    recipe, _, prior = name.partition("-")
+    options = ["--steps", "4", "--eval-every", "2", *(["--prior", str(runs / "bc")] if prior else [])]
+    assert train(runs, recipe, f"whole-{name}", *options) == 0
     with interrupted_at_evaluation(2):
-        assert train(runs, recipe, f"halves-{recipe}", *options) == 130
-    assert train(runs, recipe, f"halves-{recipe}", *options) == 0
-    whole, halves = (read_columns(runs / f"{kind}-{recipe}" / "log.csv") for kind in ("whole", "halves"))
-    for name in ("return", "loss_qvalue", "held_out_loss"):
-        assert whole[name] == pytest.approx(halves[name], rel=1e-5, nan_ok=True), name
+        assert train(runs, recipe, f"halves-{name}", *options) == 130
+    assert train(runs, recipe, f"halves-{name}", *options) == 0
+    whole, halves = (read_columns(runs / f"{kind}-{name}" / "log.csv") for kind in ("whole", "halves"))
+    for column in ("return", "loss_qvalue", "held_out_loss"):
+        assert whole[column] == pytest.approx(halves[column], rel=1e-5, nan_ok=True), column
 
 
 @pytest.mark.slow

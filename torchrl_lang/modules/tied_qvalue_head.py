@@ -31,7 +31,8 @@ class TiedQValueHead(ActionValueHead):
     its ``state_dict``, nor in a loss's target parameters (a target head reads the current ``E``), and it moves to
     another device with the language model only. :func:`copy.deepcopy` ties the copied head to the copied embedding if
     the same call copies the language model before it, as in a loss or an actor; otherwise both share ``E``.
-    :func:`~torchrl_lang.modules.save_language_model` records which embedding it is.
+    :func:`~torchrl_lang.modules.save_language_model` records which embedding it is. A loss none of whose networks
+    contains ``E`` has its fingerprint in the ``state_dict``, and loading beside another embedding raises.
 
     After Hugging Face's ``resize_token_embeddings`` replaces the embedding, build a new head.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decision_batch import DecisionBatch, refuse_steps
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.prefix_features import reads_prefix
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.checks import token_limit, vocabulary
@@ -102,7 +103,7 @@ class TransitionBatch(DecisionBatch):
         return self.counts.sum().clamp_min(1)
 
 
-class RowLoss(LossModule):
+class RowLoss(ReferenceHolder, LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
 
     It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
@@ -143,7 +144,7 @@ class RowLoss(LossModule):
     turn_gamma: float | None
     # Id of the token that ends an utterance; None for that of an UtteranceActor.
     end_of_action: int | None = None
-    # The reference of an exact divergence. It is no module, so that its weights are not among the loss's parameters.
+    # The reference of an exact divergence, or the policy that made the data.
     reference: FrozenActor | None = None
 
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
@@ -156,11 +157,6 @@ class RowLoss(LossModule):
         self.logits_chunk = logits_chunk
         self.reduction = "mean" if reduction is None else reduction
         one_of("reduction", self.reduction, ("mean", "sum", "none"))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> RowLoss:
-        if self.reference is not None:
-            self.reference.apply_to_owned(fn)
-        return super()._apply(fn)
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
         self._in_keys, self._values_checked = None, False

@@ -43,6 +43,8 @@ class BCLoss(RowLoss):
         kl_weight: weight of the divergence, a number or a :class:`~torchrl_lang.transforms.KLController`.
         reference: with a ``kl_weight``: :func:`~torchrl_lang.transforms.frozen_copy` or
             :func:`~torchrl_lang.transforms.adapters_off` of the actor.
+        embed_weights: keep the weights of the reference in the ``state_dict``, which loading restores. By default it
+            has only a fingerprint of them, and loading beside another reference raises.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``action_mask`` (bool), each ``[*B, T]``, and
@@ -78,6 +80,7 @@ class BCLoss(RowLoss):
         logits_chunk: LogitsChunk = "auto",
         kl_weight: float | KLController = 0.0,
         reference: FrozenActor | None = None,
+        embed_weights: bool = False,
         reduction: str | None = None,
     ) -> None:
         super().__init__(reduction, logits_chunk)
@@ -89,6 +92,7 @@ class BCLoss(RowLoss):
         self.actor_normalizer = actor_normalizer
         self.kl_controller = kl_controller(kl_weight)
         self.reference = checked_reference(actor_network, reference, is_read=self.kl_controller is not None)
+        self.embed_weights = embed_weights
         if self.reference is not None:
             self.out_keys = ["loss_actor", "loss_kl", "kl"]
 

@@ -73,6 +73,8 @@ class OREOLoss(StateValueLoss):
         value_weight, actor_weight: weights of the terms.
         kl_weight: weight of the divergence, the paper's alpha: a number or a
             :class:`~torchrl_lang.transforms.KLController`.
+        embed_weights: keep the weights of the reference in the ``state_dict``, which loading restores. By default it
+            has only a fingerprint of them, and loading beside another reference raises.
         level: ``"token"``, ``"utterance"`` or ``"row"``.
         detach_value: no gradient from the values into the trunk.
         transition_weight: weight of ``loss_transition``, the cross-entropy of the environment's tokens.
@@ -127,6 +129,7 @@ class OREOLoss(StateValueLoss):
         value_weight: float = 1.0,
         actor_weight: float = 1.0,
         kl_weight: float | KLController = 0.01,
+        embed_weights: bool = False,
         level: PathLevel = "token",
         detach_value: bool = False,
         transition_weight: float = 0.0,
@@ -141,6 +144,7 @@ class OREOLoss(StateValueLoss):
         self.value_network = self._checked_head("value_network", value_network, STATE_VALUE, value_trunk)
         self.value_trunk = value_trunk
         self.reference = checked_reference(actor_network, reference, is_read=True)
+        self.embed_weights = embed_weights
         positive("beta", beta)
         for name, weight in {
             "value_weight": value_weight,

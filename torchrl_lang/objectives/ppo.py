@@ -90,8 +90,9 @@ class PPOLoss(AdvantageRowLoss):
             training loop updates by the metric ``kl``.
         kl_estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
         reference: for ``"exact"``: :func:`~torchrl_lang.transforms.frozen_copy` or
-            :func:`~torchrl_lang.transforms.adapters_off` of the actor. It is neither among the parameters nor in the
-            ``state_dict``.
+            :func:`~torchrl_lang.transforms.adapters_off` of the actor. It is not among the parameters.
+        embed_weights: keep the weights of the reference in the ``state_dict``, which loading restores. By default it
+            has only a fingerprint of them, and loading beside another reference raises.
         gamma, lmbda: discount and trust inside an utterance.
         turn_gamma, turn_lmbda: across turns.
         bootstrap: the value that a turn contributes to the turn before it: ``"first"``, the value of its first
@@ -162,6 +163,7 @@ class PPOLoss(AdvantageRowLoss):
         kl_weight: float | KLController = 0.0,
         kl_estimator: KLEstimator | Literal["exact"] = "k1",
         reference: FrozenActor | None = None,
+        embed_weights: bool = False,
         gamma: float = 1.0,
         lmbda: float = 0.95,
         turn_gamma: float = 0.99,
@@ -198,6 +200,7 @@ class PPOLoss(AdvantageRowLoss):
         self.kl_estimator = kl_estimator
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = checked_reference(actor_network, reference, is_read=exact)
+        self.embed_weights = embed_weights
         self.normalize_advantage, self.loss_critic_type = normalize_advantage, loss_critic_type
         self._row_entries = self._entries_read()
 

@@ -48,6 +48,8 @@ class PsiLoss(QBackupLoss):
         prior: :func:`~torchrl_lang.transforms.frozen_copy` of an actor, such as a finished behaviour cloning. Costs a
             pass of its trunk, without gradients. The actor's own head is then not read by the targets, and
             ``actor_weight=0`` leaves it untrained, unless it is tied to the embedding of a trunk that Q trains.
+        embed_weights: keep the weights of the prior in the ``state_dict``, which loading restores. By default it
+            has only a fingerprint of them, and loading beside another prior raises.
         reward_scale: how much reward is worth one nat of divergence, above zero.
         threshold: in [0, 1]; 0, as in the papers, sums over all tokens that the policy can write.
         **options: see :class:`~torchrl_lang.objectives.QBackupLoss`.
@@ -78,6 +80,7 @@ class PsiLoss(QBackupLoss):
         qvalue_network: nn.Module,
         *,
         prior: FrozenActor | None = None,
+        embed_weights: bool = False,
         reward_scale: float = 1.0,
         threshold: float = 0.0,
         **options: Any,
@@ -89,6 +92,7 @@ class PsiLoss(QBackupLoss):
         if prior is not None:
             check_frozen("PsiLoss", "prior", prior, actor_network)
         self.reference = prior
+        self.embed_weights = embed_weights
 
     @property
     def _reads_policy(self) -> bool:

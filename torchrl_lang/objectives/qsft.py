@@ -79,6 +79,8 @@ class QSFTLoss(RowLoss):
         end_of_action: id of the token that ends an utterance, for ``turn_gamma``; default that of an UtteranceActor.
         actor_normalizer: ``"all"`` divides ``loss_transition`` by the real tokens, ``"action"`` by the decisions.
         logits_chunk: positions whose logits exist at a time. ``"auto"``: a few dozen megabytes. None: all at once.
+        embed_weights: keep the weights of the reference in the ``state_dict``, which loading restores. By default it
+            has only a fingerprint of them, and loading beside another reference raises.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``.
 
     The input is that of :class:`~torchrl_lang.objectives.ILQLLoss`: a row that is not terminated is bootstrapped from
@@ -129,6 +131,7 @@ class QSFTLoss(RowLoss):
         rest: int | None = None,
         transition_weight: float = 0.0,
         end_of_action: int | None = None,
+        embed_weights: bool = False,
         actor_normalizer: ActorNormalizer = "all",
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
@@ -147,6 +150,7 @@ class QSFTLoss(RowLoss):
         check_token("rest", rest, actor_network)
         check_token("end_of_action", end_of_action, actor_network)
         self.actor_network, self.reference = actor_network, reference
+        self.embed_weights = embed_weights
         self.gamma, self.turn_gamma, self.end_of_action = gamma, turn_gamma, end_of_action
         self.value_min, self.value_max, self.threshold, self.rest = value_min, value_max, threshold, rest
         self.transition_weight, self.actor_normalizer = transition_weight, actor_normalizer

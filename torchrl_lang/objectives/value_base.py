@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchrl_lang.functional.checks import finite
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.frozen.fingerprint import fingerprint
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
 from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chunks
 from torchrl_lang.objectives.checks import check_actor
@@ -23,12 +24,17 @@ from torchrl_lang.objectives.targets import frozen_target, lent
 
 __all__ = ["QValueRowLoss", "ValueRowLoss"]
 
+_TIED = "tied_embedding_fingerprint"
+
 
 class QValueRowLoss(TargetQLoss):
     """Base of the losses with Q heads on a trunk. Abstract: a loss fills in ``forward`` and sets the options.
 
     The trunk is a stateful module that runs once a batch. Only the heads are functional; so is a target trunk, where
     one is asked for, since it needs no gradient.
+
+    Where Q is tied to an embedding that is in none of the loss's networks, the ``state_dict`` has its fingerprint, and
+    ``load_state_dict`` beside another embedding raises a RuntimeError.
     """
 
     @dataclass
@@ -83,14 +89,41 @@ class QValueRowLoss(TargetQLoss):
 
     def _check_tie(self) -> None:
         """Raise where Q would train an embedding that no optimiser finds in this loss."""
-        head = getattr(self.qvalue_network, "module", None)
-        if not isinstance(head, TiedQValueHead) or head.detach_embedding:
-            return
-        if all(parameter is not head.embedding.weight for parameter in self.parameters()):
+        if self._tied_elsewhere is not None and not self.qvalue_network.module.detach_embedding:
             raise ValueError(
                 "The Q head trains the embedding that it is tied to (detach_embedding=False), which is not part of "
                 f"this {type(self).__name__}, so that no optimiser would find it: tie it to the actor's head or to an "
                 "embedding within the trunk that Q reads, such as lm.get_input_embeddings()."
+            )
+
+    @property
+    def _tied_elsewhere(self) -> Tensor | None:
+        """The embedding ``[V, D]`` that Q is tied to, if it is in none of the loss's networks."""
+        head = getattr(self.qvalue_network, "module", None)
+        if not isinstance(head, TiedQValueHead):
+            return None
+        weight: Any = head.embedding.weight
+        return None if any(parameter is weight for parameter in self.parameters()) else weight
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (embedding := self._tied_elsewhere) is not None:
+            destination[prefix + _TIED] = fingerprint([("weight", embedding)])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if (embedding := self._tied_elsewhere) is None:
+            return
+        _, _, missing, unexpected, errors = args
+        key = prefix + _TIED
+        if key not in state_dict:
+            missing.append(key)
+            return
+        unexpected.remove(key)
+        if not torch.equal(state_dict[key].cpu(), fingerprint([("weight", embedding)])):
+            errors.append(
+                "The state was made beside another language model than that whose embedding the Q head of this "
+                f"{type(self).__name__} reads, or in another dtype: load that model's weights first."
             )
 
     @property

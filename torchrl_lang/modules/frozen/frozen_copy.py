@@ -96,7 +96,7 @@ class FrozenActor(HeldActor):
         if differ := [name for name in kinds.keys() | theirs.keys() if kinds.get(name) != theirs.get(name)]:
             raise ValueError(
                 f"The state is of another reference: names, shapes or dtypes differ at {_first(differ)}. If it is the "
-                "dtype, convert the transform to that of the checkpoint before loading (transform.to(dtype))."
+                "dtype, convert what holds the reference to that of the checkpoint before loading (.to(dtype))."
             )
         differ = [name for name in self._shared_names if not torch.equal(own[name], state[name].to(own[name].device))]
         if differ:
@@ -107,6 +107,16 @@ class FrozenActor(HeldActor):
         for name in own.keys() - self._shared_names:
             own[name].copy_(state[name])
         self._remember()
+
+    def accept(self, saved: Tensor) -> bool:
+        """Whether the present weights have the fingerprint ``saved``: then they are the reference's from now on.
+
+        For the moment after loading a policy that shares weights with the reference.
+        """
+        accepted = torch.equal(saved.cpu(), self._current())
+        if accepted:
+            self._remember()
+        return accepted
 
     def apply_to_owned(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply ``fn``, as ``nn.Module.to`` passes it, to a copied actor; an actor with adapters is left alone.

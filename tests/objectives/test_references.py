@@ -1,0 +1,203 @@
+"""What the state of a loss knows of the reference that it holds."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from tests.objectives.conftest import VOCAB, WIDTH, T, make_actor, make_heads, make_rows, total
+from torchrl_lang.modules import causal_lm, language_actor, language_model_of
+from torchrl_lang.modules.freezing import train_top_layers
+from torchrl_lang.objectives import BCLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
+from torchrl_lang.transforms import adapters_off, frozen_copy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
+
+Q, V = make_heads()
+MAKE = {
+    "bc": lambda actor, reference, **options: BCLoss(actor, kl_weight=0.5, reference=reference, **options),
+    "ppo": lambda actor, reference, **options: PPOLoss(
+        actor, copy.deepcopy(V), kl_weight=0.5, kl_estimator="exact", reference=reference, **options
+    ),
+    "oreo": lambda actor, reference, **options: OREOLoss(actor, copy.deepcopy(V), reference, kl_weight=0.5, **options),
+    "psi": lambda actor, reference, **options: PsiLoss(actor, copy.deepcopy(Q), prior=reference, **options),
+    "qsft": lambda actor, reference, **options: QSFTLoss(actor, reference, value_min=-20, value_max=20, **options),
+}
+
+
+@pytest.fixture(params=sorted(MAKE))
+def make(request):
+    """Makes a loss whose reference is the model of a seed, and whose policy has trained on from there."""
+
+    def make(seed=0, **options):
+        actor = make_actor(seed)
+        loss = MAKE[request.param](actor, frozen_copy(actor), **options)
+        moved(loss)
+        return loss
+
+    return make
+
+
+def moved(loss, by=0.1):
+    """Its parameters have trained on; the same change in each call, as after a resume from the same data."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            if parameter.requires_grad:
+                parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+
+
+def value(loss):
+    rows = make_rows()
+    generator = torch.Generator().manual_seed(4)
+    for name in ("token_log_prob", "advantage", "value_target"):
+        rows[name] = -torch.rand(rows.shape[0], T, generator=generator)
+    return total(loss(rows)).detach()
+
+
+def stored(state):
+    """Through a file, without pickle."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_the_same_reference_loads_and_gives_the_same_loss(make):
+    loss, other = make(), make()
+    moved(loss)
+    assert value(loss) != value(other)
+    state = stored(loss.state_dict())
+    assert "reference_fingerprint" in state
+    assert not any(name.startswith("reference_weights") for name in state)
+    assert not any("reference" in name for name, _ in (*loss.named_parameters(), *loss.named_buffers()))
+    other.load_state_dict(state)
+    assert value(other) == value(loss)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_reference_raises_and_both_are_named(make, strict):
+    loss, other = make(), make(seed=5)
+    state = stored(torch.nn.ModuleDict({"loss": loss}).state_dict())
+    with pytest.raises(RuntimeError, match=r"another reference model .*embed_weights=True") as error:
+        torch.nn.ModuleDict({"loss": other}).load_state_dict(state, strict=strict)
+    for holder in (loss, other):
+        assert bytes(holder.reference.fingerprint.tolist()).hex()[:8] in str(error.value)
+
+
+def test_embedded_weights_restore_the_reference(make):
+    loss, other = make(embed_weights=True), make(seed=5, embed_weights=True)
+    state = stored(loss.state_dict())
+    other.load_state_dict(state)
+    assert value(other) == value(loss)
+    moved(other)  # what trains later is not the reference
+    again = other.state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], state[name]) for name in state if name.startswith("reference_"))
+    make().load_state_dict(state)  # beside the same reference without weights
+    name = next(name for name in state if name.startswith("reference_weights."))
+    with pytest.raises(RuntimeError, match="not those that were saved with it"):
+        other.load_state_dict({**state, name: state[name] + 1})
+
+
+def test_a_state_without_a_fingerprint(make):
+    loss = make()
+    state = {name: tensor for name, tensor in loss.state_dict().items() if name != "reference_fingerprint"}
+    with pytest.raises(RuntimeError, match=r"Missing key.*reference_fingerprint"):
+        loss.load_state_dict(state)
+    assert loss.load_state_dict(state, strict=False).missing_keys == ["reference_fingerprint"]
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*reference_fingerprint"):
+        BCLoss(make_actor()).load_state_dict(MAKE["bc"](make_actor(), frozen_copy(make_actor())).state_dict())
+
+
+def test_a_copy_has_a_reference_and_a_state_of_its_own(make):
+    loss = make(embed_weights=True)
+    twin = copy.deepcopy(loss)
+    assert twin.reference is not loss.reference
+    moved(loss)
+    assert value(twin) != value(loss)
+    twin.load_state_dict(loss.state_dict())
+    assert value(twin) == value(loss)
+    twin.load_state_dict(make(seed=5, embed_weights=True).state_dict())  # not that of the original as well
+    assert not torch.equal(twin.reference.fingerprint, loss.reference.fingerprint)
+
+
+def small_lm(seed):
+    torch.manual_seed(seed)
+    return causal_lm("llama", vocab_size=VOCAB, layers=2, width=WIDTH, heads=2, max_length=32)
+
+
+def lora(seed, reference, **options):
+    actor = language_actor(get_peft_model(small_lm(seed), LoraConfig(target_modules=["q_proj"])))
+    loss = MAKE["bc"](actor, reference(actor), **options)
+    moved(loss)
+    return loss
+
+
+def test_adapters_switched_off_load_with_the_policy():
+    """The reference is the base model, which is part of the policy: loading the policy restores it."""
+    loss, other = lora(0, adapters_off), lora(1, adapters_off)
+    assert value(loss) != value(other)
+    other.load_state_dict(stored(loss.state_dict()))
+    assert value(other) == value(loss)
+    assert torch.equal(other.state_dict()["reference_fingerprint"], loss.state_dict()["reference_fingerprint"])
+    embedded = lora(2, adapters_off)
+    embedded.load_state_dict(stored(lora(0, adapters_off, embed_weights=True).state_dict()))
+    assert value(embedded) == value(loss)
+
+
+def test_a_copy_of_adapters_beside_a_shared_base():
+    """Adapters start at random A and zero B: of another model the base loads with the policy, the copied A does not."""
+    loss, other = lora(0, frozen_copy), lora(1, frozen_copy)
+    with pytest.raises(RuntimeError, match="another reference model"):
+        other.load_state_dict(loss.state_dict())
+    with pytest.raises(RuntimeError, match="The reference changed"):  # nor does it go on with a mixture of both
+        value(other)
+    other = lora(1, frozen_copy)
+    other.load_state_dict(stored(lora(0, frozen_copy, embed_weights=True).state_dict()))
+    assert value(other) == value(loss)
+
+
+def top_layer(seed, **options):
+    actor = language_actor(small_lm(seed))
+    train_top_layers(actor, 1)
+    loss = MAKE["oreo"](actor, frozen_copy(actor), **options)
+    moved(loss)
+    return loss
+
+
+def test_lower_layers_that_policy_and_reference_share():
+    loss, other, twin = top_layer(0), top_layer(1), top_layer(0)
+    state = stored(loss.state_dict())
+    twin.load_state_dict(state)
+    assert value(twin) == value(loss)
+    with pytest.raises(RuntimeError, match="another reference model"):
+        other.load_state_dict(state)
+    other = top_layer(1)
+    other.load_state_dict(stored(top_layer(0, embed_weights=True).state_dict()))
+    assert value(other) == value(loss)
+    shared = language_model_of(other.actor_network).get_input_embeddings().weight
+    assert any(weight is shared for weight in other.reference.actor.parameters())  # still
+    with torch.no_grad():
+        shared.add_(1)
+    with pytest.raises(RuntimeError, match="The reference changed"):
+        other.state_dict()
+
+
+def test_embedded_weights_need_the_shared_ones_of_the_policy():
+    state = top_layer(0, embed_weights=True).state_dict()
+    alone = {name: tensor for name, tensor in state.items() if name.startswith("reference_")}
+    with pytest.raises(RuntimeError, match="shares with the policy differ from the state"):
+        top_layer(1).load_state_dict(alone, strict=False)
+
+
+def test_a_loss_in_another_dtype_has_another_reference():
+    state = MAKE["bc"](make_actor(), frozen_copy(make_actor()), embed_weights=True).double().state_dict()
+    loss = MAKE["bc"](make_actor(), frozen_copy(make_actor()))
+    with pytest.raises(RuntimeError, match=r"convert what holds the reference .*\.to\(dtype\)"):
+        loss.load_state_dict(state)
+    loss.double().load_state_dict(state)
