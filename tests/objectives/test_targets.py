@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_ilql, make_qbackup, make_rows
+from tests.objectives.utterances import make_utterance_ilql
 from torchrl_lang.modules import QValueHead, UtteranceQValueHead, qvalue_module
-from torchrl_lang.objectives import ILQLLoss, PsiLoss, UtteranceILQLLoss
+from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, PsiLoss, UtteranceILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 OWN = {"target_trunk": True, "detach_qvalue": True}
@@ -60,3 +61,48 @@ def test_a_target_is_the_same_in_every_pass(name):
     torch.testing.assert_close(second[of_target], first[of_target])
     assert second[online] != first[online]
     assert all(module.training for module in loss.modules())
+
+
+SHARED = {
+    "ilql": (make_ilql, "target_qvalue"),
+    "utterance-ilql": (lambda **options: make_utterance_ilql(make_actor(), **options), "target_qvalue"),
+    "cql": (lambda **options: make_qbackup(CQLLoss, **options), "td_target"),
+    "bcq": (lambda **options: make_qbackup(BCQLoss, **options), "td_target"),
+    "psi": (lambda **options: make_qbackup(PsiLoss, **options), "td_target"),
+    "bcq, trunks of its own": (
+        lambda **options: make_qbackup(BCQLoss, value_trunk=make_actor(seed=3)[0], target_trunk=True, **options),
+        "td_target",
+    ),
+}
+
+
+def set_dropout(loss, rate):
+    for module in loss.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_target_over_the_trained_trunk_is_that_of_evaluation_mode(name):
+    make, target = SHARED[name]
+    loss, rows = make(), make_rows()
+    set_dropout(loss, 0.5)
+    torch.manual_seed(0)
+    trained, still = loss.train()(rows), loss.eval()(rows)
+    torch.testing.assert_close(trained[target], still[target])
+    assert trained["qvalue"] != still["qvalue"]  # the terms that train are computed with dropout
+    assert not any(value.requires_grad for key, value in trained.items() if not key.startswith("loss_"))
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(("rate", "training", "passes"), [(0.0, True, 0), (0.5, False, 0), (0.5, True, 1)])
+def test_without_dropout_no_trunk_runs_a_second_time(name, rate, training, passes):
+    loss, rows = SHARED[name][0]().train(training), make_rows()
+    set_dropout(loss, rate)
+    trunks = {id(trunk): trunk for trunk in (loss.actor_network[0], getattr(loss, "value_trunk", None)) if trunk}
+    seen = []
+    hooks = [trunk.register_forward_pre_hook(lambda *_: seen.append(1)) for trunk in trunks.values()]
+    loss(rows)
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == len(trunks) * (1 + passes) + getattr(loss, "has_target_trunk", False)

@@ -66,7 +66,7 @@ def return_conditions(
     Args:
         attention_mask: bool ``[*B, T]``.
         action_mask: bool ``[*B, T]``.
-        token_reward: float ``[*B, T]``.
+        token_reward: float ``[*B, T]``; those of the agent's tokens count.
         mode: ``"constant"`` or ``"decremented"``.
         target: float ``[*B, 1]``, ``R``; default the sum of the rewards that the row holds, also of a truncated row.
         tokens: int ``[*B, T]``, with ``end_of_action``.
@@ -83,7 +83,7 @@ def return_conditions(
         (tensor([0, 2]), tensor([5., 4.], dtype=torch.float64))
     """
     one_of("mode", mode, ("constant", "decremented"))
-    received = token_reward.double().cumsum(-1)
+    received = torch.where(action_mask, token_reward.double(), 0.0).cumsum(-1)
     target = received[..., -1:] if target is None else target.double()
     if mode == "constant":
         first = torch.arange(attention_mask.shape[-1], device=attention_mask.device) == 0

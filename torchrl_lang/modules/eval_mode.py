@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-__all__ = ["eval_mode", "is_stochastic"]
+__all__ = ["applies_dropout", "eval_mode", "is_stochastic"]
 
 
 @contextmanager
@@ -22,6 +22,15 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m in training:
             m.training = True
+
+
+def applies_dropout(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules, without those inside it, would apply dropout now."""
+    training = [module for module in modules if module.training]
+    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
+    rates = [rate for module in training for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p for module in training if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def is_stochastic() -> bool:

@@ -75,6 +75,10 @@ class BCQLoss(QBackupLoss):
     def _reads_policy(self) -> bool:
         return True
 
+    @property
+    def _reads_online(self) -> bool:
+        return True
+
     def _backup(self, tables: StateTables) -> Tensor:
         return bcq_value(tables.target(), tables.online(), tables.log_behavior(), self.threshold)
 

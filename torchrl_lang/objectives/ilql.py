@@ -47,9 +47,11 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
     ``transition_weight`` elsewhere. Every output whose name begins with ``loss_`` is already weighted: a training step
     minimises their sum. A term of weight zero is not computed and comes out as zero.
 
-    The trunk is an ordinary stateful module and runs once a batch. Heads run only at decisions, the target heads only
-    at the taken action. Only the heads are functional: ``qvalue_network_params`` with ``target_qvalue_network_params``
-    for :class:`~torchrl.objectives.SoftUpdate` or :class:`~torchrl.objectives.HardUpdate`.
+    The trunk is an ordinary stateful module and runs once a batch, and where it applies dropout once more without for
+    the target heads; ``V(s_{j+1})`` is that of the first pass, as in the paper's code. Heads run only at decisions, the
+    target heads only at the taken action. Only the heads are functional: ``qvalue_network_params`` with
+    ``target_qvalue_network_params`` for :class:`~torchrl.objectives.SoftUpdate` or
+    :class:`~torchrl.objectives.HardUpdate`.
 
     ``loss_mask_key`` (see :class:`~torchrl.objectives.LossModule`) may name a mask of rows ``[*B]`` or of positions
     ``[*B, T]``; a decision is taken by the position of its state, one before its token.

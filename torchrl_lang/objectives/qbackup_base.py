@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,7 @@ from torchrl_lang.functional import masked_mean, td_target
 from torchrl_lang.functional.checks import finite, one_of
 from torchrl_lang.modules.actor import ACTION_VALUE, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.eval_mode import eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, gather_inputs
 from torchrl_lang.objectives.behavior import Behavior
@@ -24,7 +26,7 @@ from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import actor_loss
 from torchrl_lang.objectives.qvalues import QValues
 from torchrl_lang.objectives.successors import next_values
-from torchrl_lang.objectives.targets import lent
+from torchrl_lang.objectives.targets import lent, without_dropout
 from torchrl_lang.objectives.value_base import QValueRowLoss
 
 __all__ = ["QBackupLoss", "StateTables"]
@@ -50,9 +52,10 @@ class QBackupLoss(QValueRowLoss):
     tokens, by default all control tokens but the end of the action, are left out, ids from its ``vocab_size`` on too,
     and in the last slot of an utterance all tokens but its end. With a language actor all tokens count.
 
-    The trunk runs once a batch. The values of the successors are computed without gradients, a chunk of states at a
-    time. Only the Q heads are functional: ``qvalue_network_params`` with ``target_qvalue_network_params`` for
-    :class:`~torchrl.objectives.SoftUpdate` or :class:`~torchrl.objectives.HardUpdate`.
+    The trunk runs once a batch, and where it applies dropout once more without: targets have none. The values of the
+    successors are computed without gradients, a chunk of states at a time. Only the Q heads are functional:
+    ``qvalue_network_params`` with ``target_qvalue_network_params`` for :class:`~torchrl.objectives.SoftUpdate` or
+    :class:`~torchrl.objectives.HardUpdate`.
 
     Abstract: an algorithm fills in :meth:`_backup`.
 
@@ -147,8 +150,9 @@ class QBackupLoss(QValueRowLoss):
         # The terms over the vocabulary come first: they compute Q of the taken tokens on the way.
         losses, metrics = self._regularizers(batch, qvalues), {}
         if self.qvalue_weight:
-            behavior = self._behavior(batch, actor_rows)
-            next_value = self._next_value(batch, behavior, value_rows)
+            policy_rows, online_rows = self._without_dropout(batch, actor_rows, value_rows)
+            behavior = self._behavior(batch, policy_rows)
+            next_value = self._next_value(batch, behavior, online_rows)
             discount = self._discount(batch, next_value)
             goal = td_target(self._reward(batch, behavior), next_value, batch.terminated, discount)
             term = self._error(goal[:, None] - qvalues.taken).sum(-1)
@@ -170,12 +174,30 @@ class QBackupLoss(QValueRowLoss):
         """Whether targets depend on the policy."""
         return False
 
+    @property
+    def _reads_online(self) -> bool:
+        """Whether targets depend on the online heads."""
+        return False
+
+    def _without_dropout(
+        self, batch: TransitionBatch, actor_rows: TensorDictBase, value_rows: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """The rows of both trunks without dropout, where targets read them."""
+        shared = self.value_trunk is None
+        if not self.has_target_trunk or self._reads_online or (shared and self._reads_policy):
+            value_rows = without_dropout(self._value_trunk, batch.rows, value_rows)
+        if shared:
+            return value_rows, value_rows
+        if self._reads_policy:
+            actor_rows = without_dropout(split_actor(self.language_actor).trunk, batch.rows, actor_rows)
+        return actor_rows, value_rows
+
     def _behavior(self, batch: TransitionBatch, actor_rows: TensorDictBase) -> Behavior | None:
         """What targets take for the policy that made the data; None where they depend on none."""
         if not self._reads_policy:
             return None
         states = {key: actor_rows.get(key) for key in split_actor(self.language_actor).trunk.out_keys}
-        return Behavior(RowScorer(self.language_actor), states)
+        return Behavior(RowScorer(self.language_actor), states, partial(eval_mode, self.language_actor))
 
     def _backup(self, tables: StateTables) -> Tensor:
         """``B`` of some states, ``[M]``."""
@@ -198,7 +220,7 @@ class QBackupLoss(QValueRowLoss):
     def _next_value(self, batch: TransitionBatch, behavior: Behavior | None, value_rows: TensorDictBase) -> Tensor:
         """``B`` of each decision's successor, ``[N]``; zero where the task ended or nothing counts."""
         with torch.no_grad():
-            target_rows = self._target_rows(batch, value_rows)
+            target_rows = self._target_rows(batch, value_rows) if self.has_target_trunk else value_rows
 
         def backup(place: Tensor, certain: Tensor) -> Tensor:
             return self._backup(StateTables(self, place, certain, behavior, value_rows, target_rows))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.eval_mode import applies_dropout, eval_mode
 
-__all__ = ["frozen_target", "lent", "part_of"]
+__all__ = ["frozen_target", "lent", "part_of", "without_dropout"]
 
 
 def frozen_target(params: TensorDictBase) -> TensorDictParams:
@@ -39,3 +41,15 @@ def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
     """
     with params.data.to_module(module), eval_mode(module):
         yield
+
+
+@torch.no_grad()
+def without_dropout(trunk: TensorDictModuleBase, rows: TensorDictBase, written: TensorDictBase) -> TensorDictBase:
+    """What the trunk of the trained networks writes for targets: of ``rows`` without dropout.
+
+    That is ``written``, its output in the mode of training, unless it applies dropout now: that costs another pass.
+    """
+    if not applies_dropout(trunk.modules()):
+        return written
+    with eval_mode(trunk):
+        return trunk(rows.copy())

@@ -25,6 +25,7 @@ from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, gather_in
 from torchrl_lang.objectives.checks import check_actor, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import actor_loss
+from torchrl_lang.objectives.targets import without_dropout
 from torchrl_lang.objectives.utterance_base import UtteranceValueLoss
 
 __all__ = ["UtteranceILQLLoss"]
@@ -54,8 +55,9 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     row cuts off has no value: the policy learns its tokens with the weight of advantage zero, and its state bootstraps
     the utterance before. Otherwise a row that is not terminated bootstraps from its last position.
 
-    The trunk runs once a batch, the heads at utterances only. Target parameters ``target_qvalue_network_params`` are
-    for :class:`~torchrl.objectives.SoftUpdate` or :class:`~torchrl.objectives.HardUpdate`.
+    The trunk runs once a batch, and where it applies dropout once more without for the target heads; the heads run at
+    utterances only. Target parameters ``target_qvalue_network_params`` are for
+    :class:`~torchrl.objectives.SoftUpdate` or :class:`~torchrl.objectives.HardUpdate`.
 
     An utterance counts in the losses of Q and V where its last decision counts, by ``loss_mask_key`` or the train mask
     of its last token, with the rewards of all its tokens; in the policy's loss each token counts for itself. So a train
@@ -164,7 +166,8 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        rows = split_actor(self.language_actor).trunk(batch.rows.copy())
+        trunk = split_actor(self.language_actor).trunk
+        rows = trunk(batch.rows.copy())
         width = batch.tokens.shape[-1]
         ends, terminated = self._turn_ends(batch), batch.row_terminated
         spans = find_utterances(batch.attention_mask, batch.action_mask, ends, terminated)
@@ -183,7 +186,8 @@ class UtteranceILQLLoss(UtteranceValueLoss, AdvantageWeights):
             losses["loss_qvalue"] = self.qvalue_weight * self._reduce(term, batch, place, counted)
             found["qvalue"] = qvalue.mean(-1)
         if self.value_weight or self._weighs_advantages:
-            found["target_qvalue"] = self._target_qvalues(finished)
+            still = without_dropout(trunk, batch.rows, rows)
+            found["target_qvalue"] = self._target_qvalues(gather_inputs(self.qvalue_network.in_keys, still, place))
             found["advantage"] = found["target_qvalue"] - value
         if self.value_weight:
             term = expectile_loss(found["advantage"], self.expectile)

@@ -20,7 +20,7 @@ from torchrl_lang.objectives.base import TransitionBatch, gather_inputs, in_chun
 from torchrl_lang.objectives.checks import check_actor
 from torchrl_lang.objectives.qvalues import QValues, taken_values
 from torchrl_lang.objectives.target_qvalues import TargetQLoss
-from torchrl_lang.objectives.targets import frozen_target, lent
+from torchrl_lang.objectives.targets import frozen_target, lent, without_dropout
 
 __all__ = ["QValueRowLoss", "ValueRowLoss"]
 
@@ -167,10 +167,10 @@ class QValueRowLoss(TargetQLoss):
         return self._clipped(target)
 
     def _target_rows(self, batch: TransitionBatch, rows: TensorDictBase) -> TensorDictBase:
-        """The rows with what the target heads read: of the target trunk where there is one."""
-        if not self.has_target_trunk:
-            return rows
+        """The rows with what the target heads read, without dropout: of the target trunk where there is one."""
         trunk = self._value_trunk
+        if not self.has_target_trunk:
+            return without_dropout(trunk, batch.rows, rows)
         with lent(self.target_value_trunk_params, trunk):
             return trunk(batch.rows.copy())
 

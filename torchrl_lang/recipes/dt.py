@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
+from torchrl_lang.data import row_returns
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.modules import (
     ReturnConditionedActor,
@@ -61,7 +62,7 @@ def build_returns(options: DT, rows: TensorDictBase, width: int, end_of_action: 
     wholes, lows, highs = [], [], []
     for part in rows.split(10_000):
         tokens, attention_mask, action_mask, token_reward = (part.get(key) for key in ROW_KEYS)
-        wholes.append(token_reward.sum(-1, dtype=torch.float64))
+        wholes.append(row_returns(part))
         found = return_conditions(
             attention_mask, action_mask, token_reward, options.mode, tokens=tokens, end_of_action=end_of_action
         )

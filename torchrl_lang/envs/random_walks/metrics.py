@@ -6,8 +6,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_lang.data.selection import row_returns
 from torchrl_lang.envs.random_walks.graph import DirectedGraph
-from torchrl_lang.schema import TERMINATED, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import TERMINATED, TOKENS
 
 __all__ = ["optimality", "walk_optimality"]
 
@@ -62,7 +63,7 @@ def walk_optimality(rows: TensorDictBase, graph: DirectedGraph, max_moves: int) 
         >>> walk_optimality(rows_from_rollout(rollout, unfinished="drop"), env.graph, env.max_turns).unique()
         tensor([1.])
     """
-    moves = -rows.get(TOKEN_REWARD).sum(-1).round().long()
+    moves = -row_returns(rows).round().long()
     moves = torch.where(rows.get(TERMINATED).squeeze(-1), moves, max_moves)
     start = rows.get(TOKENS)[:, 1].long()
     return optimality(moves, graph.distance.to(start.device)[start], max_moves)

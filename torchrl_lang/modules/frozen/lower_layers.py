@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrl_lang.modules.eval_mode import applies_dropout
 from torchrl_lang.modules.freezing import outside_parameters, transformer_blocks
 from torchrl_lang.modules.frozen.fingerprint import defining_weights
 from torchrl_lang.modules.prefix_features import PrefixFeatures
@@ -186,8 +187,4 @@ def _applies_dropout(trunk: Trunk, depth: int) -> bool:
     if not depth or not trunk.training:
         return False
     above = {id(module) for block in transformer_blocks(trunk)[depth:] for module in block.modules()}
-    below = [module for module in trunk.modules() if id(module) not in above and module.training]
-    # Attention keeps its rate as a number, as in self.attention_dropout; so do routers that jitter.
-    rates = [rate for module in below for name, rate in vars(module).items() if "drop" in name or "jitter" in name]
-    rates += [module.p for module in below if isinstance(module, nn.modules.dropout._DropoutNd)]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+    return applies_dropout(module for module in trunk.modules() if id(module) not in above)
