@@ -189,8 +189,8 @@ def test_rows_by_a_plain_loop(home, task, tmp_path):
     assert 0 < sum(order[: len(order) // 4]) < len(order) // 4  # not in the order of the files
 
 
-def test_the_best_scores(home, task, tmp_path):
-    options = ("--folder", home, "--reward", "score", "--quantile", 0.9, "--no-include-parent")
+def test_the_most_upvotes(home, task, tmp_path):
+    options = ("--folder", home, "--reward", "score", "--upvote-quantile", 0.9, "--no-include-parent")
     assert generate(tmp_path / "data", *options) == 0
     scores = sorted(task.data("train").scores)
     cutoff = scores[-(-9 * (len(scores) - 1) // 10)]
@@ -200,14 +200,32 @@ def test_the_best_scores(home, task, tmp_path):
     assert 0.09 * len(scores) < len(kept) < 0.2 * len(scores)
 
 
-def test_scores_above_a_cutoff(home, task, tmp_path):
-    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--cutoff", 3) == 0
+def test_a_number_of_upvotes(home, task, tmp_path):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--min-upvotes", 3) == 0
     data = task.data("train")
     kept = [text for text, score in zip(data.comments, data.scores, strict=True) if score >= 3]
     assert sorted(text for _, text, _ in described(load_dataset(tmp_path / "data"))) == sorted(kept)
     assert 0 < len(kept) < len(data)
-    with pytest.raises(ValueError, match=r"either a quantile or a cutoff, got 0\.5 and 3"):
-        datasets.generate_once(RedditData(folder=home, out=tmp_path / "other", quantile=0.5, cutoff=3.0))
+    with pytest.raises(ValueError, match=r"either --min-upvotes or --upvote-quantile, got 3 and 0\.5"):
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "other", upvote_quantile=0.5, min_upvotes=3.0))
+
+
+@pytest.mark.parametrize("least", [0.0, -5.0])
+def test_a_cutoff_is_of_the_reward_in_use(profane, home, tmp_path, least):
+    """Level 0 alone, or levels 0 and 1, however many upvotes the comments have."""
+    assert generate(tmp_path / "data", "--folder", home, "--cutoff", least) == 0
+    data = profane.data("train")
+    level = profane.clean_reward()(list(data.comments)).tolist()
+    kept = [(text, -5 * value) for text, value in zip(data.comments, level, strict=True) if -5 * value >= least]
+    dataset = load_dataset(tmp_path / "data")
+    assert sorted((text, reward) for _, text, reward in described(dataset)) == sorted(kept)
+    assert 0 < len(kept) < len(data)
+    assert dataset.manifest["notes"]["cutoff"] == least
+
+
+def test_a_cutoff_that_no_comment_reaches(home, tmp_path, capsys):
+    assert generate(tmp_path / "data", "--folder", home, "--reward", "score", "--cutoff", 1.5) != 0
+    assert "comments has a reward of at least cutoff=1.5; the best is 1" in capsys.readouterr().err
 
 
 def test_a_dataset_knows_its_task(home, task, tmp_path):
@@ -217,7 +235,7 @@ def test_a_dataset_knows_its_task(home, task, tmp_path):
     assert found == RedditTask.of(CommentFolder(str(home.resolve())), RedditReward("score"), scale=1.0)
     assert dataset.rows["tokens"].shape == (len(task.data("train")), task.row_length)
     with pytest.raises(ValueError, match="holds a dataset of other options"):
-        datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", quantile=0.5))
+        datasets.generate_once(RedditData(folder=home, out=tmp_path / "data", reward="score", upvote_quantile=0.5))
 
 
 def test_comments_are_generated_beside_the_dataset(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -64,6 +66,24 @@ def test_rows_by_a_plain_loop(include_parent):
         assert float(row["token_reward"].sum()) == 1 - 5 * text.count("a")
         last = int(row["action_mask"].nonzero().max())  # the end of the comment
         assert row["token_reward"][last] == 1 - 5 * text.count("a")
+
+
+@pytest.mark.parametrize(("scale", "cutoff", "expected"), [(-5.0, -5.0, None), (1.0, 2.0, None), (1.0, -9.0, 200)])
+def test_a_cutoff_keeps_what_the_paper_keeps(scale, cutoff, expected):
+    """Its dataset draws comments until one has a reward, scaled and shifted, that is not below the cutoff."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("abc", k=4)) for _ in range(200)]
+    data = RedditComments([f"{n:b}".replace("0", "d").replace("1", "e")[-3:] for n in range(200)], texts, range(200))
+    found = CommentRows(data, count, LETTERS, 14, scale=scale, cutoff=cutoff)
+    kept = []
+    for parent, text in zip(data.parents, texts, strict=True):
+        reward = text.count("a") * scale
+        if not reward < cutoff:
+            kept.append(([parent, text], reward))
+    rows = found(range(len(found.data)), 0)
+    turns = [from_row(row, LETTERS).turns for row in rows]
+    assert [([turn.text for turn in each], each[-1].reward) for each in turns] == kept
+    assert len(kept) == expected if expected else 0 < len(kept) < 200
 
 
 def test_noise_does_not_depend_on_the_parts():

@@ -11,6 +11,7 @@ from torchrl_lang.data.makers import GameMaker
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.envs.reddit.dataset import RedditComments
 from torchrl_lang.envs.reddit.text_reward import TextReward, rewards_of
+from torchrl_lang.functional.checks import finite
 
 __all__ = ["CommentRows"]
 
@@ -29,10 +30,12 @@ class CommentRows(GameMaker):
         scale: the reward of a row is ``scale * reward + shift``.
         shift: see ``scale``.
         include_parent: begin the rows with the parents.
+        cutoff: leave out comments whose reward, scaled and shifted, is below this, as ``cuttoff`` does in the ILQL
+            paper's code (arXiv 2206.11871); by default none. Numbers of games count those that are left.
 
     Raises:
-        ValueError: the reward does not return one finite number for each text; on calls, a comment does not fit a row
-            or cannot be encoded; the message names its file and line.
+        ValueError: the reward does not return one finite number for each text, or none reaches the cutoff; on calls, a
+            comment does not fit a row or cannot be encoded; the message names its file and line.
 
     Examples:
         >>> from torchrl_lang.data import CharTokenizer
@@ -42,6 +45,8 @@ class CommentRows(GameMaker):
         >>> rows = CommentRows(data, lambda texts: [float(len(text)) for text in texts], tokenizer, 9)(range(2), seed=0)
         >>> rows["token_reward"].sum(-1)
         tensor([2., 1.])
+        >>> CommentRows(data, lambda texts: [1.0, 2.0], tokenizer, 9, scale=-5.0, cutoff=-5.0).data.comments
+        ('ab',)
     """
 
     def __init__(
@@ -54,10 +59,19 @@ class CommentRows(GameMaker):
         scale: float = 1.0,
         shift: float = 0.0,
         include_parent: bool = True,
+        cutoff: float | None = None,
     ) -> None:
         super().__init__(tokenizer, row_length)
         self.data, self.include_parent = data, include_parent
         self.rewards: Tensor = rewards_of(reward, data.comments, scale=scale, shift=shift)
+        if cutoff is None:
+            return
+        finite("cutoff", cutoff, low=None)
+        kept = (self.rewards >= cutoff).nonzero().flatten()
+        if not len(kept):
+            best = f"; the best is {float(self.rewards.max()):g}" if len(data) else ""
+            raise ValueError(f"None of {len(data)} comments has a reward of at least cutoff={cutoff:g}{best}.")
+        self.data, self.rewards = data.take(kept.tolist()), self.rewards[kept]
 
     def __call__(self, numbers: range, seed: int) -> TensorDict:
         """See :meth:`GameMaker.__call__`."""

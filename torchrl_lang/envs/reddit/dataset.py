@@ -164,7 +164,9 @@ class RedditComments:
         return RedditComments(**{"parents": (), "comments": (), "scores": (), **columns}, report=self.report)
 
     def with_scores(self, *, at_least: float | None = None, quantile: float | None = None) -> RedditComments:
-        """The comments with a score of at least a cutoff.
+        """The comments with a score, upvotes minus downvotes, of at least a cutoff.
+
+        The ILQL paper chooses comments by their rewards instead: ``CommentRows(cutoff=)``.
 
         Args:
             at_least: the cutoff.

@@ -71,7 +71,7 @@ def _comments(options: RedditDemo) -> Path:
 
 def _data(options: RedditDemo, name: str) -> RedditData:
     """The dataset with the reward without noise, with noise, or of the comments with the best scores."""
-    more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"quantile": _QUANTILE}}.get(name, {})
+    more: Any = {"noised": {"reward": "profanity_noised"}, "scores": {"upvote_quantile": _QUANTILE}}.get(name, {})
     return RedditData(
         out=options.out / "data" / name,
         folder=_comments(options),

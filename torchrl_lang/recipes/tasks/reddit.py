@@ -117,11 +117,17 @@ class RedditData(RedditGames, DataOptions):
     player: Literal["none", "data", "random"] = option(
         "none", "none: all training comments, instead of --games; otherwise a player that writes some of them"
     )
-    quantile: float = option(
-        0.0, "keep comments with at least this quantile of the scores, such as 0.9", at_least=0, below=1
-    )
     cutoff: float | None = option(
-        None, "keep comments with at least this score, instead of a quantile", at_least=-1e18, at_most=1e18
+        None,
+        "keep comments whose reward, scaled and shifted, is at least this: the ILQL paper's cutoff",
+        at_least=-1e18,
+        at_most=1e18,
+    )
+    min_upvotes: float | None = option(
+        None, "keep comments with at least this number of upvotes, downvotes subtracted", at_least=-1e18, at_most=1e18
+    )
+    upvote_quantile: float = option(
+        0.0, "keep comments with at least this quantile of the upvotes: 0.9 for the best tenth", at_least=0, below=1
     )
 
     def corpus(self) -> Path:
@@ -133,34 +139,45 @@ class RedditData(RedditGames, DataOptions):
         """The comments in a random order, or games of the player; the same command continues an interrupted one."""
         assert isinstance(task, RedditTask)
         if self.player != "none":
-            if self.quantile or self.cutoff is not None:
+            if self.upvote_quantile or self.min_upvotes is not None or self.cutoff is not None:
                 raise ValueError(
-                    f"--quantile and --cutoff choose comments of the data, not games of a player: {self.player!r}."
+                    f"--cutoff, --min-upvotes and --upvote-quantile choose comments of the data, not games of a "
+                    f"player: {self.player!r}."
                 )
             return PolicyGames(task.env(min(self.batch, self.games)), task.player(self.player).policy)
+        return self._rows(task)
+
+    def _rows(self, task: RedditTask) -> CommentRows:
         data = self._comments(task)
         shuffled = data.take(Random(self.seed).sample(range(len(data)), len(data)))  # the files are sorted by score
         options: dict[str, Any] = {"scale": task.scale, "shift": task.shift, "include_parent": task.include_parent}
-        return CommentRows(shuffled, task.reward_of_training(), task.tokenizer(), task.row_length, **options)
+        reward = task.reward_of_training()
+        return CommentRows(shuffled, reward, task.tokenizer(), task.row_length, cutoff=self.cutoff, **options)
 
-    def _comments(self, task: Task) -> RedditComments:
-        assert isinstance(task, RedditTask)
-        if self.cutoff is None:
-            return task.data("train").with_scores(quantile=self.quantile)
-        if self.quantile:
-            raise ValueError(f"Give either a quantile or a cutoff, got {self.quantile:g} and {self.cutoff:g}.")
-        return task.data("train").with_scores(at_least=self.cutoff)
+    def _comments(self, task: RedditTask) -> RedditComments:
+        """The training comments, by their upvotes."""
+        if self.min_upvotes is None:
+            return task.data("train").with_scores(quantile=self.upvote_quantile)
+        if self.upvote_quantile:
+            raise ValueError(
+                f"Give either --min-upvotes or --upvote-quantile, got {self.min_upvotes:g} and "
+                f"{self.upvote_quantile:g}."
+            )
+        return task.data("train").with_scores(at_least=self.min_upvotes)
 
     def number_of_episodes(self) -> int:
         """Number of comments."""
-        return len(self._comments(self.task())) if self.player == "none" else self.games
+        if self.player != "none":
+            return self.games
+        task = self.task()
+        return len(self._comments(task) if self.cutoff is None else self._rows(task).data)
 
     def notes(self) -> dict[str, Any]:
         """What the rows depend on beside the task."""
         if self.player != "none":
             return {"player": self.player, **super().notes()}
-        cutoff = {} if self.cutoff is None else {"cutoff": self.cutoff}
-        return {"quantile": self.quantile, **cutoff, "order": self.seed}
+        chosen = {"cutoff": self.cutoff, "min_upvotes": self.min_upvotes, "upvote_quantile": self.upvote_quantile}
+        return {**{name: value for name, value in chosen.items() if value is not None}, "order": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
