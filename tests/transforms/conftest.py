@@ -245,18 +245,25 @@ def kind(request):
 CELLS = {"lstm": LSTMModule, "gru": GRUModule}
 
 
-def make_recurrent(cell="lstm", seed=0, hidden=4):
+STATES = {"lstm": ("h", "c"), "gru": ("h",)}
+
+
+def make_recurrent(cell="lstm", seed=0, hidden=4, layers=1, group=None):
+    """With TorchRL's names of the hidden state, or with names in a group."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        extra = {"in_key": "observation", "out_key": "features"}
-        memory = CELLS[cell](input_size=3, hidden_size=hidden, **extra)
+        keys = {"in_key": "observation", "out_key": "features"}
+        if group is not None:
+            states = [(group, name) for name in STATES[cell]]
+            keys = {"in_keys": ["observation", *states], "out_keys": ["features", *(("next", *key) for key in states)]}
+        memory = CELLS[cell](input_size=3, hidden_size=hidden, num_layers=layers, **keys)
         net = nn.Sequential(nn.Linear(hidden, 4), NormalParamExtractor())
     head = TensorDictModule(net, in_keys=["features"], out_keys=["loc", "scale"])
     module = TensorDictSequential(memory, head)
     return ProbabilisticActor(
         module,
         in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
+        distribution_class=IndependentNormal,  # scored again it is the same to the last digit
         default_interaction_type=InteractionType.RANDOM,
         return_log_prob=True,
     )

@@ -1,25 +1,194 @@
-"""Actors with a memory: as policies they are run on the state they acted on; as references only with a state of own."""
+"""Actors with a memory: a policy is run on the state it acted on; a reference carries a state of its own."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torchrl.envs import Compose
-from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNormal
+from torch import nn
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.data import LazyTensorStorage, ReplayBuffer, Unbounded
+from torchrl.envs import Compose, InitTracker, ParallelEnv, SerialEnv, TensorDictPrimer, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNormal, set_recurrent_mode
 
-from tests.transforms.conftest import drift, frozen_twin, make_recurrent, play, recurrent_env
-from torchrl_lang.transforms import KLConstrainedTransform, ReferenceModelLogProbTransform, as_reference
+from tests.transforms.conftest import (
+    LinearEnv,
+    drift,
+    frozen_twin,
+    make_recurrent,
+    normal_log_prob,
+    play,
+    recurrent_env,
+)
+from torchrl_lang.transforms import (
+    ActorReference,
+    ColumnReference,
+    FunctionReference,
+    KLConstrainedTransform,
+    KLRewardTransform,
+    ReferenceModelLogProbTransform,
+    frozen_copy,
+)
 from torchrl_lang.transforms.references import as_policy
 
-
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_policys_state_is_not_taken_for_the_references(cell):
-    with pytest.raises(ValueError, match=r"recurrent_state.*would be the policy's.*in_keys="):
-        KLConstrainedTransform(make_recurrent(cell))
+cells = pytest.mark.parametrize("cell", ["lstm", "gru"])
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def by_hand(reference, steps):
+    """Log-probabilities ``[*B, T]``: each episode on its own through torch's cell, from a state of zeros."""
+    memory, head = (module for module in reference.module[0].module)
+    cell = getattr(memory, "lstm" if isinstance(memory, LSTMModule) else "gru")
+    rows = steps.reshape(-1, steps.shape[-1])
+    loc, scale = torch.empty(2, *rows["action"].shape)
+    for n in range(len(rows)):
+        state = None  # torch's word for zeros
+        for t in range(rows.shape[1]):
+            state = None if rows["is_init"][n, t] else state
+            with torch.no_grad():
+                features, state = cell(rows["observation"][n : n + 1, t : t + 1], state)
+                loc[n, t], scale[n, t] = (value[0, 0] for value in head.module(features))
+    return normal_log_prob(rows["action"], loc, scale).sum(-1).reshape(steps.shape)
+
+
+def assert_its_own(steps, reference):
+    out = steps["next"]
+    assert steps["is_init"][..., 1:, :].any()
+    torch.testing.assert_close(out["ref_log_prob"], by_hand(reference, steps), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out["kl"], steps["action_log_prob"] - out["ref_log_prob"], rtol=1e-4, atol=1e-4)
+
+
+@cells
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("batch", "group"), [((), None), ((3,), "memory")])
+def test_a_reference_that_is_the_policy_has_no_divergence(cell, layers, batch, group):
+    """Over several episodes whose rows end at different steps."""
+    actor = make_recurrent(cell, layers=layers, group=group)
+    env = recurrent_env(actor, batch, [KLRewardTransform(actor, 0.5)])
+    check_env_specs(env)
+    steps = play(env, actor, 20)
+    assert steps["is_init"].sum() > 3 * max((1, *batch))
+    assert steps["next", "kl"].abs().max() < 1e-6
+    before = frozen_twin(actor)
+    drift(actor, 0.3)
+    steps = play(env, actor, 20)
+    assert_its_own(steps, before)
+    assert steps["next", "kl"].abs().mean() > 0.01
+    expected = steps["next", "raw_reward"] - 0.5 * steps["next", "kl"].unsqueeze(-1)
+    torch.testing.assert_close(steps["next", "reward"], expected)
+
+
+@cells
+def test_another_width_than_the_policys_and_a_second_reference(cell):
+    """All three call their states by the same names."""
+    actor, wide, twin = make_recurrent(cell), make_recurrent(cell, seed=1, hidden=7), make_recurrent(cell)
+    keys = ["observation", "is_init"]
+    first = ReferenceModelLogProbTransform(ActorReference(frozen_copy(wide), in_keys=keys))
+    second = ReferenceModelLogProbTransform(twin, out_key=("second", "lp"))
+    env = recurrent_env(actor, (3,), [first, second])
+    check_env_specs(env)
+    steps = play(env, actor, 12)
+    torch.testing.assert_close(steps["next", "ref_log_prob"], by_hand(wide, steps), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(steps["next", "second", "lp"], steps["action_log_prob"], rtol=1e-5, atol=1e-6)
+    name = "recurrent_state_h" if cell == "lstm" else "recurrent_state"
+    own = steps["ref_log_prob_state", name]
+    assert own.shape == (3, 12, 1, 7)
+    torch.testing.assert_close(steps["second_lp_state", name], steps[name])
+    begins = steps["is_init"].squeeze(-1)
+    assert (own[begins] == 0).all()
+    assert (own[~begins] != 0).any()
+
+
+@cells
+def test_the_exact_divergence(cell):
+    actor = make_recurrent(cell)
+    env = recurrent_env(actor, (3,), [KLConstrainedTransform(actor, estimator="exact", policy=actor)])
+    assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
+
+
+def batched_env(batched, actor, **options):
+    """The transforms over workers."""
+    inside = batched(2, functools.partial(LinearEnv, "box", (2,)), **options)
+    primer = actor.module[0][0].make_tensordict_primer()
+    return TransformedEnv(inside, Compose(InitTracker(), primer, KLRewardTransform(actor)))
+
+
+BATCHED = [
+    (SerialEnv, {}),
+    pytest.param(ParallelEnv, {"mp_start_method": "fork"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("batched", "options"), BATCHED)
+@cells
+def test_over_workers(batched, options, cell):
+    actor = make_recurrent(cell, layers=2)
+    before = frozen_twin(actor)
+    env = batched_env(batched, actor, **options)
+    try:
+        check_env_specs(env)
+        assert play(env, actor, 12)["next", "kl"].abs().max() < 1e-6
+        drift(actor, 0.3)
+        assert_its_own(play(env, actor, 12), before)
+    finally:
+        env.close()
+
+
+def penalized(actor, reference):
+    return recurrent_env(actor, (3,), [KLConstrainedTransform(reference, missing="zero")])
+
+
+def collect(collector):
+    try:
+        return [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+
+
+@cells
+def test_in_a_collector(cell):
+    """From one batch to the next an episode goes on."""
+    actor, before = make_recurrent(cell), make_recurrent(cell)
+    drift(actor, 0.3)
+    collector = Collector(penalized(actor, before), actor, frames_per_batch=9, total_frames=36)
+    steps = torch.cat(collect(collector), dim=-1)
+    assert not steps["is_init"][:, 3].all()
+    assert_its_own(steps, before)
+
+
+@pytest.mark.slow
+def test_in_collectors_of_several_processes():
+    actor, before = make_recurrent("gru"), make_recurrent("gru")
+    drift(actor, 0.3)
+    makers = [functools.partial(penalized, actor, before)] * 2
+    collector = MultiSyncCollector(makers, actor, frames_per_batch=24, total_frames=48, cat_results="stack")
+    steps = torch.cat(collect(collector), dim=-1)
+    assert steps.shape == (2, 3, 8)
+    assert_its_own(steps, before)
+
+
+@cells
+def test_a_batch_of_sequences_in_one_pass(cell):
+    """As the environment gave it; step by step only with the reference's state."""
+    actor, before = make_recurrent(cell), make_recurrent(cell)
+    drift(actor, 0.3)
+    steps = play(recurrent_env(actor, (3,), [KLConstrainedTransform(before)]), actor, 12)
+    transform = ReferenceModelLogProbTransform(before)
+    plain = steps.exclude("ref_log_prob_state", ("next", "ref_log_prob_state"), ("next", "ref_log_prob"))
+    with set_recurrent_mode(True):
+        assert_its_own(steps.clone().set(("next", "ref_log_prob"), transform(plain)["next", "ref_log_prob"]), before)
+    with pytest.raises(KeyError, match=r"ref_log_prob_state.*environment.*set_recurrent_mode\(True\)"):
+        transform(plain)
+    moments = steps.reshape(-1)[torch.randperm(36)]
+    expected = moments["next", "ref_log_prob"]
+    moments["next", "ref_log_prob"] = torch.zeros(36)
+    torch.testing.assert_close(transform(moments)["next", "ref_log_prob"], expected, rtol=1e-4, atol=1e-5)
+
+
+@cells
 def test_a_policy_is_run_on_the_state_that_it_acted_on(cell):
     actor = make_recurrent(cell)
     steps = play(recurrent_env(actor, (3,)), actor, 9)
@@ -28,42 +197,143 @@ def test_a_policy_is_run_on_the_state_that_it_acted_on(cell):
     torch.testing.assert_close(found, steps["action_log_prob"], rtol=1e-4, atol=1e-4)
 
 
-STATES = {"lstm": ("h", "c"), "gru": ("h",)}
+# What cannot be carried is refused; what the messages advise works.
 
 
-def with_own_state(cell, actor):
-    """The actor as it is now, with its state and parameters under ``"ref"``."""
-    twin = frozen_twin(actor)
-    keys = [("ref", name) for name in STATES[cell]]
-    memory, head = (module for module in twin.module[0].module)
-    module = {"lstm": LSTMModule, "gru": GRUModule}[cell]
-    own = module(
-        **{cell: getattr(memory, cell)},
-        in_keys=["observation", *keys],
-        out_keys=[("ref", "features"), *(("next", *key) for key in keys)],
-    )
-    parameters = [("ref", "loc"), ("ref", "scale")]
-    net = TensorDictModule(head.module, in_keys=[("ref", "features")], out_keys=parameters)
+def test_without_the_mark_of_the_first_step():
+    """The remedy, an InitTracker before the transform, is in every test above."""
+    actor = make_recurrent("gru")
+    with pytest.raises(ValueError, match=r"in_keys=\['observation'\] must have 'is_init'"):
+        ActorReference(frozen_copy(actor), in_keys=["observation"])
+    env = TransformedEnv(LinearEnv("box", (3,)), KLRewardTransform(actor))
+    with pytest.raises(KeyError, match=r"needs 'is_init'.*put InitTracker\(\) before"):
+        env.reset()
+
+
+def test_half_of_a_state():
+    keys = ["observation", "is_init", "recurrent_state_h"]
+    with pytest.raises(ValueError, match="either none, so that they are carried, or all"):
+        ActorReference(frozen_copy(make_recurrent("lstm")), in_keys=keys)
+
+
+class Averages(nn.Module):
+    """A cell that TorchRL does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, observation, mean, is_init):
+        mean = torch.where(is_init, observation, 0.5 * (mean + observation))
+        return self.net(mean), torch.ones_like(mean[..., :2]), mean
+
+
+def own_cell(group=None, seed=0):
+    key = (lambda name: name) if group is None else (lambda name: (group, name))
+    torch.manual_seed(seed)
+    names = [key("loc"), key("scale"), ("next", group, "mean") if group else ("next", "mean")]
+    memory = TensorDictModule(Averages(), in_keys=["observation", key("mean"), "is_init"], out_keys=names)
     return ProbabilisticActor(
-        TensorDictSequential(own, net),
-        in_keys=dict(zip(("loc", "scale"), parameters, strict=True)),
+        TensorDictSequential(memory),
+        in_keys=dict(zip(("loc", "scale"), names[:2], strict=True)),
         distribution_class=TanhNormal,
+        return_log_prob=True,
     )
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_reference_with_a_state_of_its_own_beside_the_policy(cell):
-    """It runs as a part of the policy, which leaves its state in the data; then its keys are named."""
-    actor = make_recurrent(cell)
-    reference = with_own_state(cell, actor)
-    beside = TensorDictSequential(*reference.module[0].module)
-    drift(actor, 0.3)
-    policy = TensorDictSequential(beside, actor)
-    primers = Compose(beside[0].make_tensordict_primer())
-    steps = play(recurrent_env(actor, (3,), [primers]), policy, 9)
-    keys = ["observation", "is_init", *(("ref", name) for name in STATES[cell])]
-    out = ReferenceModelLogProbTransform(as_reference(reference, in_keys=keys))(steps)
-    loc, scale = steps["ref", "loc"], steps["ref", "scale"]
-    expected = TanhNormal(loc, scale).log_prob(steps["action"])
-    torch.testing.assert_close(out["next", "ref_log_prob"], expected, rtol=1e-4, atol=1e-4)
-    assert (expected - steps["action_log_prob"]).abs().mean() > 0.01
+def primed(transforms):
+    """An environment that declares the states of cells that TorchRL does not know."""
+    states = TensorDictPrimer({key: Unbounded((3,)) for key in ("mean", ("ref", "mean"))}, expand_specs=True)
+    return TransformedEnv(LinearEnv("box", (3,)), Compose(InitTracker(), states, *transforms))
+
+
+@pytest.mark.parametrize("in_keys", [None, ["observation", "is_init"]])
+def test_a_cell_that_cannot_be_recognised(in_keys):
+    with pytest.raises(ValueError, match=r"'mean'.*would be the policy's.*Use one of those, or give.*in_keys="):
+        ReferenceModelLogProbTransform(own_cell(), in_keys=in_keys)
+
+
+def score(steps):
+    return TanhNormal(steps["ref", "loc"], steps["ref", "scale"]).log_prob(steps["action"])
+
+
+def test_the_remedies_run_the_reference_beside_the_policy():
+    actor, reference = own_cell(seed=1), own_cell("ref")
+    names = [("ref", "loc"), ("ref", "scale"), "action"]
+    written = TensorDictModule(lambda *p: TanhNormal(*p[:2]).log_prob(p[2]), in_keys=names, out_keys=["its_log_prob"])
+    policy = TensorDictSequential(reference.module[0], actor, written)
+    spec = Unbounded((3,))
+    given = [
+        ActorReference(frozen_copy(reference), in_keys=["observation", "is_init", ("ref", "mean")]),
+        ColumnReference("its_log_prob", spec=spec),
+        FunctionReference(score, spec=spec),
+    ]
+    env = primed([ReferenceModelLogProbTransform(one, out_key=f"from_{n}") for n, one in enumerate(given)])
+    steps = play(env, policy, 12)
+    begins = steps["is_init"].squeeze(-1)
+    assert begins[:, 1:].any()
+    assert (steps["ref", "mean"][~begins] != 0).any()
+    mean = torch.zeros(3, 3)
+    for t in range(12):
+        now = steps[:, t]
+        mean = torch.where(now["is_init"], now["observation"], 0.5 * (mean + now["observation"]))
+        with torch.no_grad():
+            loc = reference.module[0][0].module.net(mean)
+        expected = TanhNormal(loc, torch.ones(3, 2)).log_prob(now["action"])
+        for n in range(len(given)):
+            torch.testing.assert_close(now["next", f"from_{n}"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stored_log_probabilities_without_their_spec():
+    with pytest.raises(KeyError, match=r"no entry 'its_log_prob'.*ColumnReference\('its_log_prob', spec=\.\.\.\)"):
+        primed([ReferenceModelLogProbTransform("its_log_prob")]).reset()
+    with pytest.raises(KeyError) as error:
+        primed([ReferenceModelLogProbTransform(score)]).reset()
+    assert "FunctionReference(function, spec=...)" in error.value.__notes__[0]
+
+
+def test_stored_log_probabilities_in_a_replay_buffer():
+    data = TensorDict(next={"its_log_prob": torch.arange(4.0)}, action=torch.zeros(4, 2), batch_size=[4])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
+    buffer.extend(data)
+    buffer.append_transform(ReferenceModelLogProbTransform("its_log_prob"))
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["next", "ref_log_prob"], sample["next", "its_log_prob"])
+
+
+class Secretive(nn.Module):
+    """A memory that no tensordict shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 2)
+        self.state = None
+
+    def forward(self, observation):
+        self.state = self.cell(observation, self.state)
+        return self.state, torch.ones_like(self.state)
+
+
+def test_a_state_outside_of_the_tensordict():
+    module = TensorDictModule(Secretive(), in_keys=["observation"], out_keys=["loc", "scale"])
+    actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
+    with pytest.raises(ValueError, match=r"keeps a state outside the tensordict.*GRUModule.*ColumnReference"):
+        primed([ReferenceModelLogProbTransform(actor)]).reset()
+    with pytest.raises(ValueError, match="keeps a state outside the tensordict"):
+        primed([KLConstrainedTransform(actor, estimator="exact", policy=own_cell())]).reset()
+
+
+def test_a_state_that_a_module_keeps_to_itself():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory = GRUModule(3, 4, in_key="observation", out_key="features")
+
+        def forward(self, observation, is_init):
+            td = TensorDict(observation=observation, is_init=is_init, batch_size=observation.shape[:-1])
+            return self.memory(td)["features"].chunk(2, -1)[0], torch.ones_like(observation[..., :2])
+
+    module = TensorDictModule(Wrapped(), in_keys=["observation", "is_init"], out_keys=["loc", "scale"])
+    actor = ProbabilisticActor(module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
+    with pytest.raises(ValueError, match=r"does not leave its state .* in the tensordict.*sequence of modules"):
+        primed([ReferenceModelLogProbTransform(actor)]).reset()

@@ -203,7 +203,10 @@ class KLDivergenceTransform(ReferenceTransform):
 
     def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
         observations = specs["full_observation_spec"]
+        states: dict[NestedKey, TensorSpec] = {}
         if self.estimator == "exact":  # from the reference alone: the policy may be a copy that must not run
+            self.reference.log_prob_spec(self.environment, specs)  # refuses what it cannot score
+            states = self.reference.state_specs(self.environment, specs)
             step = self.reference.example_step(self.environment, specs)
             dist = self.reference.distribution(step, step.copy())
             like = distribution_kl(dist, dist, chunk_size=self.chunk_size)
@@ -218,7 +221,7 @@ class KLDivergenceTransform(ReferenceTransform):
         if self.per == "sequence" and len(shape) > len(batch):
             shape = torch.Size([*batch, 1])
         dtype = like.dtype if self.estimator == "exact" else torch.promote_types(like.dtype, torch.float32)
-        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observations.device)}
+        return {self.out_keys[0]: Unbounded(shape, dtype=dtype, device=observations.device), **states}
 
 
 def _up_to_one(shape: torch.Size) -> torch.Size:

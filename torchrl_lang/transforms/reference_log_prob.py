@@ -94,4 +94,5 @@ class ReferenceModelLogProbTransform(ReferenceTransform):
         out.set(self.out_key, ref_log_prob)
 
     def _new_specs(self, specs: Composite) -> dict[NestedKey, TensorSpec]:
-        return {self.out_key: self.reference.log_prob_spec(self.environment, specs)}
+        spec = self.reference.log_prob_spec(self.environment, specs)
+        return {self.out_key: spec, **self.reference.state_specs(self.environment, specs)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from tensordict import NestedKey, TensorDictBase
@@ -25,11 +26,17 @@ class ReferenceTransform(ReferenceHolder, ActionTransform):
         self, out_keys: Sequence[NestedKey], reference: Reference | None, *, embed_weights: bool = False
     ) -> None:
         super().__init__(out_keys)
+        if reference is not None and reference.state_keys:
+            reference = copy.copy(reference)  # its state is that of this transform alone
+            name = out_keys[0]
+            reference.state_group = f"{name if isinstance(name, str) else '_'.join(name)}_state"
         self.reference = reference
         self.embed_weights = embed_weights
 
     def _acted_keys(self) -> list[NestedKey]:
-        return [] if self.reference is None else [*self.reference.in_keys, *self.reference.action_keys.action]
+        if self.reference is None:
+            return []
+        return [*self.reference.in_keys, *self.reference.state_keys, *self.reference.action_keys.action]
 
     def _action_keys(self) -> list[NestedKey]:
         return [] if self.reference is None else list(self.reference.action_keys.action)

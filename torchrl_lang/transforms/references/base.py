@@ -24,12 +24,19 @@ class Reference(ABC):
         action_keys: the key of the action, and the default keys of what belongs to it.
         in_keys: the entries that it reads, beside the action.
         frozen: its model; None where there is none to move, to save or to fingerprint.
+        state_group: where a recurrent reference keeps its state in the data.
     """
 
     action_keys: ActionKeys
     in_keys: list[NestedKey]
     frozen: HeldActor | None = None
+    state_group: str = "reference_state"
     _why_no_env: str | None = None  # the error where a reference cannot score the steps of an environment
+
+    @property
+    def state_keys(self) -> list[NestedKey]:
+        """The entries of its own state, which it reads at one step and writes for the next; none without memory."""
+        return []
 
     @abstractmethod
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -37,7 +44,8 @@ class Reference(ABC):
 
         Args:
             tensordict: the data of the actions, ``[*B]``.
-            carry: where the transform writes, ``"next"`` of steps; stored log-probabilities are looked up there first.
+            carry: where the transform writes, ``"next"`` of steps; stored log-probabilities are looked up there first,
+                and ``state_keys`` are written there.
         """
 
     def distribution(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Distribution:
@@ -59,14 +67,24 @@ class Reference(ABC):
             specs: its output specs at the transform's place of the chain.
 
         Raises:
-            ValueError: this kind of reference does not score single steps.
+            ValueError: this kind of reference does not score single steps, or it keeps a state outside the tensordict.
         """
         if self._why_no_env is not None:
             raise ValueError(self._why_no_env)
         step = self.example_step(env, specs)
         with torch.no_grad():
-            log_prob = self.log_prob(step, step.copy())
+            log_prob, again = self.log_prob(step, step.copy()), self.log_prob(step, step.copy())
+        if not torch.allclose(log_prob, again, rtol=1e-4, atol=1e-4, equal_nan=True):
+            raise ValueError(
+                "The reference gives the same step another log-probability when asked again: it is random, or it "
+                "keeps a state outside the tensordict, which no reset clears. Use TorchRL's GRUModule or LSTMModule, "
+                "or let the policy write the reference's log-probabilities and pass ColumnReference(key, spec=...)."
+            )
         return Unbounded(log_prob.shape, dtype=log_prob.dtype, device=env.device)
+
+    def state_specs(self, env: EnvBase, specs: Composite) -> dict[NestedKey, TensorSpec]:
+        """Specs of ``state_keys``; arguments as of :meth:`log_prob_spec`."""
+        return {}
 
     def example_step(self, env: EnvBase, specs: Composite) -> TensorDictBase:
         """A step of zeros with a random action; the global random stream is left as it was."""

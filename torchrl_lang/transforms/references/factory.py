@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import NestedKey, unravel_key
+from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
@@ -55,7 +55,7 @@ def as_reference(
 
     Raises:
         TypeError: it is none of these.
-        ValueError: the actor is recurrent and reads the state that the policy left in the data, which is not its own.
+        ValueError: the actor is recurrent and its state cannot be carried, see :class:`ActorReference`.
     """
     if isinstance(reference, Reference) or is_wrapper(reference):
         if in_keys is not None or action_key is not None:
@@ -106,11 +106,4 @@ def _of_actor(
         return UtteranceReference(held, in_keys=in_keys)
     if action_key is None and TOKENS in actor.in_keys and ACTION not in actor.out_keys:
         return RowReference(held)
-    states = [key for key in actor.in_keys if unravel_key(("next", key)) in actor.out_keys]
-    if states and in_keys is None and not isinstance(held, CurrentPolicy):
-        raise ValueError(
-            f"The reference is recurrent: its state {states} in the data would be the policy's, not its own. Give the "
-            "reference's state entries of its own, run it beside the policy and pass in_keys=, the entries that it "
-            "reads; or store its log-probabilities and pass their key."
-        )
     return ActorReference(held, in_keys=in_keys, action_key=action_key)

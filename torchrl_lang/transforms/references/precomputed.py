@@ -25,10 +25,15 @@ class ColumnReference(Reference):
         key: their entry. On steps it is looked up under ``"next"`` first, where this library writes what belongs to an
             action; in an environment the entry at the root belongs to the step before.
         action_keys: the other keys, default those of one action a step.
+        spec: in an environment: the spec of an entry that the policy writes and the environment does not know, e.g.
+            ``Unbounded(env.batch_size)``.
     """
 
-    def __init__(self, key: NestedKey, *, action_keys: ActionKeys | None = None) -> None:
+    def __init__(
+        self, key: NestedKey, *, action_keys: ActionKeys | None = None, spec: TensorSpec | None = None
+    ) -> None:
         self.in_keys = key_list(key)
+        self.spec = spec
         self.action_keys = action_keys or ActionKeys.of_action()
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
@@ -38,11 +43,13 @@ class ColumnReference(Reference):
 
     def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
         """See :class:`Reference`."""
+        if self.spec is not None:
+            return self.spec.clone()
         observations = specs["full_observation_spec"]
         if self.in_keys[0] not in observations.keys(True, True):
             raise KeyError(
-                f"The environment has no entry {self.in_keys[0]!r}; stored log-probabilities are for replay buffers. "
-                "Here pass the reference as an actor."
+                f"The environment has no entry {self.in_keys[0]!r}. Pass the reference as an actor; or, where the "
+                f"policy writes the entry at every step, ColumnReference({self.in_keys[0]!r}, spec=...)."
             )
         return observations[self.in_keys[0]].clone()
 
@@ -57,6 +64,8 @@ class FunctionReference(Reference):
             fingerprint of it.
         in_keys: the entries that it gets, default all.
         action_keys: the keys of the action and its entries, default those of one action a step.
+        spec: in an environment: the spec of the log-probability; by default the function is tried on a step of zeros,
+            which has no entries that only the policy writes.
     """
 
     def __init__(
@@ -65,12 +74,27 @@ class FunctionReference(Reference):
         *,
         in_keys: Sequence[NestedKey] = (),
         action_keys: ActionKeys | None = None,
+        spec: TensorSpec | None = None,
     ) -> None:
         if isinstance(function, nn.Module):
             self.frozen = frozen_copy(function)
         self.function = function if self.frozen is None else self.frozen.actor
         self.in_keys = key_list(in_keys) if in_keys else []
         self.action_keys = action_keys or ActionKeys.of_action()
+        self.spec = spec
+
+    def log_prob_spec(self, env: EnvBase, specs: Composite) -> TensorSpec:
+        """See :class:`Reference`."""
+        if self.spec is not None:
+            return self.spec.clone()
+        try:
+            return super().log_prob_spec(env, specs)
+        except Exception as error:
+            error.add_note(
+                "This was a step of zeros, to find the shape of the log-probability. For a function that reads what "
+                "the policy writes pass FunctionReference(function, spec=...)."
+            )
+            raise
 
     def log_prob(self, tensordict: TensorDictBase, carry: TensorDictBase) -> Tensor:
         """See :class:`Reference`."""
