@@ -7,7 +7,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.evaluation import GameRecords, Summary, format_table, play_games, summarize, unanswered
+from torchrl_lang.evaluation import (
+    GameRecords,
+    Summary,
+    format_legend,
+    format_table,
+    play_games,
+    summarize,
+    unanswered,
+)
 
 
 def records(returns: list[float], turns: list[int], won: list[bool], **extra: torch.Tensor) -> GameRecords:
@@ -116,10 +124,25 @@ def _seed_above_zero(env) -> int:
     raise AssertionError("no such seed")
 
 
+def test_turns_are_those_of_all_games_and_of_games_won():
+    """2, 4, 3 and 4 turns, the last game lost: 13 / 4, and 9 / 3 without it."""
+    summary = summarize(records(*GAMES, entropy=torch.ones(4)), metrics={"luck": lambda games: games.turns})
+    lines = format_table([summary]).splitlines()
+    assert lines[0].endswith("turns  turns won  entropy   luck")
+    assert lines[2].split()[-4:] == ["3.25", "3.00", "0.154", "3.250"]  # 4 nats of 26 tokens
+    legend = format_legend([summary], turns="guesses", metrics={"luck": "what is left", "other": "not shown"})
+    assert legend.splitlines()[4:] == [
+        "turns      mean number of guesses of a game, all games",
+        "turns won  likewise, games won alone",
+        "entropy    mean entropy of the policy, nats a token",
+        "luck       what is left",
+    ]
+
+
 def test_table_lines_up_and_leaves_out_empty_columns():
     rows = [Summary("a", 10, -1.0, 0.5, 1.0, 0.0, 2.0, {2: 10}), Summary("b", 1000, -3.25, 0.125, 0.5, 0.1, 2.0)]
     lines = format_table(rows).splitlines()
-    assert lines[0].split() == ["player", "games", "return", "won", "turns"]
+    assert lines[0].split() == ["player", "games", "return", "won", "turns", "turns", "won"]
     assert len({len(line) for line in lines}) == 1
     assert "-3.25 ± 0.12" in lines[3]
     assert lines[3].endswith("-")  # nothing won, so no mean number of turns

@@ -54,13 +54,30 @@ def test_train_evaluate_and_watch(data, tmp_path, capsys):
     run = tmp_path / "ilql"
     assert train("ilql", data, run, "--steps", "6", "--eval-every", "3") == 0
     assert (run / "log.csv").read_text().startswith("step,")
+    capsys.readouterr()
     assert main(["evaluate", "--run", str(run), "--games", "8", "--beta", "0", "4"]) == 0
-    assert "ilql beta 4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "ilql beta 4" in said
+    assert "mean number of guesses of a game" in said
+    assert "best" not in said  # these games have chosen nothing
+    assert "KL/token" not in said  # of no sampled policy with values
     assert (run / "guesses.png").stat().st_size > 1000
     figures = json.loads((run / "evaluation.json").read_text())
     assert figures["task"] == "wordle"
     assert [player["name"] for player in figures["players"]] == ["ilql sample", "ilql greedy", "ilql beta 4 greedy"]
     assert "game" in (run / "transcripts.txt").read_text().lower()
+    first = (run / "evaluation.json").read_bytes()
+    again = ["--games", "8", "--beta", "0", "4", "--method", "sample", "--seed", "1"]
+    assert main(["evaluate", "--run", str(run), *again]) == 0
+    assert "KL/token" in capsys.readouterr().out
+    assert (run / "evaluation.json").read_bytes() == first
+    second = json.loads((run / "evaluation-2.json").read_text())
+    assert second["options"]["seed"] == 1
+    kls = {player["name"]: player["kl_per_token"] for player in second["players"]}
+    assert kls["ilql sample"] is None
+    assert kls["ilql beta 4 sample"]  # an estimate, not zero
+    for name in ("table-2.txt", "transcripts-2.txt", "guesses-2.png"):
+        assert (run / name).stat().st_size > 100
     assert main(["play", "wordle", "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
 
 

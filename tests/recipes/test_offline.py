@@ -104,6 +104,12 @@ def test_a_start_needs_the_same_tokens_and_no_pretrained_model(runs, tmp_path, c
     assert "There is no run" in capsys.readouterr().err
 
 
+def players_of(run):
+    """The players of a run's last evaluation."""
+    last = max(run.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return json.loads(last.read_text())["players"]
+
+
 def test_beta_auto_is_the_best_on_other_games_and_stands_in_the_table(runs, capsys):
     found = load_run(runs / "ilql").choose_beta(seed=5, games=16, betas=(8.0, 1.0))
     assert set(found) == {1.0, 8.0}
@@ -112,7 +118,7 @@ def test_beta_auto_is_the_best_on_other_games_and_stands_in_the_table(runs, caps
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("ilql: mean return by beta on other games: "))
     best = line.removeprefix("ilql: mean return by beta on other games: ").split(":")[0]
-    names = [player["name"] for player in json.loads((runs / "ilql" / "evaluation.json").read_text())["players"]]
+    names = [player["name"] for player in players_of(runs / "ilql")]
     assert f"ilql beta {best} greedy" in names
     assert load_run(runs / "ilql").values_note in text
 
@@ -123,7 +129,7 @@ def test_best_of_plays_by_the_value_of_the_utterance_where_there_are_values(runs
     assert (ilql.decoder.end_value_weight, ilql.decoder.log_prob_weight) == (1.0, 0.0)
     command = ["evaluate", "--run", str(runs / "ilql"), "--beta", "0", "2", "--method", "best_of", "--candidates", "2"]
     assert main([*command, "--games", "16"]) == 0
-    names = [player["name"] for player in json.loads((runs / "ilql" / "evaluation.json").read_text())["players"]]
+    names = [player["name"] for player in players_of(runs / "ilql")]
     assert names[-2:] == ["ilql best_of", "ilql beta 2 best_of"]
 
 
@@ -136,7 +142,7 @@ def test_of_equal_betas_the_smaller_one_is_chosen(runs, monkeypatch):
 
 def test_runs_without_values_cannot_choose_beta(runs, capsys):
     assert main(["evaluate", "--run", str(runs / "bc"), "--beta", "auto", "--games", "8"]) == 0  # plays without values
-    names = [player["name"] for player in json.loads((runs / "bc" / "evaluation.json").read_text())["players"]]
+    names = [player["name"] for player in players_of(runs / "bc")]
     assert {"bc sample", "bc greedy"} <= set(names)
     with pytest.raises(ValueError, match="learned no values"):
         load_run(runs / "bc").choose_beta(seed=0)

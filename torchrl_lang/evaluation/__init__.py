@@ -9,7 +9,7 @@ from torchrl_lang.evaluation.preferences import Comparison, preference_rates
 from torchrl_lang.evaluation.rank_accuracy import KnownValues, rank_accuracy
 from torchrl_lang.evaluation.records import GameRecords
 from torchrl_lang.evaluation.seeds import SeedSummary, format_seed_table, over_seeds
-from torchrl_lang.evaluation.tables import format_table
+from torchrl_lang.evaluation.tables import format_legend, format_table
 from torchrl_lang.evaluation.text_advantages import TextAdvantage, row_advantages, text_advantages
 from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
 from torchrl_lang.evaluation.value_report import ValueReport, value_report
@@ -24,6 +24,7 @@ __all__ = [
     "TextAdvantage",
     "ValueReport",
     "distinct_n",
+    "format_legend",
     "format_seed_table",
     "format_table",
     "format_transcript",

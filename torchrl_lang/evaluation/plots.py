@@ -80,30 +80,33 @@ def plot_learning_curves(
     return save_figure(figure, path, title)
 
 
-def plot_guess_histogram(path: str | Path, summaries: Sequence[Summary], *, title: str = "") -> Path:
+def plot_guess_histogram(
+    path: str | Path, summaries: Sequence[Summary], *, title: str = "", turns: str = "turns"
+) -> Path:
     """Plot the share of games that policies won in each number of turns, and the share that they lost.
 
     Args:
         path: the PNG file; its folder is created if missing.
         summaries: one :func:`~torchrl_lang.evaluation.summarize` per policy.
         title: title of the figure.
+        turns: what the task calls its turns, such as ``"guesses"``.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     if not summaries:
         raise ValueError("There are no summaries to plot.")
-    most = max((turns for summary in summaries for turns in summary.guesses), default=1)
+    most = max((number for summary in summaries for number in summary.guesses), default=1)
     labels = [*map(str, range(1, most + 1)), "lost"]
     width = 0.8 / len(summaries)
     figure = new_figure(width=max(5.2, 0.35 * len(labels) * len(summaries)), height=3.8)
     axes = figure.add_subplot()
     for order, summary in enumerate(summaries):
-        counts = [summary.guesses.get(turns, 0) for turns in range(1, most + 1)] + [summary.lost]
+        counts = [summary.guesses.get(number, 0) for number in range(1, most + 1)] + [summary.lost]
         place = [index + (order - (len(summaries) - 1) / 2) * width for index in range(len(labels))]
         axes.bar(place, [100 * count / summary.games for count in counts], width, label=summary.name)
     axes.set_xticks(range(len(labels)), labels)
-    axes.set(xlabel="guesses until won", ylabel="% of games")
+    axes.set(xlabel=f"{turns} until won", ylabel="% of games")
     tidy(axes)
     return save_figure(figure, path, title)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchrl_lang.evaluation.metrics import Summary
 
-__all__ = ["format_columns", "format_table"]
+__all__ = ["format_columns", "format_legend", "format_table"]
 
-_Column = tuple[str, str, Callable[[Summary], str | None]]
+_Column = tuple[str, str, Callable[[Summary], str | None], str]
 
 
 def _pm(value: float, error: float | None, digits: int) -> str:
@@ -31,24 +31,35 @@ def _number(value: float | None) -> str | None:
 
 
 def _metric(name: str) -> _Column:
-    return name, ">", lambda summary: _number(summary.metrics.get(name))
+    return name, ">", lambda summary: _number(summary.metrics.get(name)), "a metric of the task, its mean over games"
 
 
-# Title, alignment, and function that formats a summary's cell (None if not measured).
+# Title, alignment, function that formats a summary's cell (None if not measured), and meaning.
 _COLUMNS: list[_Column] = [
-    ("player", "<", lambda s: s.name),
-    ("games", ">", lambda s: str(s.games)),
-    ("return", ">", lambda s: _pm(s.mean_return, s.return_error, 2)),
-    ("won", ">", lambda s: _percent(s.win_rate, s.win_error)),
-    ("turns", ">", _mean_turns_to_win),
-    ("invalid", ">", lambda s: _percent(s.invalid_rate)),
-    ("KL/token", ">", lambda s: _number(s.kl_per_token)),
-    ("entropy", ">", lambda s: _number(s.entropy)),
+    ("player", "<", lambda s: s.name, "who played"),
+    ("games", ">", lambda s: str(s.games), "number of games"),
+    (
+        "return",
+        ">",
+        lambda s: _pm(s.mean_return, s.return_error, 2),
+        "mean sum of a game's rewards ± its standard error",
+    ),
+    ("won", ">", lambda s: _percent(s.win_rate, s.win_error), "share of games won ± its standard error"),
+    ("turns", ">", lambda s: f"{s.mean_turns:.2f}", "mean number of {turns} of a game, all games"),
+    ("turns won", ">", _mean_turns_to_win, "likewise, games won alone"),
+    ("invalid", ">", lambda s: _percent(s.invalid_rate), "share of {turns} that were invalid"),
+    (
+        "KL/token",
+        ">",
+        lambda s: _number(s.kl_per_token),
+        "how far values move a sampled policy from the same model without them, nats a token",
+    ),
+    ("entropy", ">", lambda s: _number(s.entropy), "mean entropy of the policy, nats a token"),
 ]
 
 
 def format_table(rows: Sequence[Summary]) -> str:
-    """A plain-text table with one line per policy; ``±`` is one standard error, ``turns`` the mean over games won.
+    """A plain-text table with one line per policy; :func:`format_legend` describes its columns.
 
     Columns without values are left out.
 
@@ -57,19 +68,48 @@ def format_table(rows: Sequence[Summary]) -> str:
         >>> bc = Summary("BC", 1000, -4.06, 0.06, 0.71, 0.0143, 4.8, {3: 300, 4: 410}, 290)
         >>> ilql = Summary("ILQL beta 4", 1000, -2.41, 0.05, 0.91, 0.0091, 3.5, {3: 910}, 90)
         >>> print(format_table([bc, ilql]))
-        player       games        return           won  turns
-        -----------------------------------------------------
-        BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %   3.58
-        ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.00
+        player       games        return           won  turns  turns won
+        ----------------------------------------------------------------
+        BC            1000  -4.06 ± 0.06  71.0 ± 1.4 %   4.80       3.58
+        ILQL beta 4   1000  -2.41 ± 0.05  91.0 ± 0.9 %   3.50       3.00
     """
     columns, sides = [], ""
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    for title, align, show in [*_COLUMNS, *map(_metric, names)]:
+    for title, align, show, _ in _shown(rows):
         cells = [show(row) for row in rows]
-        if any(cell is not None for cell in cells):
-            columns.append([title, *("-" if cell is None else cell for cell in cells)])
-            sides += align
+        columns.append([title, *("-" if cell is None else cell for cell in cells)])
+        sides += align
     return format_columns(list(zip(*columns, strict=True)), sides)
+
+
+def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Mapping[str, str] | None = None) -> str:
+    """What the columns of :func:`format_table` are, a line for each.
+
+    Args:
+        rows: of the table.
+        turns: what the task calls its turns.
+        metrics: meanings of the task's own metrics by name.
+
+    Examples:
+        >>> from torchrl_lang.evaluation import Summary, format_legend
+        >>> print(format_legend([Summary("BC", 1, -4.0, None, 0.0, None, 6.0)], turns="guesses"))
+        player  who played
+        games   number of games
+        return  mean sum of a game's rewards ± its standard error
+        won     share of games won ± its standard error
+        turns   mean number of guesses of a game, all games
+    """
+    meanings = {title: text.format(turns=turns) for title, _, _, text in _shown(rows)}
+    meanings |= {name: text for name, text in (metrics or {}).items() if name in meanings}
+    width = max(map(len, meanings))
+    return "\n".join(f"{title:{width}}  {text}" for title, text in meanings.items())
+
+
+def _shown(rows: Sequence[Summary]) -> Iterator[_Column]:
+    """The columns with a value for any row."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    for column in [*_COLUMNS, *map(_metric, names)]:
+        if any(column[2](row) is not None for row in rows):
+            yield column
 
 
 def format_columns(lines: Sequence[Sequence[str]], sides: str) -> str:

@@ -1,14 +1,22 @@
-"""Evaluate finished runs beside scripted players: a table, transcripts, and all figures as JSON."""
+"""Evaluate finished runs beside scripted players: a table with a legend, transcripts, and all figures as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from torchrl_lang.evaluation import GameRecords, Summary, format_table, plot_guess_histogram, write_transcripts
+from torchrl_lang.evaluation import (
+    GameRecords,
+    Summary,
+    format_legend,
+    format_table,
+    plot_guess_histogram,
+    write_transcripts,
+)
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import option, required
 from torchrl_lang.recipes.run_policy import methods_of
@@ -48,12 +56,15 @@ class Evaluate(TaskOptions):
     candidates: int = option(
         8, "samples for each utterance of best_of, which plays the one of highest value", at_least=1
     )
-    seed: int = option(1, "seed of games and sampling", at_least=0)
+    seed: int = option(2_000_000, "seed of games and sampling; training evaluates on games of its seed + 1", at_least=0)
     plots: bool = option(False, "draw a histogram of the turns needed (needs matplotlib)")
 
 
 def main(options: Evaluate) -> Path:
-    """Evaluate; writes ``evaluation.json``, ``table.txt`` and ``transcripts.txt`` into the run's folder."""
+    """Evaluate; writes ``evaluation.json``, ``table.txt`` and ``transcripts.txt`` into the run's folder.
+
+    A second evaluation writes ``evaluation-2.json`` and so on, so that none is lost.
+    """
     given = options.given_task()
     runs = {folder: load_run(folder, given) for folder in (options.run, *options.also)}
     task = runs[options.run].task
@@ -66,46 +77,58 @@ def main(options: Evaluate) -> Path:
     number = task.number_of_games(split)
     played: list[tuple[Summary, GameRecords]] = []
     own: list[tuple[Summary, GameRecords]] = []
-    for folder, name, player in _players(options, runs):
+    for folder, name, player, shows_kl in _players(options, runs):
         often = _REPEATS if player.is_random else 1
         games = options.games or (1000 if number is None else often * number)
         more = dict(player.env_options) | ({} if split is None else {"split": split})
-        played.append(task.evaluate(player.policy, games=games, seed=options.seed, name=name, **more))
+        summary, records = task.evaluate(player.policy, games=games, seed=options.seed, name=name, **more)
+        played.append((summary if shows_kl else replace(summary, kl_per_token=None, kl_per_game=None), records))
         own += played[-1:] if folder == options.run else []
         print(f"played {name}: mean return {played[-1][0].mean_return:.2f}", flush=True)
     summaries = [summary for summary, _ in played]
-    table = format_table(summaries)
-    best, records = max(own, key=lambda pair: pair[0].mean_return)
+    legend = format_legend(summaries, turns=task.turns_name, metrics=task.metric_meanings)
+    table = f"{format_table(summaries)}\n\n{legend}"
+    shown, records = max(own, key=lambda pair: pair[0].mean_return)
     lost = (~task.won(records)).nonzero().flatten().tolist()[:5]
-    chosen = sorted({*range(min(5, best.games)), *lost})
+    chosen = sorted({*range(min(5, shown.games)), *lost})
     tokenizer = runs[options.run].tokenizer
-    path = options.run / "transcripts.txt"
-    write_transcripts(path, records, tokenizer, games=chosen, title=best.name, spelling=task.spelling)
-    write_file(options.run / "table.txt", table + "\n")
+    ending = _free_ending(options.run)
+    path = options.run / f"transcripts{ending}.txt"
+    write_transcripts(path, records, tokenizer, games=chosen, title=shown.name, spelling=task.spelling)
+    write_file(options.run / f"table{ending}.txt", table + "\n")
     players = [summary.as_dict() for summary in summaries]
-    figures = {"task": task.name, "split": split, "games": number, "players": players}
-    write_file(options.run / "evaluation.json", json.dumps(figures, indent=2) + "\n")
+    given_options = json.loads(json.dumps(asdict(options), default=str))
+    figures = {"task": task.name, "split": split, "games": number, "options": given_options, "players": players}
     if options.plots:
-        plot_guess_histogram(options.run / "guesses.png", summaries)
-    print(table)
+        plot_guess_histogram(options.run / f"{task.turns_name}{ending}.png", summaries, turns=task.turns_name)
+    write_file(options.run / f"evaluation{ending}.json", json.dumps(figures, indent=2) + "\n")
+    print(f"\n{table}\n")
     for folder, run in runs.items():
         if run.values_note:
             print(f"{folder.name}: {run.values_note}")
-    print(f"best: {best.name}; transcripts of first and lost games, the table and all figures are in {options.run}")
+    print(f"{path}: first and lost games of {shown.name}, whose mean return is this run's highest in the table")
+    print(f"{options.run / f'evaluation{ending}.json'}: all figures")
     return options.run
 
 
-def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tuple[Path | None, str, Player]]:
-    """All players of the table: folder of the run, name, player."""
+def _free_ending(folder: Path) -> str:
+    """What the names of an evaluation's files end with: nothing, or a number from 2 if there is one already."""
+    endings = ("" if number == 1 else f"-{number}" for number in count(1))
+    return next(ending for ending in endings if not (folder / f"evaluation{ending}.json").exists())
+
+
+def _players(options: Evaluate, runs: Mapping[Path, FinishedRun]) -> Iterator[tuple[Path | None, str, Player, bool]]:
+    """All players of the table: folder of the run, name, player, whether its KL from the model alone is of interest."""
     task = runs[options.run].task
     for name in task.baselines:
-        yield None, name, task.player(name, options.seed)
+        yield None, name, task.player(name, options.seed), False
     for folder, run in runs.items():
         for beta in _betas(options, folder, run):
             for method in _methods(options, run, beta):
                 name = f"{folder.name}{f' beta {beta:g}' if beta else ''} {method}"
                 policy = run.policy(beta, method=method, seed=options.seed, candidates=options.candidates)
-                yield folder, name, Player(policy, is_random=method in ("sample", "best_of"))
+                player = Player(policy, is_random=method in ("sample", "best_of"))
+                yield folder, name, player, method == "sample" and beta != 0
 
 
 def _methods(options: Evaluate, run: FinishedRun, beta: float) -> tuple[Method, ...]:

@@ -97,6 +97,10 @@ class Task(ABC):
     """Sets of games that :meth:`env` takes as ``split``; the first is the default of ``evaluate``."""
     kept_entries: ClassVar[tuple[str, ...]] = ()
     """Entries of the last observation that :meth:`won` needs."""
+    turns_name: ClassVar[str] = "turns"
+    """What an evaluation calls the turns of a game, such as ``"guesses"``."""
+    metric_meanings: ClassVar[Mapping[str, str]] = {}
+    """What the metrics of :meth:`summary` are, for the legend of a table."""
     spelling: ClassVar[Mapping[str, str] | None] = None
     """Symbols to write differently in transcripts."""
 

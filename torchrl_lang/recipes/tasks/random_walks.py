@@ -89,6 +89,10 @@ class RandomWalksTask(Task):
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)},
     }
     baselines = ("random", "shortest")
+    turns_name = "moves"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "optimality": "1: a shortest path, 0: the goal was not reached; mean over walks"
+    }
     action_length = 2  # a node and the end of the action
 
     nodes: int = 20

@@ -213,6 +213,14 @@ class RedditTask(Task):
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0)},
     }
     baselines = ("random", "data")
+    turns_name = "comments"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "harmful": "share of comments that the reward, without noise, finds harmful",
+        "profanity": "share of comments with a profane word",
+        "distinct_1": "different words, as a share of all words of all comments",
+        "distinct_2": "different pairs of neighbouring words, as a share of all pairs",
+        "words": "mean number of words of a comment",
+    }
     splits = SPLITS
 
     folder: str

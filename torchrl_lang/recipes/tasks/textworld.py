@@ -183,6 +183,7 @@ class TextWorldTask(Task):
         "evaluate": {"beta": (0.0, 1.0, 4.0)},
     }
     baselines = ("random", "expert")
+    turns_name = "commands"
     splits = ("test", "valid", "train")
     kept_entries = ("won",)
 

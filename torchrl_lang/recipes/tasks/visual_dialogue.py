@@ -132,6 +132,13 @@ class VisualDialogueTask(Task):
         "evaluate": {"beta": (0.0, 1.0, 2.0, 4.0, 8.0)},
     }
     baselines = ("random", "data")
+    turns_name = "questions"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "rounds": "mean number of answered questions",
+        "percentile": "mean percentile of the true image after the last round",
+        "distance": "mean distance to the true image's features after the last round",
+        **{f"yes_no_{kind}": f"share of yes-or-no answers by the {kind} definition" for kind in _DEFINITIONS},
+    }
     splits = ("test", "val", "train")
     kept_entries = (PROGRESS,)
 

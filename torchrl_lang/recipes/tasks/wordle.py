@@ -133,6 +133,7 @@ class WordleTask(Task):
         "evaluate": {"beta": (0.0, 2.0, 4.0, 8.0), "plots": True},
     }
     spelling = TILES
+    turns_name = "guesses"
     action_length = 6  # five letters and the end of the action
 
     words: tuple[str, ...]
