@@ -93,6 +93,27 @@ def test_number_and_fraction_and_groups_by_hand():
     assert numbers(best_rows(rows, 1, by=torch.tensor([1, 2, 3, 4, 6, 5]))) == [4]
 
 
+@pytest.mark.parametrize(("top", "bottom"), [(0.3, None), (None, 0.25), (0.5, 0.59), (0.29, 1.0), (1.0, 0.001)])
+@pytest.mark.parametrize("n", [7, 100])
+def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
+    """First the worst ``int(bottom_p * N)``, then the best ``int(top_p * N)`` of them; at least one is kept."""
+    returns = [float(r) for r in torch.randperm(n, generator=torch.Generator().manual_seed(n)).tolist()]
+    left = sorted(range(n), key=returns.__getitem__)
+    if bottom is not None:
+        left = left[: max(1, int(len(left) * bottom))]
+    if top is not None:
+        left = left[-max(1, int(len(left) * top)) :]
+    assert numbers(best_rows(of_returns(*returns), fraction=top, bottom_fraction=bottom)) == sorted(left)
+
+
+def test_the_worst_rows_of_each_group():
+    rows = of_returns(0.0, 2.0, 1.0, 2.0, -1.0, 2.0, group=torch.tensor([0, 0, 7, 7, 0, 7]))
+    assert numbers(best_rows(rows, bottom_fraction=2 / 3, per="group")) == [0, 2, 3, 4]
+    assert numbers(best_rows(rows, 1, bottom_fraction=2 / 3, per="group")) == [0, 3]
+    with pytest.raises(ValueError, match=r"bottom_fraction must lie in \(0, 1\], got 0"):
+        best_rows(rows, 1, bottom_fraction=0)
+
+
 def test_unfinished_rows_may_be_left_out():
     rows = numbered([episode(1.0), episode(3.0, terminated=False), episode(2.0), episode(9.0, terminated=False)])
     assert numbers(best_rows(rows, 2)) == [1, 3]

@@ -55,7 +55,7 @@ def test_held_out_episodes_are_not_trained_on(runs, monkeypatch, fraction):
     more = ["--fraction", str(fraction)]
     assert main(["train", "bc", "--data", str(runs / "data"), "--out", str(runs / f"bc{fraction}"), *TINY, *more]) == 0
     dataset, _ = open_dataset(runs / "data")
-    assert len(trained[0]) == round(108 * fraction)
+    assert len(trained[0]) == int(108 * fraction)
     if fraction == 1:
         assert torch.equal(trained[0]["tokens"].long(), dataset[:108]["tokens"])
 

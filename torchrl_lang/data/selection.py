@@ -68,6 +68,7 @@ def best_rows(
     n: int | None = None,
     *,
     fraction: float | None = None,
+    bottom_fraction: float | None = None,
     per: NestedKey | Tensor | None = None,
     by: Literal["return", "tokens"] | Tensor = "return",
     gamma: float = 1.0,
@@ -80,9 +81,12 @@ def best_rows(
     Args:
         rows: a dataset, or rows ``[N]``.
         n: number of rows to keep; all of them if there are fewer. Give either ``n`` or ``fraction``.
-        fraction: in ``(0, 1]``; keeps ``round(fraction * N)`` rows, at least one.
+        fraction: in ``(0, 1]``; keeps ``int(fraction * N)`` rows, at least one, as ``top_p`` in the code of the ILQL
+            paper (arXiv 2206.11871).
+        bottom_fraction: in ``(0, 1]``; choose among the worst ``int(bottom_fraction * N)`` rows, at least one, instead
+            of all: ``bottom_p`` in that code. Alone it keeps all of these.
         per: the group of each row, such as its prompt or game: a key of the rows, int64 ``[N]`` or ``[N, 1]``, or such
-            a tensor. Then ``n`` or ``fraction`` of each group are kept.
+            a tensor. Then all numbers are those of each group.
         by: ``"return"`` prefers the highest :func:`row_returns`, ``"tokens"`` the shortest rows, a tensor ``[N]`` its
             highest values.
         gamma: discount per turn.
@@ -94,8 +98,8 @@ def best_rows(
         Rows ``[M]`` with all their entries; ``M`` may be 0.
 
     Raises:
-        ValueError: ``n`` or ``fraction`` is out of range, both or none of them are given, shapes do not match, or a
-            score is NaN.
+        ValueError: a number is out of range, both ``n`` and ``fraction`` are given, or nothing is, shapes do not match,
+            or a score is NaN.
 
     Examples:
         >>> import torch
@@ -106,12 +110,17 @@ def best_rows(
         tensor([3., 3.])
         >>> best_rows(rows, fraction=0.5, per=torch.tensor([0, 1, 0, 1]))["token_reward"].sum(-1)
         tensor([3., 2.])
+        >>> best_rows(rows, 1, bottom_fraction=0.5)["token_reward"].sum(-1)
+        tensor([2.])
     """
     entries = rows.rows if isinstance(rows, RowDataset) else rows
+    if n is None and fraction is None and bottom_fraction is not None:
+        fraction = 1.0
     if (n is None) == (fraction is None):
         raise ValueError(f"Give either n or fraction, the rows to keep: got n={n} and fraction={fraction}.")
-    if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(f"fraction must lie in (0, 1], got {fraction}: 0.1 is the best tenth.")
+    for name, share in (("fraction", fraction), ("bottom_fraction", bottom_fraction)):
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"{name} must lie in (0, 1], got {share}: 0.1 is a tenth.")
     if n is not None:
         at_least_one("n", n)
     score = _scores(entries, by, gamma, reward_key, end_of_action)
@@ -119,6 +128,8 @@ def best_rows(
     index = torch.arange(score.shape[0], device=score.device)
     if finished_only:
         index = index[entry(entries, TERMINATED).reshape(-1)]
+    if bottom_fraction is not None:
+        index = index[_best(-score[index], group[index], None, bottom_fraction)]
     return rows[index[_best(score[index], group[index], n, fraction)]]
 
 
@@ -163,7 +174,7 @@ def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -
     order = order[group[order].argsort(stable=True)]  # by group, then by descending score
     _, which, size = group[order].unique_consecutive(return_inverse=True, return_counts=True)
     rank = torch.arange(order.shape[0], device=order.device) - (size.cumsum(0) - size)[which]
-    quota = size.new_full(size.shape, n) if n is not None else (fraction * size.double()).round().clamp_min(1).long()
+    quota = size.new_full(size.shape, n) if n is not None else (fraction * size.double()).long().clamp_min(1)
     return order[rank < quota[which]].sort().values
 
 

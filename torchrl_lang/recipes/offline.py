@@ -52,6 +52,9 @@ class OfflineOptions(DialogueOptions, LoopOptions, RunOptions):
 
     data: Path = required("folder of a dataset, see `generate`, or a JSONL file of dialogues")
     fraction: float = option(1.0, "share of episodes to learn from, those with the best return", above=0, at_most=1)
+    bottom_fraction: float = option(
+        1.0, "share of episodes that --fraction chooses from, those with the worst return", above=0, at_most=1
+    )
     held_out: int = option(
         500,
         "the dataset's last episodes, at most a tenth, are not trained on but used to check what was learned",
@@ -196,8 +199,8 @@ def train_offline(
     with open_run(options, free=free, fixed=data.record, best_by=evaluation.best_by) as checkpoints:
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
-        if options.fraction < 1:
-            rows = best_rows(rows, fraction=options.fraction)
+        if options.fraction < 1 or options.bottom_fraction < 1:
+            rows = best_rows(rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
         buffer = row_buffer(prepare(rows), options.batch_size, seed=options.seed)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
