@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests import processes
@@ -36,8 +37,10 @@ from torchrl_lang.modules import (
     load_agent,
     load_language_model,
     push_agent,
+    qvalue_module,
     save_agent,
     save_language_model,
+    value_module,
 )
 from torchrl_lang.storage import FileError
 
@@ -209,6 +212,73 @@ def test_values_on_a_trunk_of_their_own_come_back(tmp_path, kind, head):
     torch.testing.assert_close(
         third.get_dist(given).log_prob(found["action"]), policy.get_dist(given).log_prob(found["action"])
     )
+
+
+class Normed(nn.Module):
+    """A head of a user's: action values without an axis of heads, a state value, or one of an utterance."""
+
+    def __init__(self, out=TOKENIZER.vocab_size):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(16), nn.Linear(16, out)
+
+    def forward(self, hidden):
+        return self.out(self.norm(hidden.flatten(0, -2))).unflatten(0, hidden.shape[:-1])
+
+
+def guided(kind):
+    """A guidance with heads of other classes than the library's, and the modules that loading fills."""
+    value = Normed(1)
+    if kind == "utterance":
+        return UtteranceValueGuidance(Normed(1)), {"qvalue": Normed(1)}
+    if kind == "own trunk":
+        trunk = Trunk(tiny_lm(seed=5), expose_pre_norm=True)
+        q = TensorDictModule(Normed(), in_keys=["hidden_pre_norm"], out_keys=["action_value"])
+        return ValueGuidance(q, value, beta=2.0, clip=1.5, value_trunk=trunk), {"qvalue": Normed(), "value": Normed(1)}
+    if kind == "residual":
+        q, v = QValueHead(16, TOKENIZER.vocab_size, kind="residual"), ValueHead(16, kind="residual")
+        q.out_weight.data.normal_()
+        return ValueGuidance(qvalue_module(q), value_module(v), beta=2.0, clip=1.5), {}
+    return ValueGuidance(Normed(), heads()[1], beta=2.0, clip=1.5), {"qvalue": Normed()}
+
+
+@pytest.mark.parametrize("kind", ["raw", "own trunk", "utterance", "residual"])
+def test_heads_of_other_classes_come_back_in_modules_that_are_given(tmp_path, kind):
+    guidance, given = guided(kind)
+    ranked = {"method": "best_of", "end_value_weight": 1.0, "candidates": 3} if kind == "utterance" else {}
+    actor = language_actor(tiny_lm(), expose_pre_norm=kind == "residual")
+    policy = UtteranceActor(actor, CONTROL, 4, guidance=guidance, seed=3, **ranked).eval()
+    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
+    card = (folder / "README.md").read_text()
+    assert ('heads={"qvalue": …' in card) == (kind != "residual")
+    agent = load_agent(folder, seed=3, heads=given)
+    rows = toys.rows(n=3).select("tokens", "attention_mask")
+    found, expected = agent.policy(rows.clone()), policy(rows.clone())
+    assert torch.equal(found["action"], expected["action"])
+    torch.testing.assert_close(found["token_log_prob"], expected["token_log_prob"])
+    assert type(agent.policy.decoder.rule.guidance) is type(guidance)
+    for name, module in given.items():
+        saved = getattr(guidance, name)
+        saved = saved.module if isinstance(saved, TensorDictModule) else saved
+        assert all(torch.equal(module.state_dict()[key], value) for key, value in saved.state_dict().items())
+    save_agent(tmp_path / "again", agent.policy, TOKENIZER)  # a loaded agent can be saved, too
+
+
+def test_heads_that_are_not_given_are_named(tmp_path):
+    policy = UtteranceActor(language_actor(tiny_lm()), CONTROL, 4, guidance=guided("raw")[0])
+    folder = save_agent(tmp_path / "agent", policy, TOKENIZER)
+    wrong = {"qvalue": Normed(), "other": Normed()}
+    for given, message in (
+        (None, r"heads \{'qvalue': 'Normed'\} of classes that are not .* got heads=\[\]"),
+        (wrong, "no other"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_agent(folder, heads=given)
+        with pytest.raises(ValueError, match=message):
+            load_language_model(folder, heads=given)
+        with pytest.raises(ValueError, match=message):
+            push_agent(folder, "me/agent", heads=given, endpoint="http://127.0.0.1:1")
+    with pytest.raises(FileError, match=r"qvalue.out.weight .* give heads= modules of the shapes that were saved"):
+        load_agent(folder, heads={"qvalue": Normed(3)})
 
 
 class Doubled(TensorDictModuleBase):

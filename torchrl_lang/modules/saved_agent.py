@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from torchrl_lang.data.tokenizer_config import tokenizer_from_config
 from torchrl_lang.data.tokenizers import Tokenizer
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.stop_strings import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.modules.saved_guidance import read_guidance, read_options, saved_guidance, saved_head
+from torchrl_lang.modules.saved_guidance import read_guidance, read_options, saved_guidance
+from torchrl_lang.modules.saved_heads import Head, own_head
 from torchrl_lang.modules.saved_readers import PREFIX_HEAD, saved_actor
 from torchrl_lang.modules.saving import MANIFEST, read_model, write_model
 from torchrl_lang.modules.trunk import trunk_of
@@ -63,9 +65,10 @@ def save_agent(
 
     Args:
         folder: as for :func:`save_language_model`.
-        policy: over a Hugging Face model; its guidance has heads of this library, or is a
-            :class:`~torchrl_lang.modules.LikelihoodGuidance`. A value trunk of its own, with its projector of features,
-            is saved as a second model.
+        policy: over a Hugging Face model; its guidance may be a :class:`~torchrl_lang.modules.LikelihoodGuidance`. A
+            value trunk of its own, with its projector of features, is saved as a second model. Of heads that are not of
+            this library the weights are saved; loading needs modules to fill, ``load_agent(folder, heads={"qvalue":
+            module})``.
         tokenizer: the environment's, of any kind that :func:`~torchrl_lang.data.tokenizer_from_config` reads.
         task: a description of the task as JSON, for :attr:`SavedAgent.task` and the card.
         data: what the agent learned from, for the card.
@@ -73,7 +76,7 @@ def save_agent(
         command: the command that trained the agent, for the card.
 
     Raises:
-        ValueError: the guidance has a trunk or heads that cannot be saved, or the trunk reads returns;
+        ValueError: the guidance has a trunk that cannot be saved, or the trunk reads returns;
             otherwise as :func:`save_language_model`.
 
     Examples:
@@ -103,7 +106,7 @@ def save_agent(
     decoding |= {"method": policy.method, "forbidden": rule.forbidden.tolist()}
     stop = None if decoder.stop is None else list(decoder.stop.texts)
     heads = {"state_value": decoder.value, PREFIX_HEAD: None if trunk is None else trunk.prefix}
-    kept = guidance.heads | {name: saved_head(name, head) for name, head in heads.items() if head is not None}
+    kept = guidance.heads | {name: head for name, head in heads.items() if head is not None}
     agent = {
         "action_length": decoder.action_length,
         "decoding": decoding,
@@ -112,17 +115,24 @@ def save_agent(
         "task": dict(task or {}),
     }
     described = {"tokenizer": tokenizer.config(), "agent": agent}
-    card = _card(task or {}, data, results, command)
+    custom = [name for name, head in kept.items() if not isinstance(own_head(head), Head)]
+    card = _card(task or {}, data, results, command, custom)
     return write_model(folder, decoder.actor, kept, described, card=card, value_lm=guidance.value_lm)
 
 
 def load_agent(
-    folder: str | Path, *, seed: int | None = None, device: torch.device | str | None = None, **kwargs: Any
+    folder: str | Path,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
 ) -> SavedAgent:
     """Load an agent that :func:`save_agent` wrote. The process needs nothing of what trained it.
 
     Args:
         folder: the agent's folder.
+        heads: modules by name for the saved heads of classes that are not this library's, filled in place.
         seed: seed of its random generator; default from the operating system.
         device: device of the model; default the CPU.
         **kwargs: ``trust_remote_code``, and arguments of ``AutoModelForCausalLM.from_pretrained`` such as ``dtype``.
@@ -130,8 +140,9 @@ def load_agent(
     Raises:
         FileNotFoundError: there is no such folder.
         FileError: a file is missing or damaged, or the folder holds a model without an agent.
+        ValueError: ``heads`` are not those that the folder needs; the message names them.
     """
-    saved, manifest = read_model(folder, **kwargs)
+    saved, manifest = read_model(folder, heads, **kwargs)
     remedy = "save it with save_agent, or read it with load_language_model"
     if manifest is None or "agent" not in manifest.content or saved.tokenizer is None:
         raise FileError(Path(folder) / MANIFEST, "describes no agent", remedy)
@@ -140,8 +151,7 @@ def load_agent(
         tokenizer = tokenizer_from_config(saved.tokenizer)
     except ValueError as error:
         raise FileError(Path(folder), f"has no tokenizer that can be read ({error})", remedy) from error
-    heads = saved.heads
-    for part in (saved.lm, *heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
+    for part in (saved.lm, *saved.heads.values(), *([] if saved.value_lm is None else [saved.value_lm])):
         part.to(device)
     stop = agent.take("stop", list) if agent.content.get("stop") else None
     policy = UtteranceActor(
@@ -149,7 +159,7 @@ def load_agent(
         tokenizer.control,
         agent.take("action_length", int),
         guidance=read_guidance(saved, agent),
-        value=heads.get("state_value"),
+        value=saved.heads.get("state_value"),
         seed=seed,
         stop=None if stop is None else StopStrings(stop, tokenizer),
         **read_options(agent.object("decoding"), _DECODING),
@@ -157,12 +167,20 @@ def load_agent(
     return SavedAgent(policy, tokenizer, agent.take("task", dict))
 
 
-def push_agent(folder: str | Path, repository: str, *, private: bool = True, **kwargs: Any) -> str:
+def push_agent(
+    folder: str | Path,
+    repository: str,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    private: bool = True,
+    **kwargs: Any,
+) -> str:
     """Upload a saved agent to the Hugging Face hub, in a repository that is created if it does not exist.
 
     Args:
         folder: the agent's folder, which is read and checked first.
         repository: ``"user/name"``.
+        heads: as for :func:`load_agent`, to check the folder with.
         private: whether only you can read a new repository.
         **kwargs: passed to ``huggingface_hub.HfApi``, such as ``token`` and ``endpoint``.
 
@@ -171,20 +189,28 @@ def push_agent(folder: str | Path, repository: str, *, private: bool = True, **k
     """
     from huggingface_hub import HfApi  # a local import, because it takes a second
 
-    read_model(folder)
+    read_model(folder, heads)
     api = HfApi(**kwargs)
     api.create_repo(repository, private=private, exist_ok=True)
     return str(api.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Upload an agent"))
 
 
-def _card(task: Mapping[str, Any], data: str | None, results: Sequence[Mapping[str, Any]], command: str | None) -> str:
+def _card(
+    task: Mapping[str, Any],
+    data: str | None,
+    results: Sequence[Mapping[str, Any]],
+    command: str | None,
+    custom: Sequence[str],
+) -> str:
     """A model card in Markdown."""
+    given = ", ".join(f'"{name}": …' for name in custom)
+    heads = f", heads={{{given}}}" if custom else ""
     name = task.get("name") or task.get("task") or "a language task"
     parts = [
         "---\nlibrary_name: torchrl_lang\npipeline_tag: text-generation\ntags:\n- reinforcement-learning\n---",
         f"# Agent for {name}",
         "A language model with its value heads, tokenizer, row format and decoding options.",
-        '```python\nfrom torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder")\n```',
+        f'```python\nfrom torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder"{heads})\n```',
     ]
     if task:
         parts.append("## Task\n\n" + "\n".join(f"- {key}: {value}" for key, value in task.items()))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tensordict.nn import TensorDictModule
 from torch import nn
 from transformers import PreTrainedModel
 
+from torchrl_lang.modules.actor import UTTERANCE_VALUE
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.likelihood_guidance import LikelihoodGuidance, TokenProbabilities
 from torchrl_lang.modules.decoding.utterance_guidance import UtteranceValueGuidance
-from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.saved_heads import own_head
 from torchrl_lang.modules.saved_readers import VALUE_PREFIX_HEAD, saved_value_actor, saved_value_trunk
 from torchrl_lang.modules.saving import SavedModel, language_model_around
 from torchrl_lang.modules.tied_qvalue_head import TiedQValueHead
@@ -20,7 +20,7 @@ from torchrl_lang.modules.trunk import Trunk, trunk_of
 from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.storage import Fields
 
-__all__ = ["SavedGuidance", "read_guidance", "read_options", "saved_guidance", "saved_head"]
+__all__ = ["SavedGuidance", "read_guidance", "read_options", "saved_guidance"]
 
 _OPTIONS: Mapping[str, type] = {
     "beta": float,
@@ -37,7 +37,7 @@ class SavedGuidance(NamedTuple):
 
     options: dict[str, Any] | None
     """Its strength, as JSON; None if there is no guidance."""
-    heads: dict[str, Head]
+    heads: dict[str, nn.Module]
     value_lm: PreTrainedModel | None
     """A model with the weights of the values' own trunk, if they have one."""
 
@@ -46,7 +46,7 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
     """What to save of a guidance, which shares its weights.
 
     Raises:
-        ValueError: its own trunk is no :class:`Trunk`, or its heads cannot be saved.
+        ValueError: its own trunk is no :class:`Trunk`.
 
     Examples:
         >>> from torchrl_lang.modules import QValueHead, Trunk, ValueGuidance, causal_lm
@@ -60,6 +60,8 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
         return SavedGuidance(None, {}, None)
     options = {name: getattr(guidance, name) for name in _OPTIONS}
     heads: dict[str, nn.Module | None] = {"value": guidance.value}
+    if isinstance(guidance, UtteranceValueGuidance):
+        options["values"] = UTTERANCE_VALUE
     if isinstance(guidance, LikelihoodGuidance):
         options["ratio"] = guidance.ratio
     else:
@@ -74,9 +76,7 @@ def saved_guidance(guidance: ValueGuidance | None) -> SavedGuidance:
             )
         heads[VALUE_PREFIX_HEAD] = trunk.prefix
         value_lm = _model_of_values(trunk, guidance.qvalue)
-    return SavedGuidance(
-        options, {name: saved_head(name, head) for name, head in heads.items() if head is not None}, value_lm
-    )
+    return SavedGuidance(options, {name: own_head(head) for name, head in heads.items() if head is not None}, value_lm)
 
 
 def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
@@ -92,7 +92,7 @@ def read_guidance(saved: SavedModel, agent: Fields) -> ValueGuidance | None:
             saved_value_actor(saved), beta=fields.take("beta", float), ratio=fields.take("ratio", bool)
         )
     trunk = saved_value_trunk(saved, heads["qvalue"], heads.get("value"))
-    if isinstance(heads["qvalue"], UtteranceQValueHead):
+    if isinstance(heads["qvalue"], UtteranceQValueHead) or fields.content.get("values") == UTTERANCE_VALUE:
         return UtteranceValueGuidance(heads["qvalue"], value_trunk=trunk)
     return ValueGuidance(heads["qvalue"], heads.get("value"), value_trunk=trunk, **read_options(fields, _OPTIONS))
 
@@ -102,19 +102,11 @@ def read_options(fields: Fields, kinds: Mapping[str, type]) -> dict[str, Any]:
     return {name: fields.take(name, kind) for name, kind in kinds.items() if fields.content.get(name) is not None}
 
 
-def saved_head(name: str, head: nn.Module) -> Head:
-    """A head of this library, without the module of tensordicts around it; a ValueError for others."""
-    module = head.module if isinstance(head, TensorDictModule) else head
-    if not isinstance(module, Head):
-        raise ValueError(f"The policy's {name!r} is a {type(module).__name__}: only heads of this library are saved.")
-    return module
-
-
 def _model_of_values(trunk: Trunk, qvalue: nn.Module) -> PreTrainedModel:
     """A model with the weights of the values' trunk; its head is the layer that reads it, if one does."""
     if isinstance(qvalue, TokenProbabilities):
         layer: Any = qvalue.head
         return language_model_around(trunk, layer.module)
-    head: Any = saved_head("qvalue", qvalue)
+    head: Any = own_head(qvalue)
     own = not isinstance(head, TiedQValueHead) or head.embedding is trunk.model.get_input_embeddings()
     return language_model_around(trunk, None if own else head.embedding)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,13 +22,15 @@ from torchrl_lang.modules.utterance_qvalue_head import UtteranceQValueHead
 from torchrl_lang.modules.value_head import ValueHead
 from torchrl_lang.storage import Fields, FileError, non_finite, read_tensors
 
-__all__ = ["HEADS", "Head", "describe_heads", "read_heads", "read_weights", "write_heads"]
+__all__ = ["HEADS", "Head", "describe_heads", "own_head", "read_heads", "read_weights", "write_heads"]
 
 HEADS = "heads.safetensors"
 """Name of the file of weights."""
 
 Head = ActionValueHead | UtteranceQValueHead | ValueHead | ReturnEmbedding | PrefixEmbedding
-"""A module that is saved beside the language model."""
+"""A module of this library that is saved beside the language model."""
+
+_CUSTOM = "custom"
 
 _KINDS: dict[str, Callable[..., Head]] = {
     kind.__name__: kind
@@ -43,41 +46,93 @@ _OPTIONS: dict[str, dict[str, type]] = {
 }
 
 
-def describe_heads(heads: Mapping[str, Head], lm: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    """The constructor arguments of each head as JSON; ``lm`` is the model whose embedding a tied head reads."""
+def own_head(head: nn.Module) -> nn.Module:
+    """A head of this library without the module of tensordicts around it; other heads as they are."""
+    module = _weights_of(head)
+    return module if isinstance(module, Head) else head
+
+
+def describe_heads(heads: Mapping[str, nn.Module], lm: PreTrainedModel) -> dict[str, dict[str, Any]]:
+    """The constructor arguments of each head as JSON; ``lm`` is the model whose embedding a tied head reads.
+
+    Of a module that is not of this library only the name and the keys are written.
+    """
     for name, head in heads.items():
-        if type(head).__name__ not in _KINDS:
-            raise ValueError(f"Head {name!r} is a {type(head).__name__}, only {sorted(_KINDS)} can be saved.")
+        if not isinstance(head, nn.Module):
+            raise TypeError(f"Head {name!r} is a {type(head).__name__}, expected a module.")
         if wrong := non_finite(head.named_parameters()):
             raise ValueError(f"Head {name!r} has weights that are not finite ({', '.join(wrong)}): it is not saved.")
-    empty = [name for name, head in heads.items() if not head.state_dict()]
+    empty = [name for name, head in heads.items() if not _weights_of(head).state_dict()]
     if empty:
         raise ValueError(
             f"The heads {empty} have no weights: a loss keeps the weights of its networks in tensordicts. Build a head "
             "of the same class from head.config() and load, for instance, "
             "loss.target_qvalue_network_params.get('module').to_dict() into it."
         )
-    return {
-        name: {"class": type(head).__name__, **head.config(), **_tie(name, head, lm)} for name, head in heads.items()
-    }
+    return {name: _describe(name, head, lm) for name, head in heads.items()}
 
 
-def write_heads(path: Path, heads: Mapping[str, Head]) -> None:
+def _describe(name: str, head: nn.Module, lm: PreTrainedModel) -> dict[str, Any]:
+    if _KINDS.get(type(head).__name__) is type(head):
+        known: Any = head
+        return {"class": type(head).__name__, **known.config(), **_tie(name, head, lm)}
+    found: dict[str, Any] = {"class": _CUSTOM, "module": type(_weights_of(head)).__name__}
+    if type(head) is TensorDictModule:
+        keys: dict[str, Any] = {"in_keys": head.in_keys, "out_keys": head.out_keys}
+        if not all(isinstance(key, str) for some in keys.values() for key in some):
+            raise ValueError(f"Head {name!r} has nested keys, {keys}: give it plain ones.")
+        found |= {which: list(some) for which, some in keys.items()}
+    return found
+
+
+def _weights_of(head: nn.Module) -> nn.Module:
+    """The module whose weights are saved."""
+    wrapped: Any = head
+    return wrapped.module if type(head) is TensorDictModule else head
+
+
+def write_heads(path: Path, heads: Mapping[str, nn.Module]) -> None:
     """Write the weights of heads as ``<name>.<parameter>``."""
-    weights = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
+    weights = {
+        f"{name}.{key}": value for name, head in heads.items() for key, value in _weights_of(head).state_dict().items()
+    }
     save_file({key: value.detach().cpu().contiguous() for key, value in weights.items()}, path)
 
 
-def read_heads(path: Path, described: Fields, lm: PreTrainedModel, *, remedy: str) -> dict[str, Head]:
-    """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU."""
-    heads = {name: _read_head(described.object(name), lm) for name in described.content}
-    expected = {f"{name}.{key}": value for name, head in heads.items() for key, value in head.state_dict().items()}
+def read_heads(
+    path: Path, described: Fields, lm: PreTrainedModel, given: Mapping[str, nn.Module], *, remedy: str
+) -> dict[str, Any]:
+    """The heads that :func:`describe_heads` described, with the weights in ``path``, in evaluation mode on the CPU.
+
+    The modules in ``given`` are those of other classes than this library's, which are filled in place.
+    """
+    fields = {name: described.object(name) for name in described.content}
+    custom = {name: one.take("module", str) for name, one in fields.items() if one.content.get("class") == _CUSTOM}
+    if custom.keys() != given.keys():
+        raise ValueError(
+            f"{path.parent} was saved with the heads {custom} of classes that are not this library's, got "
+            f"heads={sorted(given)}: give a module for each of them, heads={{name: module}}, and no other."
+        )
+    heads = {
+        name: _custom_head(one, given[name]) if name in custom else _read_head(one, lm) for name, one in fields.items()
+    }
+    weights_of = {name: _weights_of(head) for name, head in heads.items()}
+    expected = {f"{name}.{key}": value for name, one in weights_of.items() for key, value in one.state_dict().items()}
+    if custom:
+        remedy = f"give heads= modules of the shapes that were saved, or {remedy}"
     weights = read_weights(path, expected, "heads'", remedy=remedy)
-    for name, head in heads.items():
+    for name, head in weights_of.items():
         own = {key: weights[f"{name}.{key}"].clone() for key in head.state_dict()}
-        head.load_state_dict(own, assign=True)
+        head.load_state_dict(own, assign=name not in custom)
         head.eval()
     return heads
+
+
+def _custom_head(fields: Fields, given: nn.Module) -> nn.Module:
+    """The module that the user gave, with the keys of the one that was saved."""
+    if isinstance(given, TensorDictModuleBase) or "in_keys" not in fields.content:
+        return given
+    return TensorDictModule(given, in_keys=fields.list_of("in_keys", str), out_keys=fields.list_of("out_keys", str))
 
 
 def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, remedy: str) -> dict[str, Tensor]:
@@ -98,7 +153,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor], owner: str, *, reme
     if differ := sorted(key for key in held.keys() | shapes.keys() if held.get(key) != shapes.get(key)):
         found = ", ".join(f"{key} {held.get(key, 'is missing')}, expected {shapes.get(key, 'none')}" for key in differ)
         raise FileError(path, f"does not hold the {owner} tensors: {found[:300]}", remedy)
-    wrong = [key for key, value in weights.items() if not value.is_floating_point()]
+    wrong = [key for key, value in weights.items() if value.is_floating_point() < expected[key].is_floating_point()]
     if wrong := wrong or non_finite(weights.items()):
         raise FileError(
             path, f"holds weights that are not finite floating-point numbers: {', '.join(wrong[:3])}", remedy

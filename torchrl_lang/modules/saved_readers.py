@@ -25,7 +25,7 @@ def saved_actor(saved: SavedModel, **options: Any) -> ProbabilisticTensorDictSeq
 
     Args:
         saved: the model, its weights are shared.
-        **options: of :func:`~torchrl_lang.modules.language_actor`.
+        **options: of :func:`~torchrl_lang.modules.language_actor`; ``expose_pre_norm`` where a head reads it.
 
     Examples:
         >>> from torchrl_lang.modules import PrefixEmbedding, SavedModel, causal_lm
@@ -35,7 +35,8 @@ def saved_actor(saved: SavedModel, **options: Any) -> ProbabilisticTensorDictSeq
         ['tokens', 'attention_mask', 'prefix', 'prefix_mask']
     """
     prefix: Any = saved.heads.get(PREFIX_HEAD)
-    return with_prefix(language_actor(saved.lm, **options), prefix)
+    pre_norm = saved.value_lm is None and any(map(_reads_pre_norm, saved.heads.values()))
+    return with_prefix(language_actor(saved.lm, **{"expose_pre_norm": pre_norm, **options}), prefix)
 
 
 def saved_value_actor(saved: SavedModel) -> ProbabilisticTensorDictSequential:
@@ -48,6 +49,10 @@ def saved_value_trunk(saved: SavedModel, *heads: nn.Module | None) -> Trunk | No
     """The trunk of its model of values, as these heads read it; None if it has no such model."""
     if saved.value_lm is None:
         return None
-    pre_norm = any(getattr(head, "in_key", None) == HIDDEN_PRE_NORM for head in heads)
+    pre_norm = any(map(_reads_pre_norm, heads))
     prefix: Any = saved.heads.get(VALUE_PREFIX_HEAD)
     return with_prefix(Trunk(saved.value_lm, expose_pre_norm=pre_norm), prefix)
+
+
+def _reads_pre_norm(head: nn.Module | None) -> bool:
+    return HIDDEN_PRE_NORM in (getattr(head, "in_key", None), *getattr(head, "in_keys", ()))

@@ -17,7 +17,7 @@ from torchrl_lang.data.transformers_tokenizer import write_tokenizer
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
 from torchrl_lang.modules.merging import base_module, merged_copy
-from torchrl_lang.modules.saved_heads import HEADS, Head, describe_heads, read_heads, write_heads
+from torchrl_lang.modules.saved_heads import HEADS, describe_heads, own_head, read_heads, write_heads
 from torchrl_lang.modules.trunk import Trunk, unwrapped
 from torchrl_lang.storage import (
     CHECKSUMS,
@@ -58,7 +58,7 @@ class SavedModel(NamedTuple):
 
     lm: PreTrainedModel
     """The language model."""
-    heads: dict[str, Head]
+    heads: dict[str, Any]
     """Value heads, embeddings of returns and of features, by the names of saving; tied ones are tied to ``lm``."""
     tokenizer: dict[str, Any] | None
     """Configuration of the tokenizer, if one was saved."""
@@ -69,7 +69,7 @@ class SavedModel(NamedTuple):
 def save_language_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
-    heads: Mapping[str, Head] | None = None,
+    heads: Mapping[str, nn.Module] | None = None,
     *,
     tokenizer: Mapping[str, Any] | None = None,
     value_lm: PreTrainedModel | None = None,
@@ -88,7 +88,8 @@ def save_language_model(
             not changed. One process at a time may write it.
         lm: a language model, with or without PEFT's ``PeftModel`` around it, or an actor over one.
         heads: value heads by name, such as ``{"qvalue": …, "target_qvalue": …, "value": …}``; likewise a
-            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.PrefixEmbedding`.
+            :class:`~torchrl_lang.modules.ReturnEmbedding` or a :class:`~torchrl_lang.modules.PrefixEmbedding`. Of a
+            module of another class the weights are written; loading needs one to fill, ``heads={name: module}``.
         tokenizer: ``tokenizer.config()``.
         value_lm: a second model, written to a folder within, whose states the heads read in place of those of ``lm``;
             without heads one whose token probabilities are values.
@@ -114,7 +115,7 @@ def save_language_model(
 def write_model(
     folder: str | Path,
     lm: PreTrainedModel | ProbabilisticTensorDictSequential | Any,
-    heads: Mapping[str, Head],
+    heads: Mapping[str, nn.Module],
     described: Mapping[str, Any],
     *,
     card: str | None = None,
@@ -122,6 +123,7 @@ def write_model(
 ) -> Path:
     """Write a model, its heads, fields of the manifest and a model card; see :func:`save_language_model`."""
     folder, tokenizer = Path(folder), described["tokenizer"]
+    heads = {name: own_head(head) for name, head in heads.items()}
     target = folder.resolve()  # replace the folder that a link points to, not the link
     check_replaceable(target, MANIFEST)
     model = language_model_of(lm) if isinstance(lm, ProbabilisticTensorDictSequential) else unwrapped(lm)
@@ -147,7 +149,13 @@ def write_model(
     return folder
 
 
-def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> SavedModel:
+def load_language_model(
+    folder: str | Path,
+    *,
+    heads: Mapping[str, nn.Module] | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> SavedModel:
     """Load a model that :func:`save_language_model` wrote, on the CPU and in evaluation mode.
 
     All files are compared with their checksums first, which takes about a second per gigabyte. Other Hugging Face
@@ -156,17 +164,32 @@ def load_language_model(folder: str | Path, *, trust_remote_code: bool = False, 
 
     Args:
         folder: the model's folder.
+        heads: modules by name for the saved heads of classes that are not this library's, filled in place.
         trust_remote_code: run code that comes with the model, with all rights of this process. Read that code first.
         **kwargs: passed to ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
         FileNotFoundError: there is no such folder.
         FileError: a file is missing or damaged, or is not what was saved.
+        ValueError: ``heads`` are not those that the folder needs; the message names them.
+
+    Examples:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from torchrl_lang.modules import causal_lm, load_language_model, save_language_model
+        >>> lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save = save_language_model(folder, lm, {"qvalue": nn.Linear(8, 11)})
+        ...     saved = load_language_model(folder, heads={"qvalue": nn.Linear(8, 11)})
+        >>> saved.heads["qvalue"]
+        Linear(in_features=8, out_features=11, bias=True)
     """
-    return read_model(folder, trust_remote_code=trust_remote_code, **kwargs)[0]
+    return read_model(folder, heads, trust_remote_code=trust_remote_code, **kwargs)[0]
 
 
-def read_model(folder: str | Path, **kwargs: Any) -> tuple[SavedModel, Fields | None]:
+def read_model(
+    folder: str | Path, given: Mapping[str, nn.Module] | None = None, **kwargs: Any
+) -> tuple[SavedModel, Fields | None]:
     """The model in a folder, see :func:`load_language_model`, and the manifest, if this library saved the folder."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -176,7 +199,7 @@ def read_model(folder: str | Path, **kwargs: Any) -> tuple[SavedModel, Fields | 
     if manifest is None:
         return SavedModel(lm, {}, None), None
     value_lm = load_causal_lm(folder / _VALUE_LM, **kwargs) if manifest.take(_VALUE_LM, bool, False) else None
-    heads = read_heads(folder / HEADS, manifest.object("heads"), value_lm or lm, remedy=_REMEDY)
+    heads = read_heads(folder / HEADS, manifest.object("heads"), value_lm or lm, given or {}, remedy=_REMEDY)
     tokenizer = manifest.take("tokenizer", dict, None)
     return SavedModel(lm, heads, tokenizer, value_lm), manifest
 
