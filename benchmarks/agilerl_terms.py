@@ -2,15 +2,17 @@
 
 AgileRL computes the terms in its own process, see :mod:`benchmarks.rival_agilerl`; its weights come over by
 :mod:`torchrl_lang.modules.agilerl.export`. A row of the table is the largest relative difference among the terms
-(values, action values, CQL, margin, policy, their sum, and the sum's gradients in the embeddings of the values' and of
-the policy's transformer). Further rows describe what AgileRL's options and methods do when they are called.
+(values, action values, CQL, margin, policy, their sum, and the sum's gradients in every weight of the values' and the
+policy's networks). Further rows describe what AgileRL's options and methods do when they are called.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ SIZES = {"vocabulary": VOCABULARY, "pad": PAD, "layers": 2, "width": 32, "heads"
 MAX_DIFFERENCE = 1e-4
 TERMS = {"v": "value", "q": "qvalue", "cql": "cql", "dm": "margin", "awac": "actor"}
 WEIGHTS = {"actor_weight": 1.0, "value_weight": 1.0, "qvalue_weight": 1.0, "cql_weight": 0.3, "margin_weight": 0.2}
-COLUMNS = (*TERMS, "total", "grad values", "grad policy")
+GRADIENTS = {"grad values": ("values", "qvalue", "value"), "grad policy": ("policy",)}
+COLUMNS = (*TERMS, "total", *GRADIENTS)
 
 Found = dict[str, float]
 
@@ -51,8 +54,8 @@ class Case:
 
 GAMES, CUT_ALIKE, CUT_UNLIKE = range(3)
 PADDED = (
-    "each unfinished row that is shorter than its batch counts one padded action more there: the token at position 1 "
-    "with reward 0, as if the game ended after it"
+    "each unfinished row with fewer agent tokens than the row with most counts one padded action more there: the token "
+    "at position 1 with reward 0, as if the game ended after it"
 )
 CASES = (
     Case("defaults"),
@@ -137,19 +140,31 @@ def rows_of(rival: AgileRL, batches: list[TensorDictBase], cases: tuple[Case, ..
 
 
 def difference(rival: AgileRL, agent: AgileRLAgent, batch: TensorDictBase, case: Case) -> Found:
-    """Relative difference of each term, and of the gradients relative to their largest number."""
-    asked = {"terms": case.batch, "options": case.options, "mc_returns": case.mc_returns}
-    theirs = rival.ask(json.dumps(asked))
+    """Relative difference of each term, and of each weight's gradient relative to its largest number."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {"terms": case.batch, "options": case.options, "mc_returns": case.mc_returns, "gradients": folder}
+        theirs = rival.ask(json.dumps(asked))
+        their_gradients = read_agilerl(folder)
     ours, gradients = our_terms(agent, batch, case)
     found = {name: abs(ours[name] - theirs[name]) / max(abs(theirs[name]), 1e-8) for name in ours}
-    for name, network in (("grad values", "model"), ("grad policy", "actor")):
-        wanted = torch.tensor(theirs["gradients"][network])
-        found[name] = float((gradients[network] - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+    for column, networks in GRADIENTS.items():
+        wanted = weights_of(their_gradients, networks)
+        largest = max(value.abs().max() for value in wanted.values())
+        found[column] = max(
+            float((gradients[name] - value).abs().max() / value.abs().max().clamp_min(1e-3 * largest + 1e-8))
+            for name, value in wanted.items()
+        )
     return found
 
 
+def weights_of(agent: AgileRLAgent, networks: Sequence[str]) -> dict[str, Tensor]:
+    """All weights of some networks of an agent, by name."""
+    named = {network: getattr(agent, network).named_parameters() for network in networks}
+    return {f"{network}.{name}": weight.detach() for network, pairs in named.items() for name, weight in pairs}
+
+
 def our_terms(agent: AgileRLAgent, batch: TensorDictBase, case: Case) -> tuple[Found, dict[str, Tensor]]:
-    """Our terms, unweighted, their weighted sum as ``total``, and its gradients in the embeddings."""
+    """Our terms, unweighted, their weighted sum as ``total``, and its gradients by name of the weight."""
     agent = agent if case.options.get("double_q", True) else one_head(agent)
     options = renamed(case.options)
     loss, _ = agilerl_loss(agent, **WEIGHTS, **options, target="mc" if case.mc_returns else "td")
@@ -158,10 +173,10 @@ def our_terms(agent: AgileRLAgent, batch: TensorDictBase, case: Case) -> tuple[F
     total = sum(value for key, value in out.items() if key.startswith("loss_"))
     total.backward()
     found = {name: float(out[f"loss_{ours}"].detach()) / WEIGHTS[f"{ours}_weight"] for name, ours in TERMS.items()}
-    embeddings = {"model": agent.values.get_input_embeddings(), "actor": agent.policy.get_input_embeddings()}
     gradients = {
-        name: torch.zeros_like(table.weight) if table.weight.grad is None else table.weight.grad.clone()
-        for name, table in embeddings.items()
+        f"{network}.{name}": torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        for network in chain(*GRADIENTS.values())
+        for name, weight in getattr(agent, network).named_parameters()
     }
     return found | {"total": float(total.detach())}, gradients
 

@@ -1,7 +1,8 @@
 """AgileRL's ILQL as a process that computes each term of its loss, and tries each of its options.
 
 It runs in AgileRL's own virtual environment. It answers lines of JSON: ``{"export": folder}`` writes the agent,
-``{"terms": batch, "options": {...}}`` computes the terms of a batch with options of the constructor, and
+``{"terms": batch, "options": {...}, "gradients": folder}`` computes the terms of a batch with options of the
+constructor and writes the gradients of all weights, as an agent that has them for weights, and
 ``{"probe": name}`` runs a method of ``Probes``.
 """
 
@@ -164,7 +165,7 @@ def prepare(ilql: ILQL, batches: list[Batch]) -> Callable[[str], dict[str, Any]]
         if "logits" in asked:
             return logits(ilql, batches[asked["logits"]])
         if "terms" in asked:
-            return terms(ilql, batches[asked["terms"]], asked["options"], asked["mc_returns"])
+            return terms(ilql, batches[asked["terms"]], asked["options"], asked["mc_returns"], asked["gradients"])
         return probe(ilql.clone(), batches[0], asked["probe"])
 
     return reply
@@ -177,22 +178,33 @@ def logits(ilql: ILQL, batch: Batch) -> dict[str, Any]:
     return {"logits": out["logits"].tolist()}
 
 
-def terms(ilql: ILQL, batch: Batch, options: dict[str, Any], mc_returns: bool) -> dict[str, Any]:
-    """The terms of a batch, unweighted; their weighted sum; and its gradients in the embeddings."""
+def terms(ilql: ILQL, batch: Batch, options: dict[str, Any], mc_returns: bool, folder: str) -> dict[str, Any]:
+    """The terms of a batch, unweighted; their weighted sum, whose gradients are written to the folder."""
     before = {name: getattr(ilql, name) for name in options}
     for name, value in options.items():
         setattr(ilql, name, value)
     ilql.zero_grad()
     loss, logs, _ = ilql.get_loss(batch, **WEIGHTS, mc_returns=mc_returns)
     loss.backward()
+    export(Gradients(ilql), folder)
     for name, value in before.items():
         setattr(ilql, name, value)
-    embeddings = {name: getattr(ilql, name).transformer["wte"].weight for name in ("model", "actor")}
-    gradients = {
-        name: (torch.zeros_like(weight) if weight.grad is None else weight.grad).tolist()
-        for name, weight in embeddings.items()
-    }
-    return {name: logs[key][0] for name, key in TERMS.items()} | {"total": loss.item(), "gradients": gradients}
+    return {name: logs[key][0] for name, key in TERMS.items()} | {"total": loss.item()}
+
+
+class Gradients:
+    """An agent with its gradients for weights."""
+
+    def __init__(self, ilql: ILQL) -> None:
+        self.ilql = ilql
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ilql, name)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        found = {name: torch.zeros_like(value) for name, value in self.ilql.state_dict().items()}
+        named = self.ilql.named_parameters(remove_duplicate=False)
+        return found | {name: weight.grad for name, weight in named if weight.grad is not None}
 
 
 def probe(ilql: ILQL, batch: Batch, name: str) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import nn
 from torchrl.objectives import SoftUpdate
 
 from torchrl_lang.modules.actor import language_actor, qvalue_module, value_module
@@ -22,6 +25,9 @@ def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpd
 
     Its weights are shared with ``agent``, except those of the targets, which are copied. AgileRL gives the weights of
     the terms with each call: give them here.
+
+    With ``detach_actor`` (AgileRL's ``detach_pi``) the policy's head is all three layers of AgileRL's, trained on a
+    detached transformer; otherwise it is the last one. Save ``agent.policy``, which shares the weights.
 
     Args:
         agent: the result of :func:`~torchrl_lang.modules.read_agilerl`.
@@ -41,11 +47,19 @@ def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpd
         (0.9, 0.0, True)
     """
     trunk, heads = trunk_module(Trunk(agent.values)), (qvalue_module(agent.qvalue), value_module(agent.value))
-    actor = language_actor(agent.policy)
-    loss = ILQLLoss(actor, *heads, value_trunk=trunk, target_trunk=True, **{**agent.options, **options})
+    options = {**agent.options, **options}
+    loss = ILQLLoss(_actor(agent, options), *heads, value_trunk=trunk, target_trunk=True, **options)
     updater = SoftUpdate(loss, tau=agent.training["tau"])
     frozen = TensorDict.from_module(agent.target_qvalue)
     loss.target_qvalue_network_params.get("module").data.update_(frozen.data)
     frozen = TensorDict.from_module(trunk_module(Trunk(agent.target)))
     loss.target_value_trunk_params.data.update_(frozen.data)
     return loss, updater
+
+
+def _actor(agent: AgileRLAgent, options: Mapping[str, Any]) -> ProbabilisticTensorDictSequential:
+    """The policy. ``detach_actor`` is AgileRL's ``detach_pi``: its cut lies before the hidden layers of the head."""
+    if not options.get("detach_actor"):
+        return language_actor(agent.policy)
+    model: Any = agent.policy
+    return language_actor(Trunk(model.transformer.gpt), head=nn.Sequential(*model.transformer.policy, model.lm_head))
