@@ -27,10 +27,10 @@ from torchrl_lang.schema import (
     missing_entry,
 )
 
+__all__ = ["COLLECTED", "episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
+
 COLLECTED = ("collector", "mask")
 """bool ``[*B, time]``: False on the steps with which a collector padded shorter trajectories."""
-
-__all__ = ["COLLECTED", "episode_numbers", "finished_steps", "rows_at", "rows_from_rollout"]
 
 
 def finished_steps(rollout: TensorDictBase) -> Tensor:
