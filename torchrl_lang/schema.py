@@ -23,13 +23,13 @@ means that the task ended, ``truncated`` that a limit ended the episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "ACTION",
@@ -74,6 +74,7 @@ __all__ = [
     "check_values",
     "entry",
     "missing_entry",
+    "refuse",
 ]
 
 TOKENS = "tokens"
@@ -309,7 +310,8 @@ def check_values(
     token_reward: Tensor | None = None,
     *,
     vocab_size: int | None = None,
-) -> None:
+    counted: Tensor | None = None,
+) -> Tensor:
     """Raise ValueError unless the values of a row's entries are valid; dtypes and shapes are not checked.
 
     Synchronizes with the device once. The error names the first row and position that break a rule, with rows numbered
@@ -321,30 +323,100 @@ def check_values(
         action_mask: bool ``[*B, T]``.
         token_reward: float ``[*B, T]``; None to check no rewards.
         vocab_size: upper limit of the ids of real tokens, exclusive; None for no limit.
+        counted: bool ``[*B]``, the rows to check; None for all.
+
+    Returns:
+        The tokens, see :func:`refuse`.
     """
-    width = tokens.shape[-1]
-    tokens, attention, action = (x.reshape(-1, width) for x in (tokens, attention_mask, action_mask))
-    out_of_range = tokens < 0 if vocab_size is None else (tokens < 0) | (tokens >= vocab_size)
+    shape = (-1, tokens.shape[-1])
+    attention, action, number = (x.reshape(shape) for x in (attention_mask, action_mask, tokens))
+    out_of_range = number < 0 if vocab_size is None else (number < 0) | (number >= vocab_size)
     limits = "ids are at least 0" if vocab_size is None else f"ids lie in [0, {vocab_size})"
     right_padded = "rows are padded on the right and have no holes: move real tokens to the left"
+    right_of_padding = nn.functional.pad(attention[:, 1:] & ~attention[:, :-1], (1, 0))
     rules = [
-        (attention[:, 1:] & ~attention[:, :-1], "a real token right of padding", right_padded, 1),
-        (action & ~attention, "an agent's token on padding", "action_mask must lie within attention_mask", 0),
-        (action[:, :1], "an agent's token", "a loss needs a token before it; begin rows with a control token", 0),
-        (attention & out_of_range, "a token id out of range", limits, 0),
+        (right_of_padding, f"a real token right of padding at position {{position}}: {right_padded}"),
+        (
+            action & ~attention,
+            "an agent's token on padding at position {position}: action_mask must lie within attention_mask",
+        ),
+        (
+            action[:, :1],
+            "an agent's token at position 0: a loss needs a token before it; begin rows with a control token",
+        ),
+        (attention & out_of_range, f"a token id out of range at position {{position}}: {limits}"),
     ]
     if token_reward is not None:
-        reward = token_reward.reshape(-1, width)
-        elsewhere = (reward != 0) & ~action
+        reward = token_reward.reshape(shape)
         rules += [
-            (elsewhere, "a reward on a token that the agent did not write", "move it to an agent's token", 0),
-            (~reward.isfinite(), "a reward that is not finite", "fix the data, one such value makes losses NaN", 0),
+            (
+                (reward != 0) & ~action,
+                "a reward on a token that the agent did not write at position {position}: move it to an agent's token",
+            ),
+            (
+                ~reward.isfinite(),
+                "a reward that is not finite at position {position}: fix the data, one such value makes losses NaN",
+            ),
         ]
-    broken = torch.stack([bad.any() for bad, *_ in rules]).tolist()  # the only synchronization with the device
-    for is_broken, (bad, what, rule, shift) in zip(broken, rules, strict=True):
+    if counted is not None:
+        rules = [(broken & counted.reshape(-1, 1), message) for broken, message in rules]
+    return refuse(tokens, rules, tokens)
+
+
+def refuse(value: Tensor, rules: Sequence[tuple[Tensor, str]], tokens: Tensor) -> Tensor:
+    """Raise ValueError if rows break a rule, after one synchronization with the device for all of them.
+
+    Args:
+        value: a tensor that is returned as it is. Under ``torch.compile``, where the check is one operator that does
+            not interrupt the graph, the caller must read on from what is returned: an unused result is not computed.
+        rules: where a rule is broken, bool ``[*B, T]``, and what the first such row has. The text may contain
+            ``{position}`` and ``{token}``.
+        tokens: int ``[*B, T]``.
+
+    Returns:
+        ``value``, a copy of it under ``torch.compile``.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.schema import refuse
+        >>> tokens = torch.tensor([[4, 5, 6], [7, 8, 9]])
+        >>> _ = refuse(tokens, [(tokens > 9, "a large token")], tokens)
+        >>> refuse(tokens, [(tokens > 7, "the token {token} at position {position}: write small ones")], tokens)
+        Traceback (most recent call last):
+            ...
+        ValueError: Row 1 has the token 8 at position 1: write small ones.
+    """
+    if not rules:
+        return value
+    broken, texts = [broken for broken, _ in rules], "\n".join(text for _, text in rules)
+    if torch.compiler.is_compiling():
+        return torch.ops.torchrl_lang.refuse(value, broken, texts, tokens)
+    _raise_if_broken(broken, texts, tokens)
+    return value
+
+
+def _raise_if_broken(broken: list[Tensor], texts: str, tokens: Tensor) -> None:
+    found = torch.stack([rule.any() for rule in broken]).tolist()  # the only synchronization with the device
+    for is_broken, rule, text in zip(found, broken, texts.split("\n"), strict=True):
         if is_broken:
-            row, position = bad.nonzero()[0].tolist()
-            raise ValueError(f"Row {row} has {what} at position {position + shift}: {rule}.")
+            row, position = rule.reshape(-1, rule.shape[-1]).nonzero()[0].tolist()
+            token = int(tokens.reshape(-1, tokens.shape[-1])[row, position])
+            raise ValueError(f"Row {row} has {text.format(position=position, token=token)}.")
+
+
+@torch.library.custom_op(
+    "torchrl_lang::refuse",
+    mutates_args=(),
+    schema="(Tensor value, Tensor[] broken, str texts, Tensor tokens) -> Tensor",
+)
+def _compiled_refuse(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
+    _raise_if_broken(broken, texts, tokens)
+    return value.clone()
+
+
+@_compiled_refuse.register_fake
+def _(value: Tensor, broken: list[Tensor], texts: str, tokens: Tensor) -> Tensor:
+    return torch.empty_like(value)
 
 
 def entry(tensordict: TensorDictBase, key: str) -> Tensor:

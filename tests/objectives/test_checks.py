@@ -10,8 +10,20 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.objectives import ValueEstimators
+from transformers import GPT2Model
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_bc, make_heads, make_ilql, make_rows
+from tests.modules.toys import without_blocks
+from tests.objectives.conftest import (
+    LOSSES,
+    VOCAB,
+    WIDTH,
+    losses_of,
+    make_actor,
+    make_bc,
+    make_heads,
+    make_ilql,
+    make_rows,
+)
 from tests.objectives.conftest import total as total_of
 from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs import WordleEnv
@@ -63,7 +75,7 @@ def left_padded(rows):
     """The same rows, each moved to the right end."""
     out, length = rows.clone(), rows["attention_mask"].sum(-1)
     width = rows["tokens"].shape[-1]
-    for key in ("tokens", "attention_mask", "action_mask", "token_reward", "token_log_prob", "advantage"):
+    for key in ("tokens", "attention_mask", "action_mask", "token_reward"):
         for row, n in enumerate(length.tolist()):
             out[key][row] = rows[key][row].roll(width - n)
     return out
@@ -99,7 +111,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD_VALUES)
-def test_values_are_checked_in_the_first_call(make, rows, spoil, message):
+def test_values_are_named(make, rows, spoil, message):
     with pytest.raises(ValueError, match=message):
         make()(spoil(rows))
 
@@ -118,7 +130,7 @@ def test_rewards_that_are_not_finite(rows, number):
 def test_estimates_that_are_not_finite(rows, name):
     row, position = rows["action_mask"].nonzero()[3].tolist()
     rows[name][row, position] = math.nan
-    with pytest.raises(ValueError, match=rf"{name} is not finite at 1 of \d+ tokens that the agent wrote"):
+    with pytest.raises(ValueError, match=rf"Row {row} has {name} that is not finite at position {position}: "):
         make_ppo()(rows)
 
 
@@ -131,18 +143,32 @@ def test_masked_rows_may_hold_anything(make, rows):
     make()(rows)
 
 
-def test_only_the_first_call_waits_for_values(make, rows):
-    """And again when other entries are named; a batch without rows is no first call."""
-    loss = make()
-    loss(rows[:0])
-    with pytest.raises(ValueError, match="right of padding"):
-        loss(with_hole(rows))
-    loss = make()
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_values_are_checked_in_every_call(name):
+    """Rows that count are named by their number in the batch; a batch without rows is accepted."""
+    loss, rows = LOSSES[name](), make_rows()
     loss(rows)
-    loss(with_hole(rows))
-    loss.set_keys(tokens="tokens")
-    with pytest.raises(ValueError, match="right of padding"):
-        loss(with_hole(rows))
+    loss(rows[:0])
+    with pytest.raises(ValueError, match="a real token right of padding"):
+        loss(left_padded(rows))
+    loss(rows)
+    kept = torch.tensor([False, True, True, True, True, True])
+    with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
+        loss(with_hole(rows).set(("collector", "mask"), kept))
+
+
+@pytest.mark.slow
+def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
+    """Without an interruption of the graph."""
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    loss = make_bc()
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows)["loss_actor"], loss(rows)["loss_actor"])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
+            compiled(with_hole(rows))
+    assert compiled(rows)["loss_actor"].isfinite()
 
 
 DTYPES = [

@@ -177,15 +177,6 @@ def test_truncated_is_not_terminated():
         assert change == 0 if terminated else change > 1
 
 
-def test_rewards_off_the_agents_tokens_are_not_read():
-    rows, _ = table_rows()
-    loss = table_loss(2, 5, target="lambda")
-    expected = loss(rows)
-    rows["token_reward"] = torch.where(rows["action_mask"], rows["token_reward"], 1e6)
-    torch.testing.assert_close(loss(rows)["loss_value"], expected["loss_value"])
-    torch.testing.assert_close(loss(rows)["loss_qvalue"], expected["loss_qvalue"])
-
-
 def test_lambda_meets_its_ends():
     rows, _ = table_rows(terminated=True)
     ends = {name: table_loss(2, 5, target=name)(rows)["loss_value"] for name in ("td", "mc")}

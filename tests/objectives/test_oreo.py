@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from transformers import GPT2Model
 
+from tests.modules.toys import without_blocks
 from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_oreo, make_rows, total
 from tests.objectives.oracle_likelihoods import oreo_losses
 from tests.objectives.test_qsft import logits_of, numpy_rows, uneven
@@ -201,6 +202,51 @@ def test_masked_tokens_that_cannot_be_written_leave_the_path_whole():
     assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
 
 
+def spoken_row(*utterances):
+    """One row: a token of the environment, then the utterances, with a token of the environment after each."""
+    tokens, agent = [4], [False]
+    for utterance in utterances:
+        tokens, agent = [*tokens, *utterance, 4], [*agent, *[True] * len(utterance), False]
+    row = TensorDict(tokens=torch.tensor([tokens]), action_mask=torch.tensor([agent]), batch_size=[1])
+    return row.update({"attention_mask": torch.ones(1, len(tokens), dtype=torch.bool),
+                       "token_reward": torch.zeros(1, len(tokens)),
+                       "terminated": torch.ones(1, 1, dtype=torch.bool)})  # fmt: skip
+
+
+UNWRITABLE = [
+    ([5, 3, 1], "Row 0 has the token 3 at position 5, which the policy cannot write: it is forbidden"),
+    ([5, 6, 5, 1], "Row 0 has the token 5 at position 6, which the policy cannot write: .*action_length=3 tokens"),
+]
+
+
+@pytest.mark.parametrize(("utterance", "message"), UNWRITABLE)
+def test_actions_that_the_policy_cannot_write_are_refused(utterance, message):
+    """In every call: policy and reference would both be -inf there, and their difference NaN."""
+    actor = UtteranceActor(uneven(0), CONTROL, 3)
+    loss = OREOLoss(actor, make_heads()[1], frozen_copy(actor))
+    good, bad = spoken_row([5, 1], [5, 6, 1]), spoken_row([5, 1], utterance)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            loss(bad)
+        assert all(value.isfinite() for value in loss(good).values())
+    masked = bad.set("train_mask", torch.arange(bad["tokens"].shape[1])[None] < 4)
+    assert total(loss(masked)).isfinite()
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_refuses_them_too(monkeypatch):
+    monkeypatch.setattr(GPT2Model, "forward", without_blocks)
+    actor = UtteranceActor(uneven(0), CONTROL, 3)
+    loss = OREOLoss(actor, make_heads()[1], frozen_copy(actor))
+    torch._dynamo.reset()
+    compiled, good = torch.compile(loss, backend="eager"), spoken_row([5, 1], [5, 6, 1])
+    torch.testing.assert_close(compiled(good)["loss_value"], loss(good)["loss_value"])
+    for utterance, message in UNWRITABLE:
+        with pytest.raises(ValueError, match=message):
+            compiled(spoken_row([5, 1], utterance))
+    assert total(compiled(good)).isfinite()
+
+
 # -- passes and gradients ----------------------------------------------------------------------------------------------
 
 
@@ -307,5 +353,12 @@ def test_parts_that_do_not_fit():
         OREOLoss(make_actor(), value, make_actor())
     with pytest.raises(ValueError, match="Policy and reference must be the same kind of actor"):
         OREOLoss(make_actor(), value, frozen_copy(UtteranceActor(make_actor(), CONTROL, 4)))
+    spoken = UtteranceActor(make_actor(), CONTROL, 4)
+    free = UtteranceActor(make_actor(), ControlTokens(pad=0, end_of_action=1), 4)
+    with pytest.raises(ValueError, match="the same forbidden tokens"):
+        OREOLoss(spoken, value, frozen_copy(free))
+    filtered = UtteranceActor(make_actor(), CONTROL, 4, top_k=3)
+    with pytest.raises(ValueError, match="OREOLoss needs actors without top_k"):
+        OREOLoss(filtered, value, frozen_copy(spoken))
     with pytest.raises(TypeError, match=r"OREOLoss needs value_network as a module .* got type"):
         OREOLoss(make_actor(), ValueHead, frozen_copy(make_actor()))

@@ -380,11 +380,14 @@ def test_references_that_are_none():
         QSFTLoss(make_actor(), frozen_copy(small))
 
 
-def test_returns_outside_their_interval_are_named_in_the_first_call():
+def test_returns_outside_their_interval_are_named():
     rows = two_tokens(terminated=True, rewards=(0.25, 1.0))
     actor = make_actor()
-    with pytest.raises(ValueError, match=r"Returns to go lie in \[1, 1.25\], outside \[0.0, 1.0\].*value_max"):
-        QSFTLoss(actor, frozen_copy(actor), gamma=1.0)(rows)
+    loss = QSFTLoss(actor, frozen_copy(actor), gamma=1.0)
+    loss(two_tokens(terminated=True, rewards=(0.0, 1.0)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"Row 0 has a return to go outside \[0.0, 1.0\] at position 1.*value_max"):
+            loss(rows)
     QSFTLoss(actor, frozen_copy(actor), gamma=0.5)(rows)  # .25 + .5
     rows["terminated"][:] = False  # what follows may repair it
     QSFTLoss(actor, frozen_copy(actor), gamma=1.0)(rows)
@@ -394,6 +397,6 @@ def test_returns_outside_their_interval_are_named_in_the_first_call():
 
 
 def test_a_rest_that_the_agent_writes_is_an_error():
-    with pytest.raises(ValueError, match="The agent wrote the token rest=2: name one that it never writes"):
+    with pytest.raises(ValueError, match="Row 0 has the token rest=2 at position 2, written by the agent"):
         make(rest=2)(two_tokens(terminated=True))
     assert make(rest=4)(two_tokens(terminated=True))["loss_qvalue"].isfinite()  # the environment's

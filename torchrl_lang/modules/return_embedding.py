@@ -85,13 +85,17 @@ class ReturnEmbedding(nn.Module):
 
     def check(self, returns: Tensor, name: str) -> None:
         """Raise ValueError unless all returns, any shape, lie in the range, up to the rounding to a bin."""
-        rounding = max((self.high - self.low) / (self.n_bins - 1) / 2, 1e-6 * max(abs(self.low), abs(self.high)))
-        inside = (returns >= self.low - rounding) & (returns <= self.high + rounding)
-        if not bool(inside.all()):
+        outside = self.outside(returns)
+        if bool(outside.any()):
             raise ValueError(
                 f"{name} must lie in [{self.low:g}, {self.high:g}], the range of the ReturnEmbedding, got "
-                f"{float(returns[~inside][0]):g}: give another return, or train with a wider low and high."
+                f"{float(returns[outside][0]):g}: give another return, or train with a wider low and high."
             )
+
+    def outside(self, returns: Tensor) -> Tensor:
+        """True where a return is not in the range, up to the rounding to a bin."""
+        rounding = max((self.high - self.low) / (self.n_bins - 1) / 2, 1e-6 * max(abs(self.low), abs(self.high)))
+        return ~((returns >= self.low - rounding) & (returns <= self.high + rounding))
 
     def condition(self, tokens: Tensor, conditions: ReturnConditions, vocab_size: int) -> Tensor:
         """The ids of ``tokens``, int ``[*B, T]``, with the returns that they carry, int64 ``[*B, T]``.

@@ -34,6 +34,7 @@ from torchrl_lang.schema import (
     TRAIN_MASK,
     check_values,
     missing_entry,
+    refuse,
 )
 
 __all__ = [
@@ -107,10 +108,10 @@ class RowLoss(ReferenceHolder, LossModule):
     """Base of the losses over rows. Abstract: a loss fills in ``forward``.
 
     It reads the entries of a row by configurable keys, finds the decisions once, and evaluates heads only where a loss
-    needs them. Dtypes and shapes are checked in every call; values (right padding, masks, token ids, finite rewards) in
-    the first one, which waits for the device once, and not under ``torch.compile``. The trunk reads each row up to the
-    last decision or the state that bootstraps, and with a ``transition_weight`` all but a last token that nothing
-    follows: a loss whose terms read later states overrides :meth:`_read`.
+    needs them. Dtypes, shapes and values (right padding, masks, token ids, finite rewards) are checked in every call,
+    before the trunk runs, also under ``torch.compile``. The trunk reads each row up to the last decision or the state
+    that bootstraps, and with a ``transition_weight`` all but a last token that nothing follows: a loss whose terms read
+    later states overrides :meth:`_read`.
     """
 
     @dataclass
@@ -150,7 +151,6 @@ class RowLoss(ReferenceHolder, LossModule):
     def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
         self._in_keys: list[NestedKey] | None = None
         super().__init__()
-        self._values_checked = False
         is_number = isinstance(logits_chunk, int) and not isinstance(logits_chunk, bool) and logits_chunk > 0
         if logits_chunk not in ("auto", None) and not is_number:
             raise ValueError(f"logits_chunk must be 'auto', None or a positive number, got {logits_chunk!r}.")
@@ -159,7 +159,7 @@ class RowLoss(ReferenceHolder, LossModule):
         one_of("reduction", self.reduction, ("mean", "sum", "none"))
 
     def _forward_value_estimator_keys(self, **kwargs: NestedKey) -> None:
-        self._in_keys, self._values_checked = None, False
+        self._in_keys = None
 
     @property
     def scorer(self) -> RowScorer:
@@ -208,8 +208,8 @@ class RowLoss(ReferenceHolder, LossModule):
         """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
         entries = self._entries(tensordict)
         mask = self._mask(tensordict, entries)
-        self._check_values_once(entries, mask)
-        tokens, attention, action_mask = entries["tokens"].long(), entries["attention_mask"], entries["action_mask"]
+        tokens = self._checked(entries, mask).long()
+        attention, action_mask = entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
         state_place = found.row * width + found.position
@@ -266,24 +266,24 @@ class RowLoss(ReferenceHolder, LossModule):
             return self.gamma
         return clock(self._turn_ends(batch), self.turn_gamma, self.gamma, like).flatten()[batch.place]
 
-    def _check_values_once(self, entries: dict[str, Tensor], mask: Tensor | None) -> None:
-        """In the first call look at the values of the rows that count."""
-        if self._values_checked or torch.compiler.is_compiling():
-            return
-        self._values_checked = True
+    def _checked(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+        """The tokens, after a look at the values of the rows that count."""
         names = ("tokens", "attention_mask", "action_mask", "token_reward")
-        values = [entries.get(name) for name in names]
-        if mask is not None:
-            kept = mask.any(-1)
-            values = [None if value is None else value[kept] for value in values]
-        check_values(*values, vocab_size=self._token_limit())  # type: ignore[arg-type]
+        counted = None if mask is None else mask.any(-1)
+        return check_values(*map(entries.get, names), vocab_size=self._token_limit(), counted=counted)  # type: ignore[arg-type]
+
+    def _refuse(self, batch: TransitionBatch, rules: Sequence[tuple[Tensor, str]]) -> None:
+        """Raise ValueError for the first decision that counts and breaks a rule, bool ``[N]``, see :func:`refuse`."""
+        at_tokens = [(batch.at_tokens(broken & batch.counts), text) for broken, text in rules]
+        batch.place = refuse(batch.place, at_tokens, batch.tokens)
 
     def _token_limit(self) -> int | None:
         """The smallest id that the actor can neither read nor write; None where it is unknown."""
         actor = getattr(self, "actor_network", None)
         if actor is None:
             return None
-        return min((limit for limit in (vocabulary(actor), token_limit(actor)) if limit), default=None)
+        limits = [limit for limit in (vocabulary(actor), token_limit(actor)) if limit]
+        return min(limits) if limits else None
 
     def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""

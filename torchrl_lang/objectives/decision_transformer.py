@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
@@ -12,7 +11,7 @@ from torchrl_lang.modules.return_conditioned_actor import conditioned_trunk
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.checks import check_token
-from torchrl_lang.schema import TOKENS
+from torchrl_lang.schema import TOKENS, refuse
 
 __all__ = ["DecisionTransformerLoss"]
 
@@ -36,8 +35,7 @@ class DecisionTransformerLoss(BCLoss):
             nothing between two utterances; default that of an utterance actor.
 
     The input holds ``tokens``, ``attention_mask``, ``action_mask`` and ``token_reward``, each ``[*B, T]``, and is left
-    as it was. Returns outside the embedding's range raise ValueError in the first call, and later are replaced by its
-    nearest end. The output holds ``loss_actor``.
+    as it was. Returns outside the embedding's range raise ValueError. The output holds ``loss_actor``.
 
     Examples:
         >>> import torch
@@ -83,7 +81,6 @@ class DecisionTransformerLoss(BCLoss):
         self.end_of_action = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
 
     def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
-        first = not (self._values_checked or torch.compiler.is_compiling())
         batch = super()._find(tensordict)
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor_network)
         conditions = return_conditions(
@@ -94,10 +91,11 @@ class DecisionTransformerLoss(BCLoss):
             tokens=batch.tokens,
             end_of_action=self.end_of_action,
         )
-        if first:
-            read = conditions.mask if batch.mask is None else conditions.mask & batch.mask.any(-1, keepdim=True)
-            returns.check(conditions.returns[read], "The return of a row")
+        mask = batch.decision if batch.mask is None else batch.decision & batch.mask
+        outside = conditions.mask & returns.outside(conditions.returns) & mask.any(-1, keepdim=True)
+        text = f"a return outside [{returns.low:g}, {returns.high:g}], the range of the ReturnEmbedding, at position"
+        rules = [(outside, text + " {position}: train with a wider low and high")]
         # The trunk alone reads them: the labels are the batch's own tokens.
-        tokens = returns.condition(batch.tokens, conditions, trunk.vocab_size)
+        tokens = returns.condition(refuse(batch.tokens, rules, batch.tokens), conditions, trunk.vocab_size)
         batch.rows.set(self.tensor_keys.tokens, tokens).set(TOKENS, tokens)
         return batch

@@ -22,9 +22,7 @@ def for_any_number(forward: Forward) -> Forward:
         tokens = tensordict.get(self.tensor_keys.tokens, None)
         if tokens is None or tokens.numel():
             return forward(self, tensordict)
-        keys, checked = self.tensor_keys, self._values_checked
-        out = forward(self, blank_row(tensordict, keys.tokens, keys.attention_mask))
-        self._values_checked = checked  # no row has been seen
+        out = forward(self, blank_row(tensordict, self.tensor_keys.tokens, self.tensor_keys.attention_mask))
         if self.reduction == "none":
             for key in [key for key in out.keys() if key.startswith("loss_")]:
                 out.set(key, out.get(key)[:0].reshape(tokens.shape))

@@ -13,12 +13,13 @@ from torchrl_lang.modules.actor import STATE_VALUE, split_actor
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
+from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch, kl_controller
 from torchrl_lang.objectives.checks import check_actor, check_token
 from torchrl_lang.objectives.no_rows import for_any_number
 from torchrl_lang.objectives.policy_loss import environment_loss
 from torchrl_lang.objectives.state_values import StateValueLoss
-from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions
+from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions, unwritable
 from torchrl_lang.objectives.value_targets import bootstrap_value
 
 __all__ = ["OREOLoss"]
@@ -58,7 +59,7 @@ class OREOLoss(StateValueLoss):
 
     Two passes of a trunk a batch, that of the reference without gradients; one more with a ``value_trunk``, which the
     paper has. Ratios are those of the distributions that act: given an :class:`~torchrl_lang.modules.UtteranceActor`,
-    with its temperature, forbidden tokens and certain last slot.
+    with its temperature, forbidden tokens and certain last slot; filters (``top_k``, ``top_p``, ``min_p``) are refused.
 
     Args:
         actor_network: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor` over one, without guidance.
@@ -91,7 +92,8 @@ class OREOLoss(StateValueLoss):
 
     Raises:
         KeyError: an entry is missing; the message names it and :meth:`set_keys`.
-        ValueError: an option is out of range, shapes differ, or steps of a rollout came instead of rows.
+        ValueError: an option is out of range, shapes differ, steps of a rollout came instead of rows, or an action that
+            counts cannot be written by the policy: a forbidden token, or an utterance longer than ``action_length``.
 
     Examples:
         >>> import torch
@@ -145,6 +147,13 @@ class OREOLoss(StateValueLoss):
         self.value_trunk = value_trunk
         self.reference = checked_reference(actor_network, reference, is_read=True)
         self.embed_weights = embed_weights
+        for actor in (actor_network, reference.actor):
+            decoder = RowScorer(actor).decoder
+            if decoder is not None and not decoder.rule.only_scales:
+                raise ValueError(
+                    "OREOLoss needs actors without top_k, top_p and min_p: tokens that these remove have no log-ratio. "
+                    "Filter when playing, by an UtteranceActor of its own over the same language actor."
+                )
         positive("beta", beta)
         for name, weight in {
             "value_weight": value_weight,
@@ -165,6 +174,7 @@ class OREOLoss(StateValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
+        self._refuse(batch, unwritable(self.scorer, batch))
         rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         scores = score_decisions(self.scorer, batch, rows, reference=self.reference, logits_chunk=self.logits_chunk)
         values = self._values(rows if self.value_trunk is None else self._value_states(batch.rows), batch.state_place)

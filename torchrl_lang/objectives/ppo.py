@@ -28,7 +28,7 @@ from torchrl_lang.objectives.ppo_terms import (
     explained_variance,
     value_loss,
 )
-from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions
+from torchrl_lang.objectives.token_scores import TokenScores, checked_reference, score_decisions, unwritable
 from torchrl_lang.schema import TOKEN_LOG_PROB
 
 __all__ = ["PPOLoss"]
@@ -116,7 +116,8 @@ class PPOLoss(AdvantageRowLoss):
 
     Raises:
         KeyError: an entry is missing; the message names its source.
-        ValueError: an option is out of range, shapes differ, or steps of a rollout came instead of rows.
+        ValueError: an option is out of range, shapes differ, steps of a rollout came instead of rows, a number is not
+            finite, or an action that counts cannot be written by the policy.
 
     Examples:
         >>> from torchrl_lang.data import rows_from_rollout
@@ -218,12 +219,10 @@ class PPOLoss(AdvantageRowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows, which holds what :meth:`estimate` wrote."""
-        is_first = not self._values_checked
         batch = self._find(tensordict)
         counted = batch.counts
         given = {name: self._given(tensordict, name, batch) for name in self._row_entries if name in _SOURCES}
-        if is_first and self._values_checked:
-            _check_finite({name: value[counted] for name, value in given.items() if name != "ref_log_prob"})
+        self._refuse(batch, [*_not_finite(given), *unwritable(self.scorer, batch)])
         states = split_actor(self.language_actor).trunk(batch.rows.copy())
         scores = score_decisions(
             self.scorer,
@@ -280,13 +279,13 @@ class PPOLoss(AdvantageRowLoss):
         }
 
 
-def _check_finite(given: dict[str, Tensor]) -> None:
-    for name, value in given.items():
-        number = int((~value.isfinite()).sum())
-        if number:
-            raise ValueError(
-                f"{name} is not finite at {number} of {value.shape[0]} tokens that the agent wrote: {_SOURCES[name]}."
-            )
+def _not_finite(given: dict[str, Tensor]) -> list[tuple[Tensor, str]]:
+    """Where an entry is not finite, bool ``[N]``, and what a row has there."""
+    return [
+        (~value.isfinite(), f"{name} that is not finite at position {{position}}: {_SOURCES[name]}")
+        for name, value in given.items()
+        if name != "ref_log_prob"
+    ]
 
 
 def _bounds(clip_epsilon: float | tuple[float, float]) -> tuple[float, float]:

@@ -47,7 +47,7 @@ class QSFTLoss(RowLoss):
     Values must be probabilities: the paper asks for discounted returns in [0, 1]. Give ``value_min`` and ``value_max``,
     the least and the greatest return to go, and values are probabilities in units of that interval: ``w = (y -
     value_min) / (value_max - value_min)`` of the backup ``y`` in the rewards' own units. A terminated row whose return
-    to go lies outside raises ValueError in the first call. Values learned on the way are clipped to the interval.
+    to go lies outside raises ValueError. Values learned on the way are clipped to the interval.
 
     With ``rest``, ``1 - w_j`` goes to one token that the agent never writes, the paper's dummy action, which leaves no
     bias. Spread evenly it biases ``p(a | s) / pi(a | s)`` by up to ``1 / (V pi(a | s))``: nothing over tens of
@@ -166,10 +166,8 @@ class QSFTLoss(RowLoss):
     @for_any_number
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
-        is_first = not self._values_checked
         batch = self._find(tensordict)
-        if is_first and self._values_checked:
-            self._check_returns(batch)
+        self._refuse(batch, self._rules(batch))
         rows = split_actor(self.language_actor).trunk(batch.rows.copy())
         target = self._target(batch)
         weight = (target - self.value_min) / (self.value_max - self.value_min)
@@ -227,16 +225,22 @@ class QSFTLoss(RowLoss):
             return found
         return found.masked_fill(torch.arange(found.shape[-1], device=found.device) == self.rest, -torch.inf)
 
-    def _check_returns(self, batch: TransitionBatch) -> None:
-        """Raise where returns are no probabilities, or the agent writes what takes the remaining mass."""
-        if self.rest is not None and bool((batch.action[batch.counts] == self.rest).any()):
-            raise ValueError(f"The agent wrote the token rest={self.rest}: name one that it never writes, or None.")
+    def _rules(self, batch: TransitionBatch) -> list[tuple[Tensor, str]]:
+        """Where returns are no probabilities, or the agent wrote what takes the remaining mass, bool ``[N]``."""
         discount = batch.at_decisions(self._discount(batch, batch.reward) * torch.ones_like(batch.reward))
         found = returns_to_go(batch.next_reward, batch.decision, discount).flatten()[batch.place]
         ended = batch.row_terminated[batch.place // batch.decision.shape[-1]]
-        found, slack = found[ended & batch.counts], 1e-4 * (self.value_max - self.value_min)
-        if found.numel() and not (self.value_min - slack <= found.min() and found.max() <= self.value_max + slack):
-            raise ValueError(
-                f"Returns to go lie in [{found.min():.4g}, {found.max():.4g}], outside [{self.value_min}, "
-                f"{self.value_max}]: values are probabilities, so give value_min and value_max that contain them."
+        slack = 1e-4 * (self.value_max - self.value_min)
+        outside = (found < self.value_min - slack) | (found > self.value_max + slack)
+        interval = f"[{self.value_min}, {self.value_max}]"
+        rules = [
+            (
+                ended & outside,
+                f"a return to go outside {interval} at position {{position}}: values are probabilities, so give "
+                "value_min and value_max that contain the returns of the data",
             )
+        ]
+        if self.rest is not None:
+            text = "the token rest={token} at position {position}, written by the agent: name one that it never writes"
+            rules.append((batch.action == self.rest, f"{text}, or None"))
+        return rules

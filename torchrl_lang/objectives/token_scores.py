@@ -21,7 +21,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives.base import LogitsChunk
 
-__all__ = ["TokenScores", "checked_reference", "over_decisions", "score_decisions"]
+__all__ = ["TokenScores", "checked_reference", "over_decisions", "score_decisions", "unwritable"]
 
 
 class TokenScores(NamedTuple):
@@ -87,6 +87,29 @@ def score_decisions(
     return TokenScores(log_prob, entropy, torch.where(certain, 0.0, kl), theirs.with_certain_ends(batch, ref_log_prob))
 
 
+def unwritable(scorer: RowScorer, batch: DecisionBatch) -> list[tuple[Tensor, str]]:
+    """Where a token was written that the actor cannot write, bool ``[N]``, and what a row has there.
+
+    Filters, which depend on the logits, do not count.
+    """
+    if scorer.decoder is None:
+        return []
+    end, length = scorer.decoder.control.end_of_action, scorer.decoder.action_length
+    last = scorer.certain(batch)
+    advice = "leave such rows out, or exclude the token with a train_mask"
+    return [
+        (
+            ~last & torch.isin(batch.action, scorer.decoder.rule.forbidden),
+            f"the token {{token}} at position {{position}}, which the policy cannot write: it is forbidden; {advice}",
+        ),
+        (
+            last & (batch.action != end),
+            f"the token {{token}} at position {{position}}, which the policy cannot write: its actor ends an utterance "
+            f"within action_length={length} tokens; give it a larger action_length, {advice}",
+        ),
+    ]
+
+
 def over_decisions(
     score: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
     scorer: RowScorer,
@@ -105,11 +128,12 @@ def over_decisions(
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _utterance_end(actor: object) -> tuple[int, int] | None:
-    """Id of the token that ends an utterance, and their greatest length; None where an actor writes single tokens."""
+def _utterances(actor: object) -> tuple[object, ...] | None:
+    """The end, the greatest length and the forbidden tokens of utterances; None where an actor writes single tokens."""
     if not isinstance(actor, UtteranceActor):
         return None
-    return actor.decoder.control.end_of_action, actor.decoder.action_length
+    decoder = actor.decoder
+    return decoder.control.end_of_action, decoder.action_length, sorted(set(decoder.rule.forbidden.tolist()))
 
 
 def checked_reference(
@@ -129,10 +153,11 @@ def checked_reference(
             "frozen_copy(actor) or adapters_off(actor)."
         )
     theirs = RowScorer(reference.actor)
-    if theirs.has_values or _utterance_end(reference.actor) != _utterance_end(actor):
+    if theirs.has_values or _utterances(reference.actor) != _utterances(actor):
         raise ValueError(
-            "Policy and reference must be the same kind of actor, as utterance actors of one action_length and without "
-            "guidance: make the reference with frozen_copy(actor) or adapters_off(actor)."
+            "Policy and reference must be the same kind of actor, as utterance actors of one action_length, of the "
+            "same forbidden tokens and without guidance: make the reference with frozen_copy(actor) or "
+            "adapters_off(actor)."
         )
     head = split_actor(theirs.language_actor).head
     if reference.actor is actor and head is not None and adapter_layers(head):
