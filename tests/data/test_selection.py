@@ -218,7 +218,7 @@ def test_errors():
         best_rows(rows)
     with pytest.raises(ValueError, match="either n or fraction"):
         best_rows(rows, 1, fraction=0.5)
-    with pytest.raises(ValueError, match="the best tenth"):
+    with pytest.raises(ValueError, match="is a tenth"):
         best_rows(rows, fraction=1.5)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         best_rows(rows, 0)

@@ -20,6 +20,7 @@ __all__ = [
     "file_in",
     "read_json",
     "read_json_list",
+    "read_json_value",
     "read_tensor_headers",
     "read_tensors",
     "read_text",
@@ -107,10 +108,28 @@ def read_json_list(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_B
         ...     read_json_list(path, remedy="download it again")
         [0.5, 0.25]
     """
-    content = _parse_json(path, read_text(path, remedy=remedy, max_bytes=max_bytes), remedy)
+    content = read_json_value(path, remedy=remedy, max_bytes=max_bytes)
     if not isinstance(content, list):
         raise FileError(path, f"holds {shorten(content)}, not a JSON list", remedy)
     return content
+
+
+def read_json_value(path: str | Path, *, remedy: str, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """Read JSON of any kind, with the arguments and checks of :func:`read_json_list`.
+
+    Raises:
+        FileError: the file cannot be read as text or is not JSON.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from torchrl_lang.storage import read_json_value
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     path = pathlib.Path(home) / "rewards.json"
+        ...     _ = path.write_text("{}")
+        ...     read_json_value(path, remedy="download it again")
+        {}
+    """
+    return _parse_json(path, read_text(path, remedy=remedy, max_bytes=max_bytes), remedy)
 
 
 def _parse_json(path: str | Path, text: str, remedy: str) -> Any:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.envs.visual_dialogue.real_files import CAPTION, write_dialogues, write_rewards
+from tests.envs.visual_dialogue.real_files import CAPTION, write_dialogues, write_numbered, write_rewards
 from torchrl_lang.envs.visual_dialogue import (
     Round,
     SplitFiles,
@@ -34,6 +34,43 @@ def test_a_question_mark_is_not_repeated_and_image_ids_may_be_missing(tmp_path):
     dialogues, image_ids = read_dialogues(write_dialogues(tmp_path / "d.json", 1, change=change))
     assert dialogues[0].rounds[3].question == "why?"
     assert image_ids == [None]
+
+
+def test_visdial_1_0_has_the_numbers_of_its_texts(tmp_path):
+    given = read_dialogues(write_numbered(tmp_path / "visdial_1.0_train.json", 3))
+    assert given == read_dialogues(write_dialogues(tmp_path / "visdial_0.5_train.json", 3))
+
+
+def test_files_of_another_version_take_the_place_of_0_5(tmp_path):
+    named = [SplitFiles.in_folder(tmp_path, "train").dialogues.name]
+    for version in ("0.9", "1.0", "0.5"):
+        (tmp_path / f"visdial_{version}_train.json").touch()
+        named.append(SplitFiles.in_folder(tmp_path, "train").dialogues.name)
+    assert named == [f"visdial_{version}_train.json" for version in ("0.5", "0.9", "1.0", "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda data: data["dialogs"][1]["dialog"][9].pop("answer"),
+            r'no field "item 1\.dialog\.9\.answer".*test split',
+        ),
+        (lambda data: data["dialogs"][1]["dialog"].pop(), 'has 9 rounds as "item 1.dialog", expected 10'),
+        (
+            lambda data: data["dialogs"][0]["dialog"][2].update(question=99),
+            r'99 as ".*2\.question", but .* has 11 texts',
+        ),
+        (lambda data: data["dialogs"][0]["dialog"][2].update(answer=-1), 'has -1 as "item 0.dialog.2.answer"'),
+        (lambda data: data["dialogs"][0]["dialog"][2].update(answer="yes"), "expected int"),
+        (lambda data: data.pop("answers"), 'has no field "data.answers"'),
+        (lambda data: data["questions"].append(7), 'has 7 as "data.questions.11", expected str'),
+        (lambda data: data["dialogs"].clear(), "holds no dialogue"),
+    ],
+)
+def test_damaged_files_of_visdial_1_0(tmp_path, change, found):
+    with pytest.raises(FileError, match=rf"visdial_1.0_test.json .*{found}"):
+        read_dialogues(write_numbered(tmp_path / "visdial_1.0_test.json", 2, change=change))
 
 
 def damage(place, value):

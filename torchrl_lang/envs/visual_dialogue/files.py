@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torchrl_lang.data.json_checks import check_keys, read_number, show
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
-from torchrl_lang.storage import Fields, FileError, read_json_list
+from torchrl_lang.storage import Fields, FileError, read_json_list, read_json_value, shorten
 
 __all__ = [
     "ROUNDS",
@@ -25,6 +25,10 @@ ROUNDS = 10
 _MAX_BYTES = 1 << 33
 """Dialogues with a hundred candidate answers a round have more than a gigabyte."""
 _DIALOGUES = 'give a list of {"caption": ..., "image_id": ..., "dialog": [10 times {"question": ..., "answer": ...}]}'
+_NUMBERED = (
+    "give a file of train or val as VisDial 0.9 and 1.0 have them (the test split of 1.0 has no answers to its last "
+    "questions): split test dialogues off from one of these"
+)
 _REWARDS = f"give a list with {1 + ROUNDS} numbers for each dialogue, or compute the cache again"
 _SCENES = 'give a list of {"caption": ..., "image": row, "dialog": [...], "rewards": [1 + number of rounds numbers]}'
 
@@ -48,10 +52,14 @@ class SplitFiles(NamedTuple):
 
     @classmethod
     def in_folder(cls, folder: str | Path, split: str, *, npy: bool = False) -> SplitFiles:
-        """The files of a split in one folder, by the names that the ILQL paper's code gives them."""
+        """The files of a split in one folder, by the names that the ILQL paper's code gives them.
+
+        Where there is no ``visdial_0.5_<split>.json``, one of version 1.0 or 0.9 takes its place.
+        """
         folder = Path(folder)
+        names = [folder / f"visdial_{version}_{split}.json" for version in ("0.5", "1.0", "0.9")]
         return cls(
-            folder / f"visdial_0.5_{split}.json",
+            next((name for name in names if name.exists()), names[0]),
             folder / (f"images_{split}.npy" if npy else "data_img.h5"),
             folder / f"{split}_rank_reward_cache1.json",
             folder / f"{split}_reward_cache2.json",
@@ -78,10 +86,13 @@ def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | N
     """The dialogues of a split, and the ``image_id`` of each (None if it has none).
 
     Questions in the files have no question mark; it is appended. Further fields, such as candidate answers, are
-    ignored.
+    ignored. The file is a list of dialogues, as of VisDial 0.5, which the ILQL paper uses, or has the layout of
+    versions 0.9 and 1.0: ``{"data": {"questions": texts, "answers": texts, "dialogs": [...]}}``, where dialogues have
+    the numbers of their questions and answers.
 
     Raises:
-        FileError: the file cannot be read, or a dialogue does not have a caption and ten rounds.
+        FileError: the file cannot be read, or a dialogue does not have a caption and ten rounds with answers, as in the
+            test split of VisDial 1.0.
 
     Examples:
         >>> import json, pathlib, tempfile
@@ -95,15 +106,24 @@ def read_dialogues(path: str | Path) -> tuple[list[Dialogue], list[int | str | N
         (Round(question='is it red?', answer='no'), [7])
     """
     dialogues, image_ids = list[Dialogue](), list[int | str | None]()
-    for number, content in enumerate(read_json_list(path, remedy=_DIALOGUES, max_bytes=_MAX_BYTES)):
-        item = _item(content, number, path, _DIALOGUES)
-        dialogue = _dialogue(item)
+    texts, remedy = None, _DIALOGUES
+    items = read_json_value(path, remedy=remedy, max_bytes=_MAX_BYTES)
+    if isinstance(items, dict) and isinstance(items.get("data"), dict):
+        remedy = _NUMBERED
+        data = Fields(items, path, remedy).object("data")
+        texts = {kind: data.list_of(f"{kind}s", str) for kind in ("question", "answer")}
+        items = data.take("dialogs", list)
+    if not isinstance(items, list):
+        raise FileError(path, f"holds {shorten(items)}, not a JSON list", remedy)
+    for number, content in enumerate(items):
+        item = _item(content, number, path, remedy)
+        dialogue = _dialogue(item, texts)
         if len(dialogue.rounds) != ROUNDS:
             raise item.error(f'has {len(dialogue.rounds)} rounds as "{item.name}.dialog", expected {ROUNDS}')
         dialogues.append(dialogue)
         image_ids.append(_image_id(item))
     if not dialogues:
-        raise FileError(path, "holds no dialogue", _DIALOGUES)
+        raise FileError(path, "holds no dialogue", remedy)
     return dialogues, image_ids
 
 
@@ -175,15 +195,27 @@ def _item(content: Any, number: int, path: str | Path, remedy: str) -> Fields:
     return Fields(content, path, remedy, f"item {number}")
 
 
-def _dialogue(item: Fields) -> Dialogue:
+def _dialogue(item: Fields, texts: Mapping[str, Sequence[str]] | None = None) -> Dialogue:
+    """The dialogue of an entry, whose rounds have ``texts`` by their numbers, or without these the texts themselves."""
+
+    def text(fields: Fields, kind: str) -> str:
+        if texts is None:
+            return fields.take(kind, str)
+        place = fields.at_least(kind, 0)
+        if place >= len(texts[kind]):
+            raise fields.error(
+                f'has {place} as "{fields.name}.{kind}", but "data.{kind}s" has {len(texts[kind])} texts'
+            )
+        return texts[kind][place]
+
     rounds = []
     for number, content in enumerate(item.take("dialog", list)):
         name = f"{item.name}.dialog.{number}"
         if not isinstance(content, Mapping):
             raise item.error(f'has {show(content)} as "{name}", expected a JSON object')
         fields = Fields(content, item.path, item.remedy, name)
-        question = fields.take("question", str)
-        rounds.append(Round(question if question.endswith("?") else f"{question}?", fields.take("answer", str)))
+        question = text(fields, "question")
+        rounds.append(Round(question if question.endswith("?") else f"{question}?", text(fields, "answer")))
     return Dialogue(item.take("caption", str), tuple(rounds))
 
 
