@@ -67,6 +67,23 @@ def test_the_papers_policy_only_lowers_probabilities_and_its_gradients_are_not_c
     torch.testing.assert_close(guidance(hidden), (16 * advantage).clamp_max(0))
 
 
+def test_the_guide_has_a_table_of_their_options():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "offline_algorithms.md").read_text(encoding="utf-8")
+    lines = page[page.index("| `train` | `--expectile`") :].split("\n\n")[0].splitlines()
+    names, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if "---" not in line)
+    kinds = {
+        "ilql": ILQL,
+        "paper-ilql": PaperILQL,
+        **{name: VARIANTS[name] for name in VARIANTS if name != "percent-bc"},
+    }
+    assert {row[0] for row in rows} == set(kinds)
+    for name, *values in rows:
+        options = kinds[name](**PLACES)
+        for option, value in zip(names[1:], values, strict=True):
+            found = getattr(options, option.removeprefix("--").replace("-", "_"))
+            assert value == ("none" if found is None else f"{found:g}" if isinstance(found, float) else found)
+
+
 @pytest.fixture
 def tiny_lm():
     return causal_lm(vocab_size=9, layers=1, width=8, heads=2, max_length=8)

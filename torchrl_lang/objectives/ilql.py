@@ -43,9 +43,10 @@ class ILQLLoss(ValueRowLoss, AdvantageWeights):
         loss_margin = margin_weight * mean_j sum_k sum_a max(0, Q_k(s_j, a) - Q_k(s_j, a_j) + margin)^2
         loss_actor  = actor_weight  * sum_t w_t CE(pi(. | x_<=t), x_{t+1}) / n
 
-    ``w`` is :func:`~torchrl_lang.functional.advantage_weight` at decisions, by default 1 (behaviour cloning), and
-    ``transition_weight`` elsewhere. Every output whose name begins with ``loss_`` is already weighted: a training step
-    minimises their sum. A term of weight zero is not computed and comes out as zero.
+    ``mean_j`` is over all decisions of the batch, and ``n`` counts its real tokens but the first of each row, as in the
+    paper's code (``actor_normalizer``). ``w`` is :func:`~torchrl_lang.functional.advantage_weight` at decisions, by
+    default 1 (behaviour cloning), and ``transition_weight`` elsewhere. Every output whose name begins with ``loss_`` is
+    already weighted: a training step minimises their sum. A term of weight zero is not computed and comes out as zero.
 
     The trunk is an ordinary stateful module and runs once a batch, and where it applies dropout once more without for
     the target heads; ``V(s_{j+1})`` is that of the first pass, as in the paper's code. Heads run only at decisions, the

@@ -37,8 +37,10 @@ class OREOLoss(StateValueLoss):
         loss_actor = actor_weight * mean_t (sg(V(s_t)) - R_t + beta l_t + sg(beta sum_{i > t} l_i))^2
         loss_kl    = kl_weight    * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))
 
-    with ``R_t`` the rewards to go, undiscounted. On a single decision the optimum is ``pi = pi_ref exp(r / beta) / Z``
-    and ``V = beta log Z``. Every output whose name begins with ``loss_`` is already weighted: a training step minimises
+    with ``R_t`` the rewards to go, undiscounted, and ``mean_t`` over all decisions (of ``loss_actor``: actions) of the
+    batch. The paper's code takes the mean of each trajectory first and then that of the means, so that decisions of
+    short trajectories count more there. On a single decision the optimum is ``pi = pi_ref exp(r / beta) / Z`` and
+    ``V = beta log Z``. Every output whose name begins with ``loss_`` is already weighted: a training step minimises
     their sum. A term of weight zero is not computed and comes out as zero.
 
     Consistency on single paths is that of an environment whose replies follow from what was written. Where they are

@@ -37,7 +37,10 @@ __all__ = ["ILQL", "build_loss", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class ILQL(ActionValueOptions):
-    """Implicit language Q-learning on a dataset (arXiv 2206.11871)."""
+    """Implicit language Q-learning on a dataset (arXiv 2206.11871).
+
+    The defaults are for a small model in minutes; those of the paper's code for Wordle are paper-ilql's.
+    """
 
     preset: ClassVar[str] = "ilql"
 

@@ -20,21 +20,31 @@ class PercentBC(BC):
 
 @with_defaults(expectile=0.5)
 class SingleStep(ILQL):
-    """Single-step RL: values of the policy that made the data (SARSA), which is ILQL with the mean of Q as V."""
+    """Single-step RL: values of the policy that made the data (SARSA), which is ILQL with the mean of Q as V.
+
+    All else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """
 
     defining: ClassVar[tuple[str, ...]] = ("expectile",)
 
 
 @with_defaults(expectile=0.5, target="mc", qvalue_lmbda=1.0)
 class MonteCarlo(ILQL):
-    """Monte-Carlo returns: Q and V regress on the rewards to go instead of on learned values."""
+    """Monte-Carlo returns: Q and V regress on the rewards to go instead of on learned values.
+
+    Q of a truncated episode bootstraps from V of its last state; V takes the rewards that the episode holds. All
+    else is as in ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """
 
     defining: ClassVar[tuple[str, ...]] = ("expectile", "target", "qvalue_lmbda")
 
 
 @with_defaults(beta=0.0, advantage_temperature=4.0, weight_clip=20.0)
 class AWAC(ILQL):
-    """Advantage-weighted actor-critic (arXiv 2006.09359): values weigh the policy's loss, and do not guide decoding."""
+    """Advantage-weighted actor-critic (arXiv 2006.09359): values weigh the policy's loss, and do not guide decoding.
+
+    The values are those of ilql, its CQL term included: --cql-weight 0 leaves it out.
+    """
 
     defining: ClassVar[tuple[str, ...]] = ("beta", "advantage_temperature", "weight_clip")
 
