@@ -130,16 +130,16 @@ def test_percentile_against_a_plain_loop(models, saved, pool, words):
         for guess, true, value in zip(predicted, rows, found, strict=True):
             distances = [sum((g - f) ** 2 for g, f in zip(guess, image, strict=True)) for image in pool.numpy()]
             rank = sorted(distances).index(distances[true]) + 1
-            assert value == pytest.approx(1 - rank / 30)
+            assert value == pytest.approx(1 - rank / 31)
 
 
 def test_percentiles_by_hand():
     pool = torch.eye(4)
     predicted = torch.tensor([[0.9, 0.5, 0.3, 0.1]]).expand(4, -1)
-    assert rank_percentile(predicted, pool, pool).tolist() == [0.75, 0.5, 0.25, 0.0]
+    assert rank_percentile(predicted, pool, pool).tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2])
     # An image that is not in the pool, behind all of it, and two copies of one image.
     assert rank_percentile(predicted[:1], -torch.ones(1, 4), pool).item() == 0.0
-    assert rank_percentile(predicted[:1], pool[:1], torch.cat([pool[:1], pool[:1]])).item() == 0.5
+    assert rank_percentile(predicted[:1], pool[:1], torch.cat([pool[:1], pool[:1]])).item() == pytest.approx(2 / 3)
 
 
 def test_guesser_loss_averages_the_rounds_that_exist(saved, words, pool):

@@ -74,8 +74,8 @@ class DialogueModels(Protocol):
         ...
 
     def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
-        """Float ``[N]`` in ``[0, 1]``: ``1 - rank / pool`` of the true image, which has rank 1 if it is the nearest.
+        """Float ``[N]`` in ``[0, 1]``: ``1 - rank / (P + 1)`` of the true image among it and a pool of ``P``.
 
-        The true image is in the pool.
+        The nearest image has rank 1.
         """
         ...

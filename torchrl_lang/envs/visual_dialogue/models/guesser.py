@@ -73,10 +73,11 @@ def squared_distances(predicted: Tensor, images: Tensor, sizes: Tensor | None = 
 
 
 def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor, sizes: Tensor | None = None) -> Tensor:
-    """``1 - rank / P`` of the true image in the pool, ``[N]``, where rank 1 is that of the nearest image.
+    """``1 - rank / (P + 1)`` of the true image among it and the pool, ``[N]``; the nearest image has rank 1.
 
-    The rank counts the images of the pool that are nearer than the true one by more than 1e-6, and the true one. (It
-    is in the pool, too, and rounding may place that copy of it a little nearer.)
+    As the server of the ILQL paper (arXiv 2206.11871) does, the true image counts beside the pool, also where the pool
+    has it, too. The rank counts the images of the pool that are nearer than the true one by more than 1e-6 (rounding
+    may place its copy a little nearer), and the true one.
 
     Args:
         predicted: ``[N, F]``.
@@ -89,9 +90,9 @@ def rank_percentile(predicted: Tensor, true: Tensor, pool: Tensor, sizes: Tensor
         >>> from torchrl_lang.envs.visual_dialogue.models import rank_percentile
         >>> pool = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
         >>> rank_percentile(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), pool[[0, 1]], pool)
-        tensor([0.7500, 0.5000])
+        tensor([0.8000, 0.6000])
     """
     distances = squared_distances(predicted, pool, sizes)
     own = (predicted - true).square().sum(-1, keepdim=True)
     nearer = (distances < own - _TIE).sum(-1)
-    return (1 - (1 + nearer).to(predicted.dtype) / len(pool)).clamp_min(0)
+    return 1 - (1 + nearer).to(predicted.dtype) / (len(pool) + 1)

@@ -92,7 +92,7 @@ class LocalDialogueModels:
 
     @torch.no_grad()
     def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
-        """Float32 ``[N]`` in ``[0, 1]``: ``1 - rank / P`` of the true image after the last round."""
+        """Float32 ``[N]`` in ``[0, 1]``: ``1 - rank / (P + 1)`` of the true image after the last round."""
         if not dialogues:
             return torch.zeros(0)
         batch, images = self._prepared(dialogues, features)
