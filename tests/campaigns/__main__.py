@@ -12,10 +12,10 @@ from tests.campaigns import report
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description="Attack the library.")
-    parser.add_argument("name", choices=["mutations", "jsonl", "kills"])
+    parser.add_argument("name", choices=["mutations", "jsonl", "texts", "kills"])
     parser.add_argument("--count", type=int, default=100, help="attacks; of kills those for each command, 0 for all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="the number of one mutant, the number of one line, or the name of one command")
+    parser.add_argument("--only", help="the number of one mutant, line or text, or the name of one command")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     outcomes = []
@@ -34,10 +34,11 @@ def _campaign(options: argparse.Namespace) -> Iterator[report.Outcome]:
         from tests.campaigns import kills
 
         return kills.campaign(options.count, options.seed, only=options.only)
-    from tests.campaigns import jsonl, mutations
+    from tests.campaigns import jsonl, mutations, texts
 
     only = None if options.only is None else int(options.only)
-    return (jsonl if options.name == "jsonl" else mutations).campaign(options.count, options.seed, only=only)
+    kind = {"jsonl": jsonl, "texts": texts, "mutations": mutations}[options.name]
+    return kind.campaign(options.count, options.seed, only=only)
 
 
 if __name__ == "__main__":
