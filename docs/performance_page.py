@@ -58,7 +58,7 @@ HEADLINES = [
 ]
 
 SECTIONS = {
-    "wordle_env": ("Wordle", "A `WordleEnv` with the shipped 2,300 words and 4,096 games side by side."),
+    "wordle_env": ("Wordle", "A `WordleEnv` with 2,300 words and 4,096 games side by side."),
     "data_pipeline": ("Datasets and replay", "Writing, reading and sampling rows."),
     "training_step": (
         "A training step",

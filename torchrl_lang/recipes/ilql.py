@@ -39,7 +39,7 @@ __all__ = ["ILQL", "build_loss", "main"]
 class ILQL(ActionValueOptions):
     """Implicit language Q-learning on a dataset (arXiv 2206.11871).
 
-    The defaults are for a small model in minutes; those of the paper's code for Wordle are paper-ilql's.
+    The defaults are the settings to begin with; those of the paper's code for Wordle are paper-ilql's.
     """
 
     preset: ClassVar[str] = "ilql"

@@ -53,9 +53,9 @@ class WordleEnv(LanguageEnv):
     all colours so far, or drawn uniformly from the words that do. Only ``privileged`` shows the hidden word.
 
     A game takes ``13 * T + 55`` bytes of state and ``14 * T + 7`` of observation, about 1 KB each with six tries (``T``
-    is 74), whatever the list. With ``consistent`` the state takes another ``W / 8`` bytes (288 for 2,300 words), the
-    observation as many if packed and ``W`` if not. Data shared by all games takes 56 bytes per word of a list, and 390
-    more with the sets.
+    is 74), whatever the list. With ``consistent`` the state takes another ``W / 8`` bytes (282 for the 2,250 shipped),
+    the observation as many if packed and ``W`` if not. Data shared by all games takes 56 bytes per word of a list, and
+    390 more with the sets.
 
     Args:
         words: the possible hidden words, a list or the path of a file with one word per line; default
