@@ -186,9 +186,9 @@ def dialogues_of_lines(world: World, text: str, random: Random, home: Path) -> b
     content = "\n".join(json.dumps(line, ensure_ascii=random.random() < 0.5) for line in lines)
     path.write_text(content, encoding="utf-8", newline="")
     if not set(text) <= set(ALPHABET):
-        call = partial(dataset_from_jsonl, path, home / "plain", world.plain, 10 + 2 * len(text))
+        call = partial(dataset_from_jsonl, path, home / "plain", world.plain, 10 + 2 * len(normal(text)))
         refused(call, str(path), "line 2", of=text)
-    tokenizer, length = CharTokenizer.from_texts(["ab", text]), 10 + 2 * len(text)
+    tokenizer, length = CharTokenizer.from_texts(["ab", text]), 10 + 2 * len(normal(text))
     if UNKNOWN in text:
         refused(partial(dataset_from_jsonl, path, home / "data", tokenizer, length), str(path), "line 2", of=UNKNOWN)
         refused(partial(dataset_from_records, lines, home / "data", tokenizer, length), "record 2", of=UNKNOWN)
@@ -218,7 +218,7 @@ def comments(world: World, text: str, random: Random, home: Path) -> bool:
         assert isinstance(tokenizer, CharTokenizer)
         expected = normal(text) if trains else read_with(tokenizer, text)
         data = task.data("train")
-        plain = CommentRows(data, lambda texts: [0.0] * len(texts), world.plain, task.row_length + len(text))
+        plain = CommentRows(data, lambda texts: [0.0] * len(texts), world.plain, task.row_length + len(normal(text)))
         if trains and not set(text) <= set(ALPHABET):
             refused(partial(plain, range(1), 0), f"{POSITIVE} line 2", of=text)
         rows_of = CommentRows(data, task.clean_reward(), tokenizer, task.row_length)
@@ -261,7 +261,7 @@ def dialogue_files(world: World, text: str, random: Random, home: Path) -> bool:
         same([turn.text for turn in turns[:3]], [normal(text), normal(question), normal(text)])
     unseen = word_tokenizer([], unknown=True)
     env = vd.VisualDialogueEnv(
-        data, world.models, unseen, row_length=3 * len(text) + 200, action_length=len(question) + 2
+        data, world.models, unseen, row_length=3 * len(normal(text)) + 200, action_length=len(normal(question)) + 2
     )
     td = env.reset(game_seed=torch.tensor([0]))
     same(last_shown(td, unseen), read_with(unseen, text))
@@ -285,11 +285,11 @@ class Game:
 
 
 def games(world: World, text: str, random: Random, home: Path) -> bool:
-    limits: Any = {"row_length": 3 * len(text) + 40, "action_length": 4}
+    limits: Any = {"row_length": 3 * len(normal(text)) + 40, "action_length": 4}
     tokenizer = random.choice([world.known, world.bytes, CharTokenizer.from_texts([text, "b"])])
     expected = read_with(tokenizer, text) if isinstance(tokenizer, CharTokenizer) else text
     if tokenizer is world.bytes:
-        limits["row_length"] = 9 * len(text) + 40
+        limits["row_length"] = 12 * len(text) + 40
     env = TextGameEnv(partial(Game, text), tokenizer, on_bad_text="raise", **limits)
     td = env.reset()
     same(last_shown(td, tokenizer), expected)
@@ -321,7 +321,9 @@ def chats(world: World, text: str, random: Random, home: Path) -> bool:
 
 def typed(world: World, text: str, random: Random, home: Path) -> bool:
     """What a person, or a program that plays through ``EnvGame``, writes."""
-    env = TextGameEnv(partial(Game, "b"), world.known, row_length=2 * len(text) + 40, action_length=len(text) + 2)
+    env = TextGameEnv(
+        partial(Game, "b"), world.known, row_length=2 * len(normal(text)) + 40, action_length=len(normal(text)) + 2
+    )
     game = EnvGame(env, invalid_reply="refused")
     game.reset(0)
     reply = game.step(text)[0]
