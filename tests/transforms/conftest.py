@@ -248,7 +248,7 @@ CELLS = {"lstm": LSTMModule, "gru": GRUModule}
 STATES = {"lstm": ("h", "c"), "gru": ("h",)}
 
 
-def make_recurrent(cell="lstm", seed=0, hidden=4, layers=1, group=None):
+def make_recurrent(cell="lstm", seed=0, hidden=4, layers=1, group=None, **options):
     """With TorchRL's names of the hidden state, or with names in a group."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -256,7 +256,7 @@ def make_recurrent(cell="lstm", seed=0, hidden=4, layers=1, group=None):
         if group is not None:
             states = [(group, name) for name in STATES[cell]]
             keys = {"in_keys": ["observation", *states], "out_keys": ["features", *(("next", *key) for key in states)]}
-        memory = CELLS[cell](input_size=3, hidden_size=hidden, num_layers=layers, **keys)
+        memory = CELLS[cell](input_size=3, hidden_size=hidden, num_layers=layers, **keys, **options)
         net = nn.Sequential(nn.Linear(hidden, 4), NormalParamExtractor())
     head = TensorDictModule(net, in_keys=["features"], out_keys=["loc", "scale"])
     module = TensorDictSequential(memory, head)

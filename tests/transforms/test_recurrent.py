@@ -210,6 +210,12 @@ def test_without_the_mark_of_the_first_step():
         env.reset()
 
 
+def test_a_reference_that_reads_sequences_by_default():
+    reference = make_recurrent(default_recurrent_mode=True)
+    with pytest.raises(ValueError, match=r"default_recurrent_mode=True.*single steps"):
+        recurrent_env(make_recurrent(), transforms=[KLRewardTransform(reference, 0.1)]).rollout(2)
+
+
 def test_half_of_a_state():
     keys = ["observation", "is_init", "recurrent_state_h"]
     with pytest.raises(ValueError, match="either none, so that they are carried, or all"):

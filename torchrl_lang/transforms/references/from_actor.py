@@ -144,6 +144,11 @@ class ActorReference(Reference):
         """See :class:`Reference`; with the state at the start of an episode."""
         step = super().example_step(env, specs)
         if self._states:
+            if _in_one_pass(self.frozen.actor):
+                raise ValueError(
+                    "The recurrent reference reads sequences (default_recurrent_mode=True), and an environment gives "
+                    "it single steps: pass an actor whose recurrent modules have default_recurrent_mode=False."
+                )
             inputs = self.inputs(step)
             with self.frozen.eval_mode():
                 self._dist(inputs)  # without a state, TorchRL's modules begin with zeros
