@@ -249,9 +249,10 @@ def _run() -> int:
     try:
         return main()
     finally:
-        # A second signal ends the interpreter at once, without a traceback from wherever it is.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # A second signal ends the interpreter at once, without a traceback; one that is ignored stays so.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

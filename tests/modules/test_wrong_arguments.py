@@ -41,6 +41,27 @@ WRONG = {
     "a Q head with too few tokens": (guided(QValueHead(WIDTH, 5)), ValueError, "for 5 tokens, but the model .* for 12"),
     "its module": (guided(qvalue_module(QValueHead(WIDTH, 5))), ValueError, "for 5 tokens, but the model"),
     "a Q head of another width": (guided(QValueHead(8, V)), ValueError, "states of width 8, but the trunk's have 16"),
+    "a plain layer with too few tokens for Q": (guided(nn.Linear(WIDTH, 1)), ValueError, "for 1 tokens, but the model"),
+    "a plain layer of another width for Q": (
+        guided(nn.Linear(8, V)),
+        ValueError,
+        r"qvalue fails on states of this model, hidden \[3, 16\] of torch.float32, .* \[N, n_q, V\]",
+    ),
+    "values of all tokens for V": (
+        guided(Q, nn.Linear(WIDTH, V), clip=0.0),
+        ValueError,
+        r"value must write \[N, 1\] or \[N\], got \[3, 12\] for N = 3",
+    ),
+    "two values of a state as the actor's value": (
+        lambda: policy(value=nn.Linear(WIDTH, 2)),
+        ValueError,
+        r"value must write \[N, 1\] or \[N\], got \[3, 2\]",
+    ),
+    "a plain layer of another dtype": (
+        guided(nn.Linear(WIDTH, V, dtype=torch.float64)),
+        ValueError,
+        "qvalue fails on states of this model, .* of torch.float32",
+    ),
     "other out_keys of Q": (
         guided(head_of(Q, "q")),
         ValueError,

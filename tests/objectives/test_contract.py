@@ -307,3 +307,11 @@ def test_gradient_is_that_of_finite_differences(make_loss, rows):
             weight.add_(step * direction)
             values.append(total(loss(data)))
     torch.testing.assert_close(slope, (values[0] - values[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("other", [-100, 9999])
+def test_any_id_may_stand_on_padding(make_loss, rows, other):
+    loss = make_loss()
+    expected = losses_of(loss(rows.copy()))
+    rows["tokens"] = torch.where(rows["attention_mask"], rows["tokens"], other)
+    torch.testing.assert_close(losses_of(loss(rows)), expected, rtol=0, atol=0)

@@ -13,7 +13,7 @@ from tests.objectives.oracle_qbackup import qbackup_losses
 from tests.objectives.tables import table_loss
 from tests.objectives.test_ilql import table_rows
 from tests.objectives.test_qbackup import KINDS, q_loss
-from torchrl_lang.objectives import PPOLoss
+from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.transforms import RewardAdjustmentTransform, frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -85,3 +85,17 @@ def test_the_penalty_of_a_reward():
     step = TensorDict(reward=torch.tensor([[1.0]]), kl=torch.tensor([3.0]), batch_size=[1]).double()
     reward = RewardAdjustmentTransform(coef=0.1, kl_key="kl")(step)["reward"]
     torch.testing.assert_close(reward, torch.tensor([[0.7]], dtype=torch.float64), **PRECISE)
+
+
+def test_the_weight_of_the_environments_tokens():
+    """``.3`` is no number of float32. By hand: each real token but a row's first has its weight, over their number."""
+    actor, rows = make_actor().double(), in_float64(make_rows())
+    tokens, real, agent = rows["tokens"], rows["attention_mask"], rows["action_mask"]
+    log_prob = actor(rows.copy())["logits"].log_softmax(-1)
+    total = count = 0.0
+    for row, place in (real[:, 1:]).nonzero().tolist():
+        weight = 1.0 if agent[row, place + 1] else 0.3
+        total -= weight * log_prob[row, place, tokens[row, place + 1]].item()
+        count += 1
+    found = BCLoss(actor, transition_weight=0.3)(rows)["loss_actor"].item()
+    np.testing.assert_allclose(found, total / count, **PRECISE)

@@ -199,3 +199,23 @@ def test_a_trial_leaves_no_trace():
     assert all(module.training for module in frozen.modules())
     assert int(loss.qvalue_network_params["module", "2", "num_batches_tracked"]) == 0
     assert all(value.isfinite().all() for value in losses_of(CQLLoss(actor, head)(make_rows())).values())
+
+
+def test_a_function_that_calls_a_module():
+    """Its weights would not be found, and the targets would be the online values."""
+    net = nn.Linear(WIDTH, VOCAB)
+    head = TensorDictModule(lambda hidden: net(hidden), in_keys=["hidden"], out_keys=["action_value"])
+    with pytest.raises(ValueError, match=r"has no parameters.*the module that holds them"):
+        CQLLoss(make_actor(), head)
+
+
+def test_a_head_of_another_dtype_than_the_states():
+    with pytest.raises(ValueError, match=r"fails on states of this model, hidden \[3, 16\] of torch.bfloat16"):
+        ILQLLoss(make_actor().bfloat16(), nn.Linear(WIDTH, VOCAB), nn.Linear(WIDTH, 1))
+
+
+def test_a_head_of_truth_values():
+    head = nn.Sequential(nn.Linear(WIDTH, VOCAB), nn.Threshold(0.0, 0.0))
+    head.forward = lambda hidden: nn.Sequential.forward(head, hidden) > 0
+    with pytest.raises(ValueError, match=r"must write floating-point numbers, got torch.bool"):
+        CQLLoss(make_actor(), head)

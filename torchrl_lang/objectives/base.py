@@ -208,7 +208,7 @@ class RowLoss(ReferenceHolder, LossModule):
         """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
         entries = self._entries(tensordict)
         mask = self._mask(tensordict, entries)
-        tokens = self._checked(entries, mask).long()
+        tokens = self._checked(entries, mask)
         attention, action_mask = entries["attention_mask"], entries["action_mask"]
         width = tokens.shape[-1]
         found, decision = find_decisions(attention, action_mask), decision_mask(action_mask)
@@ -267,10 +267,12 @@ class RowLoss(ReferenceHolder, LossModule):
         return clock(self._turn_ends(batch), self.turn_gamma, self.gamma, like).flatten()[batch.place]
 
     def _checked(self, entries: dict[str, Tensor], mask: Tensor | None) -> Tensor:
-        """The tokens, after a look at the values of the rows that count."""
+        """The tokens, int64, after a look at the values of the rows that count."""
         names = ("tokens", "attention_mask", "action_mask", "token_reward")
-        counted = None if mask is None else mask.any(-1)
-        return check_values(*map(entries.get, names), vocab_size=self._token_limit(), counted=counted)  # type: ignore[arg-type]
+        counted, limit = None if mask is None else mask.any(-1), self._token_limit()
+        tokens = check_values(*map(entries.get, names), vocab_size=limit, counted=counted)  # type: ignore[arg-type]
+        # Padding and rows that do not count may hold any id, and the trunk looks it up.
+        return tokens.long().clamp(0, None if limit is None else limit - 1)
 
     def _refuse(self, batch: TransitionBatch, rules: Sequence[tuple[Tensor, str]]) -> None:
         """Raise ValueError for the first decision that counts and breaks a rule, bool ``[N]``, see :func:`refuse`."""

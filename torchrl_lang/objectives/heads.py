@@ -9,19 +9,18 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.eval_mode import eval_mode
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
+from torchrl_lang.modules.head_values import checked_values, zero_states
+from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.base import RowLoss
 from torchrl_lang.objectives.checks import model_vocabulary, state_width, vocabulary
 
 __all__ = ["HeadLoss", "read_head"]
 
-_SHAPES = {ACTION_VALUE: "[N, n_q, V] or [N, V]", UTTERANCE_VALUE: "[N, n_q] or [N]", STATE_VALUE: "[N, 1] or [N]"}
-_STATES = 3  # by which a head is tried out: more than one, so that other orders of the axes show
+_KINDS = {ACTION_VALUE, UTTERANCE_VALUE, STATE_VALUE}
 
 
 class _Head(NamedTuple):
@@ -53,7 +52,7 @@ class HeadLoss(RowLoss):
             )
         if not isinstance(network, TensorDictModuleBase):
             network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[values])
-        other = _SHAPES.keys() - {values}
+        other = _KINDS - {values}
         if values not in network.out_keys and other & set(map(str, network.out_keys)):
             raise self._wrong_entry(name, network, values)
         self._heads = {**self._heads, name: _Head(values, tried=False)}
@@ -66,20 +65,12 @@ class HeadLoss(RowLoss):
     def _zero_states(
         self, network: TensorDictModuleBase, values: str, value_trunk: nn.Module | None
     ) -> TensorDict | None:
-        """States ``[3, H]`` for a head; None where their width is unknown, or weights are not here as a whole."""
+        """States ``[3, H]`` for a head; None where it cannot be tried out yet."""
         actor = getattr(self, "actor_network", None)
-        named = len(network.out_keys) == 1 or values in network.out_keys
-        if actor is None or not named or not set(network.in_keys) <= {HIDDEN, HIDDEN_PRE_NORM}:
+        if actor is None or (len(network.out_keys) > 1 and values not in network.out_keys):
             return None
-        width = state_width(actor, value_trunk)
-        if width is None:
-            return None
-        weights = [*network.parameters(), *actor.parameters()]
-        if any(weight.is_meta or isinstance(weight, DTensor) for weight in weights):
-            return None
-        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
-        zeros = torch.zeros(_STATES, width, dtype=dtype, device=weights[0].device if weights else None)
-        return TensorDict(dict.fromkeys(network.in_keys, zeros), batch_size=[_STATES])
+        trunk = actor if value_trunk is None else value_trunk
+        return zero_states(network.in_keys, state_width(actor, value_trunk), [trunk, network])
 
     def _head_key(self, name: str, network: TensorDictModuleBase | None = None) -> NestedKey:
         """The entry that a head writes its values to."""
@@ -107,20 +98,9 @@ class HeadLoss(RowLoss):
 
     def _first_values(self, name: str, network: TensorDictModuleBase, states: TensorDictBase) -> Tensor:
         """The values of a head, or a ValueError unless they have their shape and the policy's vocabulary."""
-        loss, values, number = type(self).__name__, self._heads[name].values, states.shape[0]
+        loss, values = type(self).__name__, self._heads[name].values
         key = self._head_key(name, network)
-        try:
-            found = network(states.copy()).get(key)
-        except Exception as error:
-            given = ", ".join(f"{entry} {list(value.shape)}" for entry, value in states.items())
-            raise ValueError(
-                f"The {name} of {loss} fails on states of this model, {given}, for which it must give "
-                f"{_SHAPES[values]}. ({error})"
-            ) from error
-        shape, found = list(found.shape), with_heads(found, values)
-        axes, last = 3 if values == ACTION_VALUE else 2, 1 if values == STATE_VALUE else found.shape[-1]
-        if found.ndim != axes or found.shape[0] != number or found.shape[-1] != last:
-            raise ValueError(f"The {name} of {loss} must write {_SHAPES[values]}, got {shape} for N = {number} states.")
+        found = checked_values(f"The {name} of {loss}", values, states, lambda: network(states.copy()).get(key))
         if values == ACTION_VALUE:
             self._check_vocabulary(found.shape[-1])
         self._heads = {**self._heads, name: _Head(values, tried=True)}

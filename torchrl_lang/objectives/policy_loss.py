@@ -43,9 +43,12 @@ def actor_loss(
     """
     head = split_actor(loss.language_actor).head
     transition_weight = loss.transition_weight if transition_weight is None else transition_weight
+    keys = [LOGITS] if head is None else head.in_keys
+    if weight is None:
+        weight = torch.ones_like(batch.reward, dtype=torch.promote_types(rows.get(keys[0]).dtype, torch.float32))
     index, weight = _weighted(batch, weight, transition_weight, environment_only)
     target = shift_left(batch.tokens).flatten()[index]
-    inputs = gather_inputs([LOGITS] if head is None else head.in_keys, rows, index)
+    inputs = gather_inputs(keys, rows, index)
     inputs = inputs.detach() if detach else inputs
     layer = linear_layer(head)
     if head is not None and layer is not None and in_chunks(loss.logits_chunk, layer.out_features):
@@ -79,11 +82,10 @@ def environment_loss(loss: RowLoss, batch: TransitionBatch, rows: TensorDictBase
 
 
 def _weighted(
-    batch: TransitionBatch, weight: Tensor | None, transition_weight: float, environment_only: bool
+    batch: TransitionBatch, weight: Tensor, transition_weight: float, environment_only: bool
 ) -> tuple[Tensor, Tensor]:
     """The places of the flattened batch whose next token has a weight, int64 ``[M]``, and the weights, ``[M]``."""
     index = batch.place
-    weight = torch.ones_like(batch.reward) if weight is None else weight
     if transition_weight:
         dense_weight = batch.at_decisions(weight, fill=transition_weight).flatten()
         real = shift_left(batch.attention_mask)

@@ -28,6 +28,11 @@ class TargetQLoss(HeadLoss):
     def _set_qvalue(self, qvalue_network: nn.Module, values: str, value_trunk: nn.Module | None = None) -> None:
         """Check the Q network, which writes ``values``, and make it functional."""
         network = self._checked_head("qvalue_network", qvalue_network, values, value_trunk)
+        if next(network.parameters(), None) is None:
+            raise ValueError(
+                f"The qvalue_network of {type(self).__name__} has no parameters: give it the module that holds them, "
+                "not a function that calls one."
+            )
         self.convert_to_functional(network, "qvalue_network", create_target_params=True)
 
     def target_qvalue_network(self) -> TensorDictModule:

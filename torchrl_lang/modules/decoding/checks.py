@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_lang.functional.checks import at_least_one
 from torchrl_lang.modules.action_values import ActionValueHead
-from torchrl_lang.modules.actor import STATE_VALUE, ActorParts, vocabulary_size
+from torchrl_lang.modules.actor import ACTION_VALUE, STATE_VALUE, ActorParts, vocabulary_size
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
-from torchrl_lang.modules.decoding.model_runner import check_writes, missing_state
+from torchrl_lang.modules.decoding.model_runner import apply_head, check_writes, missing_state
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
+from torchrl_lang.modules.eval_mode import eval_mode
+from torchrl_lang.modules.head_values import checked_values, zero_states
 from torchrl_lang.modules.stacked_heads import StackedHeads
 from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import ControlTokens
@@ -41,7 +44,7 @@ def check_model(
     _check_ids(vocabulary_size(parts), rule, control)
     if value is not None:
         check_writes("value", value, STATE_VALUE)
-        _check_reads(parts.trunk, value)
+        _check_head("value", value, STATE_VALUE, parts.trunk)
     if rule.guidance is not None:
         _check_guidance(parts, rule.guidance)
 
@@ -89,15 +92,32 @@ def _check_reads(trunk: TensorDictModuleBase, head: nn.Module) -> None:
         )
 
 
+def _check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase) -> Tensor | None:
+    """Raise unless the head reads states of the trunk; returns the values of one of another library, for zeros."""
+    _check_reads(trunk, head)
+    if isinstance(getattr(head, "module", head), StackedHeads):
+        return None
+    model = trunk_of(trunk)
+    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    states = None if model is None else zero_states(keys, model.width, [model, head])
+    if states is None:
+        return None
+    with torch.no_grad(), eval_mode(head):
+        return checked_values(f"The module {name}", kind, states, lambda: apply_head(head, dict(states.items()), kind))
+
+
 def _check_guidance(parts: ActorParts, guidance: ValueGuidance) -> None:
     trunk = parts.trunk if guidance.value_trunk is None else guidance.value_trunk
-    for head in (guidance.qvalue, guidance.value):
-        if head is not None:
-            _check_reads(trunk, head)
+    if guidance.value is not None:
+        _check_head("value", guidance.value, STATE_VALUE, trunk)
+    tried = _check_head("qvalue", guidance.qvalue, guidance._values, trunk)
     head = getattr(guidance.qvalue, "module", guidance.qvalue)
+    known = head.vocab_size if isinstance(head, ActionValueHead) else None
+    if tried is not None and guidance._values == ACTION_VALUE:
+        known = tried.shape[-1]
     vocabulary = vocabulary_size(parts)
-    if isinstance(head, ActionValueHead) and vocabulary is not None and head.vocab_size != vocabulary:
+    if known is not None and vocabulary is not None and known != vocabulary:
         raise ValueError(
-            f"The Q head has values for {head.vocab_size} tokens, but the model logits for {vocabulary}: build it with "
+            f"The Q head has values for {known} tokens, but the model logits for {vocabulary}: build it with "
             f"vocab_size={vocabulary}."
         )
