@@ -37,8 +37,8 @@ def games(n=8, width=14):
     """Rows with all that the losses read, of different lengths."""
     g = torch.Generator().manual_seed(0)
     attention = torch.arange(width) < torch.randint(6, width + 1, (n,), generator=g)[:, None]
-    agent = (torch.rand(n, width, generator=g) < 0.5) & attention
-    agent[:, 0] = False
+    # Utterances of at most K - 1 tokens: the actor's K-th would be the end.
+    agent = (torch.rand(n, width, generator=g) < 0.7) & attention & (torch.arange(width) % K > 0)
     numbers = {key: torch.randn(n, width, generator=g) * agent for key in ("token_reward", "advantage", "value_target")}
     games = TensorDict(
         tokens=torch.randint(6, (n, width), generator=g).masked_fill(~attention, CONTROL.pad),

@@ -17,7 +17,7 @@ if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
 
 PLAYING = """
-import signal, sys, torch
+import math, signal, sys, torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl_lang.envs.games import CorridorEnv
 
@@ -35,7 +35,7 @@ class Babble(TensorDictModuleBase):
     def forward(self, td):
         action = torch.randint(6, (*td.batch_size, 2))
         none = self.scale.detach() * torch.zeros(action.shape)
-        return td.set("action", action).set("token_log_prob", none).set("state_value", none)
+        return td.set("action", action).set("token_log_prob", none - math.log(6)).set("state_value", none)
 
 def stop(number, frame):
     raise KeyboardInterrupt

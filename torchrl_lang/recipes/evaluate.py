@@ -98,6 +98,7 @@ def main(options: Evaluate) -> Path:
     write_file(options.run / f"table{ending}.txt", table + "\n")
     players = [summary.as_dict() for summary in summaries]
     given_options = json.loads(json.dumps(asdict(options), default=str))
+    del given_options["run"]  # the folder that they lie in, which may be moved
     figures = {"task": task.name, "split": split, "games": number, "options": given_options, "players": players}
     if options.plots:
         plot_guess_histogram(options.run / f"{task.turns_name}{ending}.png", summaries, turns=task.turns_name)
