@@ -112,7 +112,8 @@ def main(options: ILQL) -> float:
 
     def save(folder: Path) -> None:
         save_model(folder, model, loss, qvalue, tokenizer, value=value)
-        decoding.save(options.out)
+        if options.guidance_clip is not None:
+            decoding.save(options.out)
 
     kept = held_out_rows(dataset, options.held_out)
     known = evaluation.known_values(kept)
