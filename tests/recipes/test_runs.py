@@ -183,11 +183,24 @@ def without(name):
 )
 def test_a_damaged_record(run, change, message, capsys):
     path = run / "config.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    record = json.loads(path.read_text())
+    del record["checksum"]
+    path.write_text(json.dumps(change(record)))
     error = refused(capsys, evaluate(run))
     assert message in error
     assert str(path) in error
     assert len(error) < 1000
+
+
+def test_a_record_of_other_values_than_were_written(run, capsys):
+    """They may be as valid as those: here two words change places."""
+    path = run / "config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record))  # another layout
+    assert main(evaluate(run)) == 0
+    record["notes"]["words"][:2] = record["notes"]["words"][1::-1]
+    path.write_text(json.dumps(record))
+    assert f"{path} is not as it was written" in refused(capsys, evaluate(run))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"notes": ', b"\xff\xfe", b'{"notes": NaN}', b'{"a": 1, "a": 1}'])

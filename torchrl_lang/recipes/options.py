@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_type_hints
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 _VERSION = 1
 """Version of the record that :func:`write_options` writes; a record without a version has this one."""
+_CHECKSUM = "checksum"
 
 
 class Options:
@@ -250,8 +252,8 @@ def write_options(path: Path, options: Any, **more: Any) -> None:
     """Record options, and whatever else defines a run, as JSON."""
     from torchrl_lang.storage import write_file
 
-    record = {"version": _VERSION, **dataclasses.asdict(options), **more}
-    write_file(path, json.dumps(record, indent=2, default=str) + "\n")
+    record = json.loads(json.dumps({"version": _VERSION, **dataclasses.asdict(options), **more}, default=str))
+    write_file(path, json.dumps({**record, _CHECKSUM: _checksum(record)}, indent=2) + "\n")
 
 
 def read_options(path: Path) -> Fields:
@@ -259,7 +261,7 @@ def read_options(path: Path) -> Fields:
 
     Raises:
         FileNotFoundError: there is no run.
-        FileError: the record is damaged, or a newer version of this library wrote it.
+        FileError: the record is damaged or was edited, or a newer version of this library wrote it.
     """
     from torchrl_lang.storage import Fields
 
@@ -272,7 +274,15 @@ def read_options(path: Path) -> Fields:
     version = record.take("version", int, _VERSION)
     if version != _VERSION:
         raise record.error(f"is a record of version {version}, this version of the library reads {_VERSION}")
+    values = {name: value for name, value in record.content.items() if name != _CHECKSUM}
+    if record.content.get(_CHECKSUM, _checksum(values)) != _checksum(values):
+        raise record.error(f"is not as it was written: its {_CHECKSUM!r} is of other values")
     return record
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """A checksum of values in JSON, whatever their order and layout in a file."""
+    return sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_record(path: Path, options: Any, *, free: tuple[str, ...] = (), **more: Any) -> None:
