@@ -82,7 +82,7 @@ def format_table(rows: Sequence[Summary]) -> str:
 
 
 def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Mapping[str, str] | None = None) -> str:
-    """What the columns of :func:`format_table` are, a line for each.
+    """Explain the columns of :func:`format_table`, a line for each.
 
     Args:
         rows: of the table.

@@ -156,7 +156,7 @@ def _check_head(function: str, head: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def with_heads(values: Tensor, kind: str) -> Tensor:
-    """What a head wrote with an axis of heads: ``[N, V]`` as one Q head, ``[N, 1, V]``, and ``[N]`` as ``[N, 1]``.
+    """Give the values of a head an axis of heads: ``[N, V]`` as one Q head, ``[N, 1, V]``, and ``[N]`` as ``[N, 1]``.
 
     ``kind`` is ``"action_value"``, ``"utterance_value"`` or ``"state_value"``.
 

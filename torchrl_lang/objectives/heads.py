@@ -24,7 +24,7 @@ _KINDS = {ACTION_VALUE, UTTERANCE_VALUE, STATE_VALUE}
 
 
 class _Head(NamedTuple):
-    """What a loss expects of one of its heads."""
+    """The values that a loss expects of one of its heads."""
 
     values: str
     """``"action_value"``, ``"utterance_value"`` or ``"state_value"``: the field of ``tensor_keys``."""

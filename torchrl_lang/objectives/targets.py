@@ -45,7 +45,7 @@ def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def without_dropout(trunk: TensorDictModuleBase, rows: TensorDictBase, written: TensorDictBase) -> TensorDictBase:
-    """What the trunk of the trained networks writes for targets: of ``rows`` without dropout.
+    """Compute the trunk's states that targets read: those of ``rows`` without dropout.
 
     That is ``written``, its output in the mode of training, unless it applies dropout now: that costs another pass.
     """

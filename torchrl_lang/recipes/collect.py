@@ -89,7 +89,7 @@ class Games:
     ) -> None:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
         self.step: int | None = None
-        """What the last :meth:`restart` was given."""
+        """The step of the last :meth:`restart`."""
         self._policy = policy
         self._written: list[tuple[int, TensorDictBase]] = []
         self._updates = 0

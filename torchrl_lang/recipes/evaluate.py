@@ -113,7 +113,7 @@ def main(options: Evaluate) -> Path:
 
 
 def _free_ending(folder: Path) -> str:
-    """What the names of an evaluation's files end with: nothing, or a number from 2 if there is one already."""
+    """Choose the ending of an evaluation's file names: none, or a number from 2 if there is one already."""
     endings = ("" if number == 1 else f"-{number}" for number in count(1))
     return next(ending for ending in endings if not (folder / f"evaluation{ending}.json").exists())
 
