@@ -275,7 +275,7 @@ def read_options(path: Path) -> Fields:
     if version != _VERSION:
         raise record.error(f"is a record of version {version}, this version of the library reads {_VERSION}")
     values = {name: value for name, value in record.content.items() if name != _CHECKSUM}
-    if record.content.get(_CHECKSUM, _checksum(values)) != _checksum(values):
+    if _CHECKSUM in record.content and record.content[_CHECKSUM] != _checksum(values):
         raise record.error(f"is not as it was written: its {_CHECKSUM!r} is of other values")
     return record
 

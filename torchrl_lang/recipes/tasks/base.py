@@ -98,9 +98,9 @@ class Task(ABC):
     kept_entries: ClassVar[tuple[str, ...]] = ()
     """Entries of the last observation that :meth:`won` needs."""
     turns_name: ClassVar[str] = "turns"
-    """What an evaluation calls the turns of a game, such as ``"guesses"``."""
+    """The word for the turns of a game in an evaluation, such as ``"guesses"``."""
     metric_meanings: ClassVar[Mapping[str, str]] = {}
-    """What the metrics of :meth:`summary` are, for the legend of a table."""
+    """The meaning of each metric of :meth:`summary`, for the legend of a table."""
     spelling: ClassVar[Mapping[str, str] | None] = None
     """Symbols to write differently in transcripts."""
 
